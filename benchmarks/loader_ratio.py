@@ -1,0 +1,100 @@
+"""How close the image loader comes to bare decoding: prints both rates and their ratio.
+
+Bare decoding is the same decode and resize in as many threads, with nothing kept, ordered or batched. Both
+run in turn over the same JPEG files, and each round gives one ratio, so a busy machine slows both alike.
+
+    python benchmarks/loader_ratio.py --images 400 --workers 2
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from kappaplace.data.images import Preprocessing
+from kappaplace.data.loader import ImageLoader
+
+
+def write_photos(folder: Path, count: int, size: tuple[int, int]) -> list[Path]:
+    """JPEGs with the detail of photos: noise on several scales, about 100 KB each at 640×480."""
+    rng = np.random.default_rng(0)
+    paths = []
+    for i in range(count):
+        layers = [
+            Image.fromarray(rng.integers(0, 256, (n, n, 3), dtype=np.uint8)).resize(
+                size, Image.Resampling.BICUBIC
+            )
+            for n in (6, 40, 200)
+        ]
+        weights = (0.5, 0.3, 0.2)
+        photo = sum(w * np.asarray(layer, np.float32) for w, layer in zip(weights, layers, strict=True))
+        paths.append(folder / f"{i:05d}.jpg")
+        Image.fromarray(np.asarray(photo, np.uint8)).save(paths[-1], quality=90)
+    return paths
+
+
+def bare(paths: list[Path], preprocessing: Preprocessing, workers: int) -> None:
+    def work(part: list[Path]) -> None:
+        for path in part:
+            preprocessing.image(path)
+
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(work, [paths[i::workers] for i in range(workers)]))
+
+
+def loaded(loader: ImageLoader) -> None:
+    count = sum(len(batch.rows) for batch in loader)
+    assert count == len(loader.paths)
+
+
+def rate(run: Callable[[], None], count: int) -> float:
+    start = time.perf_counter()
+    run()
+    return count / (time.perf_counter() - start)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--images", type=int, default=200)
+    parser.add_argument("--width", type=int, default=640)
+    parser.add_argument("--height", type=int, default=480)
+    parser.add_argument("--size", type=int, default=512, help="side of the square output")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=15)
+    args = parser.parse_args()
+    preprocessing = Preprocessing(size=args.size, mode="exact")
+    with tempfile.TemporaryDirectory() as folder:
+        paths = write_photos(Path(folder), args.images, (args.width, args.height))
+        kib = statistics.mean(p.stat().st_size for p in paths) / 1024
+        print(f"{args.images} JPEGs of {args.width}×{args.height}, {kib:.0f} KiB, to {args.size}×{args.size}")
+        bare(paths, preprocessing, args.workers)  # warm the file cache
+        loader = ImageLoader(paths, preprocessing, args.batch_size, workers=args.workers)
+        runs = [
+            lambda: bare(paths, preprocessing, args.workers),
+            lambda: loaded(loader),
+        ]
+        rates = []
+        for i in range(args.rounds):  # the one that goes first changes, too
+            order = (0, 1) if i % 2 == 0 else (1, 0)
+            measured = {which: rate(runs[which], args.images) for which in order}
+            rates.append((measured[0], measured[1]))
+    print(f"bare decoding  {statistics.median(b for b, _ in rates):7.1f} images/s, {args.workers} threads")
+    print(f"image loader   {statistics.median(x for _, x in rates):7.1f} images/s, {args.workers} workers")
+    best = max(x for _, x in rates) / max(b for b, _ in rates)
+    pairs = statistics.median(x / b for b, x in rates)
+    print(f"ratio          {pairs:7.3f} (median of {args.rounds} rounds; of the fastest rounds {best:.3f})")
+
+
+if __name__ == "__main__":
+    main()

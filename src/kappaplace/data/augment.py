@@ -1,0 +1,170 @@
+"""CosPlace's training augmentation on whole batches: colour jitter, then a random resized crop.
+
+Parameters differ per sample. They are drawn on the generator's device and only then sent to the images, so a
+CPU generator gives the same augmentation wherever the images live.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from kappaplace.errors import KappaPlaceError
+
+# Luma of ITU-R BT.601, as in Pillow's and torchvision's greyscale.
+_LUMA = (0.299, 0.587, 0.114)
+_BRIGHTNESS, _CONTRAST, _SATURATION, _HUE = range(4)
+
+
+class Jitter(NamedTuple):
+    """Colour changes of each sample."""
+
+    amount: Tensor
+    """N×4: factors of brightness, contrast and saturation, and the hue shift in turns."""
+    order: Tensor
+    """N×4: the operations in the order of application."""
+
+
+def sample_jitter(
+    count: int,
+    brightness: float = 0.7,
+    contrast: float = 0.7,
+    saturation: float = 0.7,
+    hue: float = 0.5,
+    generator: torch.Generator | None = None,
+) -> Jitter:
+    """Factors uniform in [max(0, 1 − x), 1 + x], hue in [−hue, hue], the order of the four at random."""
+    spread = torch.tensor([brightness, contrast, saturation, hue])
+    low = torch.cat([(1 - spread[:3]).clamp(min=0), -spread[3:]])
+    high = torch.cat([1 + spread[:3], spread[3:]])
+    place = generator.device if generator is not None else torch.device("cpu")
+    amount = torch.rand(count, 4, generator=generator, device=place).cpu() * (high - low) + low
+    return Jitter(amount, torch.rand(count, 4, generator=generator, device=place).argsort(dim=1).cpu())
+
+
+def colour_jitter(images: Tensor, jitter: Jitter) -> Tensor:
+    """Apply the four colour operations to each image, N×3×H×W in [0, 1], in its own order."""
+    out = images.clone()
+    for step in range(4):
+        for op in range(4):
+            # A few samples share an operation at each step, so every pixel is still touched only four times.
+            chosen = torch.nonzero(jitter.order[:, step] == op).flatten()
+            if len(chosen):
+                amount = jitter.amount[chosen, op].to(images).view(-1, 1, 1, 1)
+                chosen = chosen.to(images.device)
+                out[chosen] = _colour_op(op, out[chosen], amount)
+    return out
+
+
+def _colour_op(op: int, images: Tensor, amount: Tensor) -> Tensor:
+    if op == _HUE:
+        return shift_hue(images, amount)
+    if op == _BRIGHTNESS:
+        return (images * amount).clamp(0, 1)
+    towards = greyscale(images)
+    if op == _CONTRAST:
+        towards = towards.mean(dim=(1, 2, 3), keepdim=True)
+    return (amount * images + (1 - amount) * towards).clamp(0, 1)
+
+
+def greyscale(images: Tensor) -> Tensor:
+    """Luma, N×1×H×W."""
+    weights = torch.tensor(_LUMA, device=images.device, dtype=images.dtype).view(3, 1, 1)
+    return (images * weights).sum(dim=1, keepdim=True)
+
+
+def shift_hue(images: Tensor, turns: Tensor) -> Tensor:
+    """Turn the hue of HSV, with saturation and value kept; `turns` broadcasts against N×1×H×W."""
+    value, top = images.max(dim=1, keepdim=True)
+    chroma = value - images.amin(dim=1, keepdim=True)
+    red, green, blue = images.split(1, dim=1)
+    safe = torch.where(chroma > 0, chroma, torch.ones_like(chroma))
+    sixth = torch.where(
+        top == 0,
+        (green - blue) / safe,
+        torch.where(top == 1, (blue - red) / safe + 2, (red - green) / safe + 4),
+    )
+    hue = sixth / 6 + turns
+    # Back: channel n is value − chroma·clamp(min(k, 4 − k), 0, 1) with k = (n + 6·hue) mod 6, n = 5, 3, 1.
+    n = torch.tensor([5.0, 3.0, 1.0], device=images.device, dtype=images.dtype).view(3, 1, 1)
+    k = torch.remainder(n + 6 * hue, 6)
+    return value - chroma * torch.minimum(k, 4 - k).clamp(0, 1)
+
+
+def sample_crops(
+    count: int,
+    height: int,
+    width: int,
+    scale: tuple[float, float] = (0.5, 1.0),
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+    generator: torch.Generator | None = None,
+    attempts: int = 10,
+) -> Tensor:
+    """Boxes (top, left, height, width), N×4: area share uniform in `scale`, aspect log-uniform in `ratio`.
+
+    Of several attempts the first that fits into the image counts; if none does, the largest centred box with
+    the nearest allowed aspect.
+    """
+    place = generator.device if generator is not None else torch.device("cpu")
+    u = torch.rand(4, count, attempts, generator=generator, device=place, dtype=torch.float64).cpu()
+    area = height * width * (scale[0] + (scale[1] - scale[0]) * u[0])
+    low, high = math.log(ratio[0]), math.log(ratio[1])
+    aspect = torch.exp(low + (high - low) * u[1])
+    w, h = torch.sqrt(area * aspect).round().long(), torch.sqrt(area / aspect).round().long()
+    fits = (w > 0) & (h > 0) & (w <= width) & (h <= height)
+    top, left = (u[2] * (height - h + 1)).floor().long(), (u[3] * (width - w + 1)).floor().long()
+    first = fits.int().argmax(dim=1, keepdim=True)
+    boxes = torch.stack([x.gather(1, first).squeeze(1) for x in (top, left, h, w)], dim=1)
+    return torch.where(fits.any(dim=1, keepdim=True), boxes, _centred(height, width, ratio))
+
+
+def _centred(height: int, width: int, ratio: tuple[float, float]) -> Tensor:
+    aspect = min(max(width / height, ratio[0]), ratio[1])
+    w, h = min(width, round(height * aspect)), min(height, round(width / aspect))
+    return torch.tensor([(height - h) // 2, (width - w) // 2, h, w])
+
+
+def crop_resize(images: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
+    """Each image's box, resized to (height, width) by antialiased bilinear interpolation."""
+    # Boxes differ in size, so each takes a call of its own; the work inside is the same as in one batch.
+    parts = [
+        F.interpolate(image[None, :, t : t + h, w0 : w0 + w], size, mode="bilinear", antialias=True)
+        for image, (t, w0, h, w) in zip(images, boxes.tolist(), strict=True)
+    ]
+    return torch.cat(parts)
+
+
+@dataclass(frozen=True)
+class CosPlaceAugmentation:
+    """Colour jitter and random resized crop with the settings of the CosPlace recipe.
+
+    Takes N×3×H×W, uint8 or float in [0, 1], on any device; gives float N×3×size in [0, 1], still to be
+    normalised.
+    """
+
+    size: int | tuple[int, int] = 512
+    """Side, or (height, width), of the result."""
+    brightness: float = 0.7
+    contrast: float = 0.7
+    saturation: float = 0.7
+    hue: float = 0.5
+    scale: tuple[float, float] = (0.5, 1.0)
+    """Share of the image's area that a crop keeps."""
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    """Aspect of a crop, width over height."""
+
+    def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        if images.ndim != 4 or images.shape[1] != 3:
+            raise KappaPlaceError(f"Augmentation needs images of N×3×H×W; got {tuple(images.shape)}.")
+        count, _, height, width = images.shape
+        size = (self.size, self.size) if isinstance(self.size, int) else self.size
+        strength = (self.brightness, self.contrast, self.saturation, self.hue)
+        jitter = sample_jitter(count, *strength, generator=generator)
+        boxes = sample_crops(count, height, width, self.scale, self.ratio, generator)
+        unit = images if images.is_floating_point() else images.float() / 255
+        return crop_resize(colour_jitter(unit, jitter), boxes, size).clamp(0, 1)

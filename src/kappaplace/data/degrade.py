@@ -1,0 +1,249 @@
+"""Damage of known kind and level: night, fog, rain, blur, noise, occlusion, compression.
+
+Each sample has its own level in [0, 1]: 0 leaves the image as it is, 1 leaves little to recognise, and for
+one state of the generator a higher level does more damage. Sizes are relative to the image, so a level means
+the same at every resolution. Images are N×3×H×W in [0, 1], on any device.
+
+Random numbers come from the generator's device: with a CPU generator the damage is the same wherever the
+images live, with one of the images' own device it is faster.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from kappaplace.data.augment import greyscale
+from kappaplace.errors import KappaPlaceError
+
+Draw = Callable[..., Tensor]
+
+
+class Degraded(NamedTuple):
+    """Damaged images with what was done to them."""
+
+    images: Tensor
+    kind: Tensor
+    """Index into `KINDS`, N; −1 for images left as they are."""
+    level: Tensor
+    """Level in [0, 1], N; 0 for images left as they are."""
+
+
+def night(images: Tensor, level: Tensor, draw: Draw) -> Tensor:
+    """Less light, down to 1/30, with colours fading to a cold tint, darker corners and sensor noise."""
+    shade, grain = draw(len(images), 1, 1, 1), _gaussian(draw, images.shape)
+    linear = images**2.2
+    tint = torch.tensor([0.85, 0.95, 1.2], device=images.device).view(3, 1, 1)
+    faded = torch.lerp(linear, greyscale(linear) * tint, 0.7 * level)
+    y, x = _grid(images)
+    corners = 1 - 0.6 * level * (0.5 + 0.5 * shade) * (x**2 + y**2) / 2
+    light = faded * torch.exp(-math.log(30) * level) * corners
+    # Shot noise grows with the root of the light, read noise is always there.
+    noise = grain * level * (0.02 * light.clamp(min=0).sqrt() + 0.004)
+    return (light + noise).clamp(min=0) ** (1 / 2.2)
+
+
+def fog(images: Tensor, level: Tensor, draw: Draw) -> Tensor:
+    """Airlight instead of the scene, by Koschmieder's law; denser towards the top, where scenes are far."""
+    air, patches = 0.7 + 0.25 * draw(len(images), 1, 1, 1), draw(len(images), 1, 4, 4)
+    y, _ = _grid(images)
+    depth = (0.7 - 0.5 * y) * (0.7 + 0.6 * _stretch(patches, images))
+    seen = torch.exp(-5.0 * level * depth)
+    return images * seen + air * (1 - seen)
+
+
+def rain(images: Tensor, level: Tensor, draw: Draw) -> Tensor:
+    """Slanted bright streaks, more with the level, under a grey veil."""
+    n, _, height, width = images.shape
+    rows = 192
+    columns = max(1, round(rows * width / height))
+    drops, slant = draw(n, 1, rows, columns), 0.6 * draw(n, 1, 1, 1) - 0.3
+    # The same drops fall at every level, so a higher level only adds more of them.
+    falling = (drops < 0.03 * level).to(images.dtype)
+    streaks = 15 * F.avg_pool2d(falling, (15, 1), stride=1, padding=(7, 0))
+    y, x = _grid(images)
+    grid = torch.stack(torch.broadcast_tensors(x + slant * y * height / width, y), dim=-1).squeeze(1)
+    opacity = F.grid_sample(streaks, grid, padding_mode="reflection", align_corners=False).clamp(0, 1)
+    veil = 0.6 * level
+    return (images * (1 - veil) + 0.5 * veil) * (1 - 0.6 * opacity) + 0.85 * 0.6 * opacity
+
+
+def blur(images: Tensor, level: Tensor, draw: Draw) -> Tensor:
+    """Gaussian blur with σ up to 2.5 % of the shorter side."""
+    n, _, height, width = images.shape
+    most = 0.025 * min(height, width)
+    radius = math.ceil(3 * most) + 1
+    kernel = discrete_gaussian((most * level.view(n, 1)) ** 2, radius).view(n, 1, 1, -1)
+    # Samples become groups of one convolution, since each has its own kernel.
+    out = images.transpose(0, 1)
+    out = F.conv2d(F.pad(out, (radius, radius, 0, 0), mode="replicate"), kernel, groups=n)
+    out = F.conv2d(F.pad(out, (0, 0, radius, radius), mode="replicate"), kernel.transpose(2, 3), groups=n)
+    return out.transpose(0, 1)
+
+
+def discrete_gaussian(variance: Tensor, radius: int) -> Tensor:
+    """The Gaussian of the integer grid, exp(−t) I_n(t), for variances N×1: N×(2·radius + 1).
+
+    Unlike a sampled Gaussian it blurs by the right amount even when σ is a fraction of a pixel. Computed
+    from its transfer function exp(t (cos θ − 1)).
+    """
+    points = 4 * radius + 4
+    theta = 2 * math.pi / points * torch.arange(points, device=variance.device, dtype=variance.dtype)
+    offset = torch.arange(-radius, radius + 1, device=variance.device)
+    kernel = torch.exp(variance * (torch.cos(theta) - 1)) @ torch.cos(theta[:, None] * offset)
+    return kernel / kernel.sum(dim=1, keepdim=True)
+
+
+def noise(images: Tensor, level: Tensor, draw: Draw) -> Tensor:
+    """Gaussian noise with σ up to 0.4 in every channel."""
+    return images + 0.4 * level * _gaussian(draw, images.shape)
+
+
+def occlusion(images: Tensor, level: Tensor, draw: Draw) -> Tensor:
+    """A plain rectangle over up to 70 % of the image; a higher level covers all that a lower one does."""
+    n = len(images)
+    where, aspect, colour = draw(n, 2, 1, 1), draw(n, 1, 1, 1), 0.6 * draw(n, 3, 1, 1)
+    area = 0.7 * level
+    tall = (area * torch.exp(aspect - 0.5)).sqrt().clamp(max=1.0).maximum(area)
+    wide = area / tall.clamp(min=1e-6)
+    y, x = ((axis + 1) / 2 for axis in _grid(images))
+    top, left = where[:, :1] * (1 - tall), where[:, 1:] * (1 - wide)
+    hidden = (y >= top) & (y <= top + tall) & (x >= left) & (x <= left + wide)
+    return torch.where(hidden, colour, images)
+
+
+def compression(images: Tensor, level: Tensor, draw: Draw) -> Tensor:
+    """JPEG's loss, from quality 100 to about 3: DCT coefficients of 8×8 blocks rounded to coarser steps."""
+    height, width = images.shape[2:]
+    to_ycc = torch.tensor(_YCC, device=images.device)
+    padded = F.pad(images, (0, -width % 8, 0, -height % 8), mode="replicate")
+    ycc = torch.einsum("ij,njhw->nihw", to_ycc, padded * 255 - 128)
+    blocks = ycc.unflatten(3, (-1, 8)).unflatten(2, (-1, 8)).transpose(3, 4)
+    dct = _dct_matrix(images.device)
+    luma, chroma = (torch.tensor(table, device=images.device).view(8, 8) for table in (_LUMA, _CHROMA))
+    # Quality q below 50 multiplies the tables by 50/q.
+    steps = torch.stack([luma, chroma, chroma]).view(1, 3, 1, 1, 8, 8)
+    steps = (steps * (16 * level**2).view(-1, 1, 1, 1, 1, 1)).clamp(min=1e-3)
+    coded = torch.round(dct @ blocks @ dct.T / steps) * steps
+    ycc = (dct.T @ coded @ dct).transpose(3, 4).flatten(4, 5).flatten(2, 3)
+    rgb = torch.einsum("ij,njhw->nihw", torch.linalg.inv(to_ycc), ycc)
+    return ((rgb + 128) / 255)[:, :, :height, :width]
+
+
+_KIND_FUNCTIONS: dict[str, Callable[[Tensor, Tensor, Draw], Tensor]] = {
+    function.__name__: function for function in (night, fog, rain, blur, noise, occlusion, compression)
+}
+KINDS: tuple[str, ...] = tuple(_KIND_FUNCTIONS)
+
+
+def degrade(
+    images: Tensor,
+    kinds: str | Sequence[str] | Tensor,
+    levels: float | Sequence[float] | Tensor,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Damage each image by its kind and level.
+
+    `kinds` is a name, one name per image, or indices into `KINDS` with −1 for none.
+    """
+    if images.ndim != 4 or images.shape[1] != 3 or not images.is_floating_point():
+        found = f"{tuple(images.shape)} of {images.dtype}"
+        raise KappaPlaceError(f"Degradation needs float images of N×3×H×W in [0, 1]; got {found}.")
+    kind = _kind_indices(kinds, len(images))
+    level = torch.as_tensor(levels, dtype=torch.float32).cpu().expand(len(images))
+    if not bool(((level >= 0) & (level <= 1)).all()):
+        raise KappaPlaceError("Degradation levels must lie in [0, 1].")
+    out = images.clone()
+
+    def draw(*shape: int) -> Tensor:
+        device = generator.device if generator is not None else images.device
+        return torch.rand(shape, generator=generator, device=device).to(images.device)
+
+    for index, name in enumerate(KINDS):
+        chosen = torch.nonzero((kind == index) & (level > 0)).flatten()
+        if len(chosen):
+            strength = level[chosen].to(images.device).view(-1, 1, 1, 1)
+            chosen = chosen.to(images.device)
+            damaged = _KIND_FUNCTIONS[name](images[chosen].float(), strength, draw)
+            out[chosen] = damaged.clamp(0, 1).to(images.dtype)
+    return out
+
+
+def random_degradation(
+    images: Tensor,
+    generator: torch.Generator | None = None,
+    p: float = 0.6,
+    kinds: Sequence[str] = KINDS,
+) -> Degraded:
+    """Damage each image with probability p by a random kind to a random level, and say which."""
+    n = len(images)
+    device = generator.device if generator is not None else torch.device("cpu")
+    u = torch.rand(3, n, generator=generator, device=device).cpu()
+    allowed = _kind_indices(kinds, len(kinds))
+    damaged = u[0] < p
+    kind = torch.where(damaged, allowed[(u[1] * len(allowed)).long()], -1)
+    level = torch.where(damaged, 1 - u[2], 0.0)  # in (0, 1]
+    out = degrade(images, kind, level, generator)
+    return Degraded(out, kind.to(images.device), level.to(images.device))
+
+
+def _kind_indices(kinds: str | Sequence[str] | Tensor, count: int) -> Tensor:
+    if isinstance(kinds, Tensor):
+        indices = kinds.cpu().long()
+    else:
+        names = [kinds] * count if isinstance(kinds, str) else list(kinds)
+        unknown = sorted(set(names) - set(KINDS))
+        if unknown:
+            raise KappaPlaceError(f"Unknown degradations {unknown}; known: {', '.join(KINDS)}.")
+        indices = torch.tensor([KINDS.index(name) for name in names], dtype=torch.long)
+    if indices.shape != (count,) or not bool(((indices >= -1) & (indices < len(KINDS))).all()):
+        raise KappaPlaceError(f"Give one degradation for each of the {count} images, as names or indices.")
+    return indices
+
+
+def _gaussian(draw: Draw, shape: Sequence[int]) -> Tensor:
+    return math.sqrt(2) * torch.erfinv((2 * draw(*shape) - 1).clamp(-0.9999999, 0.9999999))
+
+
+def _grid(images: Tensor) -> tuple[Tensor, Tensor]:
+    """Pixel centres in [−1, 1]: y as H×1 and x as 1×W, each with leading axes for batch and channel."""
+    y, x = (
+        (2 * torch.arange(size, device=images.device, dtype=torch.float32) + 1) / size - 1
+        for size in images.shape[2:]
+    )
+    return y.view(1, 1, -1, 1), x.view(1, 1, 1, -1)
+
+
+def _stretch(field: Tensor, images: Tensor) -> Tensor:
+    return F.interpolate(field, images.shape[2:], mode="bicubic", align_corners=False).clamp(0, 1)
+
+
+def _dct_matrix(device: torch.device) -> Tensor:
+    """Orthonormal DCT-II of eight points."""
+    k = torch.arange(8, device=device, dtype=torch.float32)
+    matrix = torch.cos(math.pi / 8 * (k + 0.5) * k[:, None]) / 2
+    matrix[0] /= math.sqrt(2)
+    return matrix
+
+
+# JFIF colour transform; its offset of 128 is applied to all channels alike, which chroma rows cancel.
+_YCC = ((0.299, 0.587, 0.114), (-0.168736, -0.331264, 0.5), (0.5, -0.418688, -0.081312))
+# Quantisation tables of ITU-T T.81, annex K.
+# fmt: off
+_LUMA = (
+    16., 11., 10., 16., 24., 40., 51., 61., 12., 12., 14., 19., 26., 58., 60., 55.,
+    14., 13., 16., 24., 40., 57., 69., 56., 14., 17., 22., 29., 51., 87., 80., 62.,
+    18., 22., 37., 56., 68., 109., 103., 77., 24., 35., 55., 64., 81., 104., 113., 92.,
+    49., 64., 78., 87., 103., 121., 120., 101., 72., 92., 95., 98., 112., 100., 103., 99.,
+)
+_CHROMA = (
+    17., 18., 24., 47., 99., 99., 99., 99., 18., 21., 26., 66., 99., 99., 99., 99.,
+    24., 26., 56., 99., 99., 99., 99., 99., 47., 66., 99., 99., 99., 99., 99., 99.,
+    *(99.,) * 32,
+)
+# fmt: on

@@ -1,0 +1,291 @@
+"""From any picture to an RGB image (`decode`) and on to the tensor a model eats (`Preprocessing`)."""
+
+from __future__ import annotations
+
+import io
+import os
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+from kappaplace.errors import KappaPlaceError
+
+Source: TypeAlias = "str | os.PathLike[str] | bytes | Image.Image | NDArray[Any]"
+ResizeMode = Literal["none", "exact", "shorter", "longer", "crop"]
+Interpolation = Literal["bilinear", "bicubic", "lanczos", "nearest"]
+
+# Pillow's own alarm threshold: 0.25 GiB of 24-bit pixels. Photos of places are ten times smaller.
+MAX_PIXELS = 89_478_485
+# Transparent regions become mid-grey, close to zero after normalisation: they then say nothing.
+BACKGROUND = (128, 128, 128)
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+_EXIF_ORIENTATION = 0x0112
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_RESAMPLING = {
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+    "nearest": Image.Resampling.NEAREST,
+}
+
+
+def decode(
+    source: Source, *, max_pixels: int = MAX_PIXELS, target: tuple[int, int] | None = None
+) -> Image.Image:
+    """An upright 8-bit RGB image from a path, encoded bytes, a Pillow image or an array.
+
+    Arrays are H×W, H×W×1, H×W×3 or H×W×4: uint8, uint16 (full range) or float in [0, 1]. EXIF orientation is
+    applied, depths beyond 8 bit are scaled by their full range, alpha is composited on mid-grey, and of a
+    file with several frames the first is taken.
+
+    `target` (height, width) says that the image will be shrunk to about this size: JPEGs at least four times
+    as large are then decoded at a half, a quarter or an eighth, always at least twice the target.
+    """
+    if isinstance(source, np.ndarray):
+        return _flatten(_from_array(source, max_pixels))
+    name = _name(source)
+    try:
+        if isinstance(source, Image.Image):
+            return _load(source, name, max_pixels, target=None)  # a draft would shrink the caller's image
+        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+            return _load(image, name, max_pixels, target)
+    except KappaPlaceError:
+        raise
+    except FileNotFoundError:
+        raise KappaPlaceError(
+            f"No image file at {name}; check the path and the folder it is relative to."
+        ) from None
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise KappaPlaceError(_too_large(name, "far more pixels than a photo", max_pixels)) from None
+    except UnidentifiedImageError:
+        raise KappaPlaceError(
+            f"{name} is not an image in a format that Pillow reads; remove or convert it."
+        ) from None
+    except Exception as error:
+        # Decoders meet hostile bytes with many exception types (struct, zlib, Syntax, Value, OS errors ...).
+        raise KappaPlaceError(
+            f"Cannot decode {name} ({error}); the file is corrupt or unreadable."
+        ) from error
+
+
+def _name(source: Any) -> str:
+    if isinstance(source, bytes):
+        return f"<{len(source)} bytes of image data>"
+    if isinstance(source, Image.Image):
+        return str(getattr(source, "filename", "") or "<image in memory>")
+    if not isinstance(source, str | os.PathLike):
+        raise KappaPlaceError(
+            f"Cannot decode a {type(source).__name__}; give a path, bytes, a Pillow image or a NumPy array."
+        )
+    return os.fspath(source)
+
+
+def _too_large(name: str, what: str, max_pixels: int) -> str:
+    return f"Refused {name}: {what} (limit {max_pixels:,}), perhaps a bomb; shrink it or raise max_pixels."
+
+
+def _load(image: Image.Image, name: str, max_pixels: int, target: tuple[int, int] | None) -> Image.Image:
+    width, height = image.size
+    if width * height == 0:
+        raise KappaPlaceError(f"{name} is an empty image of {width}×{height} pixels; remove it.")
+    if width * height > max_pixels:
+        raise KappaPlaceError(_too_large(name, f"{width}×{height} pixels", max_pixels))
+    orientation = _orientation(image)
+    if target is not None and image.format == "JPEG":
+        rows, columns = target if orientation < 5 else target[::-1]  # 5 to 8 lie on their side
+        image.draft(image.mode, (2 * columns, 2 * rows))
+    image.load()
+    turn = _UPRIGHT.get(orientation)
+    # Turning comes first: it is exact in every mode, while later steps drop the metadata.
+    return _flatten(_to_eight_bit(image.transpose(turn) if turn is not None else image, name))
+
+
+def _orientation(image: Image.Image) -> int:
+    try:
+        return int(image.getexif().get(_EXIF_ORIENTATION, 1))
+    except Exception:  # damaged metadata does not make the picture unusable
+        return 1
+
+
+def _to_eight_bit(image: Image.Image, name: str) -> Image.Image:
+    """Scale modes I;16, I and F by the smallest full range that holds their values."""
+    if not image.mode.startswith(("I", "F")):
+        return image
+    values = np.asarray(image).astype(np.float64)
+    low, high = float(values.min()), float(values.max())
+    if not (np.isfinite(low) and np.isfinite(high) and low >= 0):
+        raise KappaPlaceError(
+            f"{name} holds negative or undefined pixel values; convert it to 8-bit RGB first."
+        )
+    ranges = {"F": (1.0, 255.0, 65535.0), "I": (65535.0, 2.0**31 - 1)}.get(image.mode, (65535.0,))
+    full = next((r for r in ranges if high <= r), high)
+    return Image.fromarray(np.rint(values * (255.0 / full)).astype(np.uint8))
+
+
+def _flatten(image: Image.Image) -> Image.Image:
+    """RGB without alpha; opaque images keep every pixel value."""
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        if image.getchannel("A").getextrema() != (255, 255):
+            image = Image.alpha_composite(Image.new("RGBA", image.size, (*BACKGROUND, 255)), image)
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _from_array(array: NDArray[Any], max_pixels: int) -> Image.Image:
+    name = f"an array of shape {array.shape}"
+    if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3, 4)):
+        raise KappaPlaceError(
+            f"Cannot read {name} as an image; give H×W, H×W×1, H×W×3 or H×W×4, channels last."
+        )
+    if array.size == 0:
+        raise KappaPlaceError(f"Cannot read {name} as an image: it is empty.")
+    if array.shape[0] * array.shape[1] > max_pixels:
+        raise KappaPlaceError(_too_large(name, f"{array.shape[1]}×{array.shape[0]} pixels", max_pixels))
+    if array.ndim == 3 and array.shape[2] == 1:
+        array = array[:, :, 0]
+    if np.issubdtype(array.dtype, np.floating):
+        # A hair outside [0, 1] is the overshoot of an earlier resize; more means another scale.
+        if not (array.min() >= -1e-3 and array.max() <= 1 + 1e-3):
+            raise KappaPlaceError(
+                f"Cannot read {name}: floats must lie in [0, 1]; divide by 255 or pass uint8."
+            )
+        array = np.rint(np.clip(array, 0, 1) * 255.0).astype(np.uint8)
+    elif array.dtype == np.uint16:
+        array = np.rint(array / 257.0).astype(np.uint8)
+    elif array.dtype != np.uint8:
+        raise KappaPlaceError(f"Cannot read {name} of {array.dtype}; give uint8, uint16 or float in [0, 1].")
+    return Image.fromarray(np.ascontiguousarray(array))
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """How an image becomes model input; stored with every model, so both always agree.
+
+    Calling it gives float32 3×H×W, normalised. Where the device does the arithmetic, use `to_uint8` when
+    loading and `normalise` on the batch: a quarter of the bytes travel.
+
+    >>> Preprocessing(size=512, mode="shorter").output_size(480, 640)
+    (512, 683)
+    """
+
+    size: int | tuple[int, int] | None = None
+    """Side in pixels, or (height, width); None only with mode "none"."""
+    mode: ResizeMode = "none"
+    """none: native size; exact: to `size`, aspect ignored; shorter, longer: that side to `size`, aspect
+    kept; crop: cover `size` with aspect kept, then cut the centre."""
+    interpolation: Interpolation = "bilinear"
+    """With antialias, except nearest."""
+    mean: tuple[float, float, float] = IMAGENET_MEAN
+    std: tuple[float, float, float] = IMAGENET_STD
+    multiple: int = 1
+    """Sides are rounded to the nearest multiple of this: the patch size of a vision transformer."""
+
+    def __post_init__(self) -> None:
+        for name in ("size", "mean", "std"):
+            value = getattr(self, name)
+            if isinstance(value, list):  # as JSON gives it
+                object.__setattr__(self, name, tuple(value))
+        _check(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Preprocessing:
+        """The inverse of `to_dict`; missing keys take their defaults."""
+        unknown = sorted(set(values) - {f.name for f in fields(cls)})
+        if unknown:
+            raise KappaPlaceError(
+                f"Unknown preprocessing settings {unknown}; known: {[f.name for f in fields(cls)]}."
+            )
+        return cls(**values)
+
+    @property
+    def fixed_size(self) -> tuple[int, int] | None:
+        """(height, width) if every image gets the same, else None."""
+        return self.output_size(1, 1) if self.mode in ("exact", "crop") else None
+
+    def output_size(self, height: int, width: int) -> tuple[int, int]:
+        """(height, width) of the result for an upright image of this size."""
+        if self.mode in ("exact", "crop"):
+            height, width = self._pair()
+        elif self.mode != "none":
+            side = min(height, width) if self.mode == "shorter" else max(height, width)
+            height, width = (round(n * self._pair()[0] / side) for n in (height, width))
+        m = self.multiple
+        return max(m, round(height / m) * m), max(m, round(width / m) * m)
+
+    def image(self, source: Source) -> Image.Image:
+        """The decoded image at its output size, RGB."""
+        picture = decode(source, target=None if self.mode == "none" else self._pair())
+        height, width = self.output_size(picture.height, picture.width)
+        if (picture.height, picture.width) == (height, width):
+            return picture
+        box = _centre_box(picture, height, width) if self.mode == "crop" else None
+        return picture.resize((width, height), _RESAMPLING[self.interpolation], box=box)
+
+    def to_uint8(self, source: Source) -> torch.Tensor:
+        """uint8 3×H×W, before normalisation: a view of H×W×3 memory, so no pixel is moved."""
+        return torch.from_numpy(np.array(self.image(source))).permute(2, 0, 1)
+
+    def normalise(self, batch: torch.Tensor) -> torch.Tensor:
+        """float32 from uint8 or from float in [0, 1]; (N×)3×H×W, on the device of the batch."""
+        mean, std = (torch.tensor(v, device=batch.device).view(3, 1, 1) for v in (self.mean, self.std))
+        full = 1.0 if batch.is_floating_point() else 255.0
+        return batch.to(torch.float32).mul(1 / (full * std)).sub_(mean / std)
+
+    def __call__(self, source: Source) -> torch.Tensor:
+        """float32 3×H×W, normalised."""
+        return self.normalise(self.to_uint8(source)).contiguous()
+
+    def _pair(self) -> tuple[int, int]:
+        assert self.size is not None  # checked on creation
+        return (self.size, self.size) if isinstance(self.size, int) else self.size
+
+
+def _centre_box(picture: Image.Image, height: int, width: int) -> tuple[float, float, float, float]:
+    """The largest centred part with the aspect of the output: cutting before resizing saves work."""
+    scale = min(picture.width / width, picture.height / height)
+    left, top = (picture.width - width * scale) / 2, (picture.height - height * scale) / 2
+    return (
+        max(left, 0),
+        max(top, 0),
+        min(left + width * scale, picture.width),
+        min(top + height * scale, picture.height),
+    )
+
+
+def _check(p: Preprocessing) -> None:
+    sides = (p.size,) if isinstance(p.size, int) else p.size
+    problems = {
+        f"mode must be one of {get_args(ResizeMode)}": p.mode not in get_args(ResizeMode),
+        f"interpolation must be one of {get_args(Interpolation)}": p.interpolation not in _RESAMPLING,
+        "size must be None with mode 'none' and given with every other": (p.mode == "none")
+        != (sides is None),
+        "size must be one or two positive integers (height, width)": sides is not None
+        and not (len(sides) in (1, 2) and all(isinstance(n, int) and n > 0 for n in sides)),
+        "modes 'shorter' and 'longer' take a single size": p.mode in ("shorter", "longer")
+        and not isinstance(p.size, int),
+        "mean and std need three numbers each, std above zero": not (
+            len(p.mean) == len(p.std) == 3 and all(s > 0 for s in p.std)
+        ),
+        "multiple must be a positive integer": not (isinstance(p.multiple, int) and p.multiple > 0),
+    }
+    for sentence, wrong in problems.items():
+        if wrong:
+            raise KappaPlaceError(f"Bad preprocessing: {sentence}; got {p}.")

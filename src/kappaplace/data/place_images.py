@@ -1,0 +1,296 @@
+"""`PlaceImages`: the one table of images, poses and places that every other part of the package reads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from kappaplace.data.neighbourhood import Neighbourhood
+from kappaplace.data.positives import Positives, positives_within
+from kappaplace.errors import KappaPlaceError
+
+DEFAULT_RADIUS = 25.0  # metres within which a reference is a positive, the field's convention
+LOCAL_FRAME = "local"  # metres in a frame of the collection's own; otherwise "EPSG:326xx" and the like
+_TEXT = np.dtypes.StringDType()  # 16 bytes a row plus the text itself: ten million paths stay usable
+
+# Column → dtype of what is stored. Optional columns are None when nothing is known of any row.
+COLUMNS: dict[str, Any] = {
+    "paths": _TEXT,
+    "positions": np.float64,
+    "heading": np.float32,
+    "timestamp": np.float64,
+    "place": np.int64,
+    "condition": _TEXT,
+    "is_query": np.bool_,
+}
+OPTIONAL_COLUMNS: dict[str, Any] = {"frame_number": np.int64, "accuracy": np.float32}
+
+
+@dataclass(frozen=True, eq=False)
+class PlaceImages:
+    """Images with poses, split into queries and references. Build one with :meth:`create`.
+
+    Columns are read-only NumPy arrays of N rows; unknown is NaN (positions, heading, timestamp, accuracy),
+    −1 (place) or "" (condition). Wherever an index names a query or a reference, each kind is counted from 0
+    in table order.
+    """
+
+    paths: NDArray[Any]
+    """Image paths relative to ``root`` with forward slashes; an absolute path stays as it is."""
+    positions: NDArray[np.float64]
+    """N×2: east and north (or x and y) in metres of ``frame``."""
+    heading: NDArray[np.float32]
+    """Degrees clockwise from north, in [0, 360)."""
+    timestamp: NDArray[np.float64]
+    """Seconds since 1970 (UTC)."""
+    place: NDArray[np.int64]
+    """Place label where the set gives one."""
+    condition: NDArray[Any]
+    """Session, sequence, season or time of day: whatever the set tells apart."""
+    is_query: NDArray[np.bool_]
+    frame_number: NDArray[np.int64] | None = None
+    """Order along a route, for neighbourhoods in frames; None: the order in the table."""
+    accuracy: NDArray[np.float32] | None = None
+    """Stated accuracy of each position in metres; it widens the radius."""
+    root: Path = field(default_factory=Path)
+    frame: str = LOCAL_FRAME
+    name: str = ""
+    protocol: str = ""
+    radius: float = DEFAULT_RADIUS
+    neighbourhood: Neighbourhood = field(default_factory=Neighbourhood)
+    given_positives: Positives | None = None
+    """Positives stated by the set itself; None: references within ``radius``."""
+
+    @classmethod
+    def create(
+        cls,
+        paths: Iterable[str] | NDArray[Any],
+        positions: ArrayLike | None = None,
+        *,
+        heading: ArrayLike | None = None,
+        timestamp: ArrayLike | None = None,
+        place: ArrayLike | None = None,
+        condition: ArrayLike | Sequence[str] | None = None,
+        is_query: ArrayLike | None = None,
+        **rest: Any,
+    ) -> PlaceImages:
+        """Fill in what is unknown and bring every column to its type.
+
+        >>> table = PlaceImages.create(["a.jpg", "b.jpg"], [[0, 0], [3, 4]], is_query=[True, False])
+        >>> table.positives().of(0).tolist()
+        [0]
+        """
+        names = paths if isinstance(paths, np.ndarray) else np.array(list(paths), dtype=_TEXT)
+        n = len(names)
+        filled = {
+            "positions": np.full((n, 2), np.nan) if positions is None else positions,
+            "heading": np.full(n, np.nan) if heading is None else heading,
+            "timestamp": np.full(n, np.nan) if timestamp is None else timestamp,
+            "place": np.full(n, -1) if place is None else place,
+            "condition": np.full(n, "", dtype=_TEXT) if condition is None else condition,
+            "is_query": np.zeros(n, dtype=bool) if is_query is None else is_query,
+        }
+        return cls(paths=names, **filled, **rest)  # type: ignore[arg-type]
+
+    def __post_init__(self) -> None:
+        for column, dtype in (COLUMNS | OPTIONAL_COLUMNS).items():
+            value = getattr(self, column)
+            if value is not None:
+                object.__setattr__(self, column, _column(column, value, dtype))
+        object.__setattr__(self, "root", Path(self.root))
+        object.__setattr__(self, "radius", float(self.radius))
+        _validate(self)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    @cached_property
+    def query_rows(self) -> NDArray[np.int64]:
+        """Table rows of the queries."""
+        return np.flatnonzero(self.is_query)
+
+    @cached_property
+    def reference_rows(self) -> NDArray[np.int64]:
+        """Table rows of the references."""
+        return np.flatnonzero(~self.is_query)
+
+    @property
+    def queries(self) -> PlaceImages:
+        """The queries alone, as a table."""
+        return self.select(self.query_rows)
+
+    @property
+    def references(self) -> PlaceImages:
+        """The references alone, as a table."""
+        return self.select(self.reference_rows)
+
+    @cached_property
+    def posed(self) -> NDArray[np.bool_]:
+        """Which rows have a position."""
+        return ~np.isnan(self.positions[:, 0])
+
+    def image_path(self, row: int) -> Path:
+        """Where one image lies."""
+        return self.root / str(self.paths[row])
+
+    def image_paths(self, rows: ArrayLike | None = None) -> list[str]:
+        """Where images lie, as strings: the form that loaders take."""
+        chosen = self.paths if rows is None else self.paths[np.asarray(rows)]
+        root = str(self.root)
+        return [os.path.join(root, path) for path in chosen.tolist()]
+
+    def positives(self) -> Positives:
+        """Right answers of every query: those given, else references within ``radius``. Computed once."""
+        return self._positives
+
+    @cached_property
+    def _positives(self) -> Positives:
+        if self.given_positives is not None:
+            return self.given_positives
+        q, r = self.query_rows, self.reference_rows
+        accuracy = self.accuracy
+        return positives_within(
+            self.positions[q],
+            self.positions[r],
+            self.radius,
+            None if accuracy is None else accuracy[q],
+            None if accuracy is None else accuracy[r],
+        )
+
+    def is_near(self, a: ArrayLike, b: ArrayLike) -> NDArray[np.bool_]:
+        """Whether references ``a`` and ``b`` (indices among references, broadcast) show one place.
+
+        An image is always near itself; an unposed image is near nothing else under a neighbourhood in metres,
+        and frames of different conditions are different routes.
+        """
+        a, b = np.asarray(a), np.asarray(b)
+        kind, value = self.neighbourhood.kind, self.neighbourhood.value
+        near = a == b
+        if kind == "metres":
+            gap = self._reference_positions[a] - self._reference_positions[b]
+            return near | (gap[..., 0] ** 2 + gap[..., 1] ** 2 <= value**2)
+        if kind == "frames":
+            number, route = self._reference_frames
+            return near | ((np.abs(number[a] - number[b]) <= value) & (route[a] == route[b]))
+        return near
+
+    def near(self, reference: int) -> NDArray[np.int64]:
+        """All references near one reference, itself included."""
+        return np.flatnonzero(self.is_near(reference, np.arange(len(self.reference_rows))))
+
+    @cached_property
+    def _reference_positions(self) -> NDArray[np.float64]:
+        return self.positions[self.reference_rows]
+
+    @cached_property
+    def _reference_frames(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        rows = self.reference_rows
+        _, route = np.unique(self.condition[rows], return_inverse=True)
+        return self.frame_numbers()[rows], route
+
+    def frame_numbers(self) -> NDArray[np.int64]:
+        """Frame number of every row: the column, or the order among queries and among references."""
+        if self.frame_number is not None:
+            return self.frame_number
+        numbers = np.empty(len(self), dtype=np.int64)
+        numbers[self.query_rows] = np.arange(len(self.query_rows))
+        numbers[self.reference_rows] = np.arange(len(self.reference_rows))
+        return numbers
+
+    def select(self, rows: ArrayLike | slice) -> PlaceImages:
+        """Some rows as a table of their own; positives, frame numbers and metadata come along."""
+        chosen = np.arange(len(self))[rows if isinstance(rows, slice) else np.asarray(rows)]
+        columns: dict[str, Any] = {c: getattr(self, c)[chosen] for c in COLUMNS}
+        if self.neighbourhood.kind == "frames" or self.frame_number is not None:
+            columns["frame_number"] = self.frame_numbers()[chosen]
+        if self.accuracy is not None:
+            columns["accuracy"] = self.accuracy[chosen]
+        if self.given_positives is not None:
+            among = np.where(self.is_query, np.cumsum(self.is_query), np.cumsum(~self.is_query)) - 1
+            asked = self.is_query[chosen]
+            columns["given_positives"] = self.given_positives.take(
+                among[chosen[asked]], among[chosen[~asked]]
+            )
+        if not np.array_equal(chosen, np.arange(len(self))):
+            columns["protocol"] = ""  # a part of a benchmark is not the benchmark
+        return replace(self, **columns)
+
+    def save(self, path: str | Path) -> None:
+        """Write the table as one ``.parquet`` or ``.csv`` file, atomically."""
+        from kappaplace.data.table_io import save_table
+
+        save_table(self, path)
+
+    @staticmethod
+    def open(path: str | Path, root: str | Path | None = None) -> PlaceImages:
+        """Read a table; ``root`` says where the images lie now, if they have moved."""
+        from kappaplace.data.table_io import open_table
+
+        return open_table(path, root)
+
+    @cached_property
+    def content_hash(self) -> str:
+        """SHA-256 of what the table says, whatever its file format, root or protocol."""
+        from kappaplace.data.fingerprint import content_hash
+
+        return content_hash(self)
+
+    def __repr__(self) -> str:
+        return (
+            f"PlaceImages({self.name or 'unnamed'}: {len(self.query_rows):,} queries, "
+            f"{len(self.reference_rows):,} references, {self.frame}, radius {self.radius:g} m, "
+            f"neighbourhood {self.neighbourhood})"
+        )
+
+
+def _column(name: str, value: Any, dtype: Any) -> NDArray[Any]:
+    try:
+        array = np.asarray(value).astype(dtype, copy=False)
+    except (TypeError, ValueError) as error:
+        raise KappaPlaceError(f"Column {name} cannot be read as {np.dtype(dtype)}: {error}.") from None
+    if name == "heading":
+        array = np.where(np.isfinite(array), np.mod(array, np.float32(360)), np.float32(np.nan))
+        array = np.where(array == 360, np.float32(0), array).astype(np.float32, copy=False)
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def _validate(table: PlaceImages) -> None:
+    n = len(table.paths)
+    for column in COLUMNS | OPTIONAL_COLUMNS:
+        value = getattr(table, column)
+        shape = (n, 2) if column == "positions" else (n,)
+        if value is not None and value.shape != shape:
+            raise KappaPlaceError(f"Column {column} has shape {value.shape} but {n} paths need {shape}.")
+    half = np.isnan(table.positions).sum(axis=1) == 1
+    if half.any():
+        row = int(np.argmax(half))
+        raise KappaPlaceError(
+            f"Row {row} ({table.paths[row]}) has only one of its two coordinates: give both, or neither."
+        )
+    if np.isinf(table.positions).any():
+        row = int(np.argmax(np.isinf(table.positions).any(axis=1)))
+        raise KappaPlaceError(f"Row {row} ({table.paths[row]}) has an infinite coordinate.")
+    if table.accuracy is not None and bool(np.any(table.accuracy < 0)):
+        row = int(np.argmax(table.accuracy < 0))
+        raise KappaPlaceError(f"Row {row} ({table.paths[row]}) has a negative position accuracy.")
+    if not 0 < table.radius < float("inf"):
+        raise KappaPlaceError(
+            f"The radius of positives must be a positive number of metres, not {table.radius}."
+        )
+    given = table.given_positives
+    if given is not None:
+        q, r = int(table.is_query.sum()), n - int(table.is_query.sum())
+        if (given.queries, given.references) != (q, r):
+            raise KappaPlaceError(
+                f"The given positives are for {given.queries} queries and {given.references} references "
+                f"but the table holds {q} and {r}."
+            )

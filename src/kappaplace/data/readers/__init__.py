@@ -1,0 +1,1 @@
+"""Readers: one small file a layout, one registry (`registry.READERS`)."""

@@ -1,0 +1,144 @@
+"""Poses in file names: ``@utm_east@utm_north@…@.jpg``.
+
+The fields in full: east, north, zone number, zone letter, latitude, longitude, panorama, tile, heading,
+pitch, roll, height, time, note.
+
+The convention of SF-XL and of the common VPR downloader (Pitts30k, Tokyo 24/7, St Lucia, Nordland, SVOX,
+MSLS, AmsterTime in that form). Only the two coordinates are required.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from kappaplace.data.geodesy import join_zones
+from kappaplace.data.place_images import DEFAULT_RADIUS, PlaceImages
+from kappaplace.data.readers.layout import (
+    Reader,
+    existing_folder,
+    first_folder,
+    images_or_error,
+    unix_time,
+)
+from kappaplace.errors import KappaPlaceError
+from kappaplace.progress import track
+
+_DATABASE = ("database", "gallery", "ref", "references")
+_EAST, _NORTH, _ZONE, _LETTER, _HEADING, _TIME, _NOTE = 1, 2, 3, 4, 9, 13, 14
+
+
+def read(
+    folder: str | Path,
+    *,
+    split: str = "",
+    queries: str = "",
+    database: str = "",
+    radius: float = DEFAULT_RADIUS,
+) -> PlaceImages:
+    """Read ``folder[/images][/split]/{database, queries…}``, or a plain folder of such files (references)."""
+    root = existing_folder(folder)
+    base = _split_folder(root, split)
+    reference = first_folder(base, (database,) if database else _DATABASE)
+    if reference is None and (queries or database):
+        raise KappaPlaceError(f"{base} has no folder {database or 'database'}; it holds {_listing(base)}.")
+    parts = [(reference or base, False)]
+    if reference is not None and (chosen := _query_folder(base, queries)) is not None:
+        parts.append((chosen, True))
+    paths, is_query = [], []
+    for part, role in parts:
+        head = "" if part == root else part.relative_to(root).as_posix() + "/"
+        images = images_or_error(part)
+        paths += [head + image for image in images]
+        is_query += [role] * len(images)
+    return _table(paths, is_query, root, radius)
+
+
+def _split_folder(root: Path, split: str) -> Path:
+    if split and root.name == split and first_folder(root, _DATABASE) is not None:
+        return root
+    for base in (root, root / "images"):
+        if split and (base / split).is_dir():
+            return base / split
+        if not split and first_folder(base, _DATABASE) is not None:
+            return base
+    splits = [s for b in (root, root / "images") for s in ("train", "val", "test") if (b / s).is_dir()]
+    if split or splits:
+        asked = f"has no split {split!r}" if split else "holds several splits"
+        raise KappaPlaceError(f"{root} {asked}: choose one of {', '.join(splits) or 'none'} with split=….")
+    return root
+
+
+def _query_folder(base: Path, name: str) -> Path | None:
+    if name:
+        for candidate in (name, f"queries_{name}"):
+            if (base / candidate).is_dir():
+                return base / candidate
+        raise KappaPlaceError(f"{base} has no query folder {name!r}; it holds {_listing(base)}.")
+    found = sorted(p for p in base.iterdir() if p.is_dir() and p.name.startswith(("queries", "query")))
+    if len(found) > 1:
+        names = ", ".join(p.name for p in found)
+        raise KappaPlaceError(f"{base} has several query folders ({names}): choose one with queries=….")
+    return found[0] if found else None
+
+
+def _listing(folder: Path) -> str:
+    return ", ".join(sorted(p.name for p in folder.iterdir() if p.is_dir())) or "no folder"
+
+
+def _table(paths: list[str], is_query: list[bool], root: Path, radius: float) -> PlaceImages:
+    n = len(paths)
+    positions = np.empty((n, 2))
+    zones = np.zeros(n, dtype=np.int64)
+    heading, timestamp = np.full(n, np.nan), np.full(n, np.nan)
+    notes = []
+    with track("Reading file names", n) as bar:
+        for row, path in enumerate(paths):
+            cells = path.rpartition("/")[2].split("@")
+            try:
+                positions[row] = float(cells[_EAST]), float(cells[_NORTH])
+                zones[row] = _epsg(cells)
+                heading[row] = float(cells[_HEADING] or "nan") if len(cells) > _HEADING + 1 else np.nan
+            except (IndexError, ValueError):
+                raise KappaPlaceError(
+                    f"{root / path} does not follow the @utm_east@utm_north@…@.jpg convention; "
+                    "poses in a CSV file are read by the layout csv."
+                ) from None
+            timestamp[row] = unix_time(cells[_TIME]) if len(cells) > _TIME + 1 else np.nan
+            notes.append(cells[_NOTE] if len(cells) > _NOTE + 1 else "")
+            if row % 4096 == 0:
+                bar.advance(min(4096, n - row))
+    joined, frame = join_zones(positions, zones)
+    return PlaceImages.create(
+        paths,
+        joined,
+        heading=heading,
+        timestamp=timestamp,
+        condition=np.array(notes, dtype=np.dtypes.StringDType()),
+        is_query=is_query,
+        root=root,
+        frame=frame,
+        name=root.name,
+        radius=radius,
+    )
+
+
+def _epsg(cells: list[str]) -> int:
+    """EPSG code of the zone number and latitude letter, 0 where they are left out (made-up coordinates)."""
+    if len(cells) <= _LETTER + 1 or not cells[_ZONE] or not cells[_LETTER]:
+        return 0
+    return (32600 if cells[_LETTER].upper() >= "N" else 32700) + int(cells[_ZONE])
+
+
+READER = Reader(
+    "at-names",
+    "poses in file names, @utm_east@utm_north@…@.jpg, in SPLIT/{database, queries…} (SF-XL, VPR downloader)",
+    read,
+    {
+        "split": "train, val or test; needed where several exist",
+        "queries": "query folder: v1, v2, night, occlusion, … (queries_ may be left out)",
+        "database": "reference folder (default: database, gallery, ref)",
+        "radius": "metres within which a reference is a positive (25)",
+    },
+)

@@ -1,0 +1,149 @@
+"""Mapillary Street-Level Sequences as downloaded: ``train_val/CITY/{query, database}`` with CSV files."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kappaplace.data.geodesy import join_zones, project, utm_epsg
+from kappaplace.data.place_images import DEFAULT_RADIUS, PlaceImages
+from kappaplace.data.readers.layout import Reader, existing_folder, number, read_rows, unix_time
+from kappaplace.errors import KappaPlaceError
+
+CITIES = {
+    "val": ("cph", "sf"),
+    "train": (
+        *(
+            "trondheim",
+            "london",
+            "boston",
+            "melbourne",
+            "amsterdam",
+            "helsinki",
+            "tokyo",
+            "toronto",
+            "saopaulo",
+        ),
+        *("moscow", "zurich", "paris", "bangkok", "budapest", "austin", "berlin", "ottawa", "phoenix", "goa"),
+        *("amman", "nairobi", "manila"),
+    ),
+    "test": ("miami", "athens", "buenosaires", "stockholm", "bengaluru", "kampala"),
+}
+
+
+def read(
+    folder: str | Path,
+    *,
+    cities: str = "val",
+    queries: str = "all",
+    subtask: str = "all",
+    radius: float = DEFAULT_RADIUS,
+) -> PlaceImages:
+    """Read one or more cities; panoramas are left out, as in every published evaluation.
+
+    ``queries="subtask"`` keeps the images that the ``subtask`` column marks and, of the queries, those with
+    a positive: on the two validation cities these are the 740 queries of most papers. ``queries="all"``
+    keeps every query.
+    """
+    root = existing_folder(folder)
+    if queries not in ("all", "subtask"):
+        raise KappaPlaceError(f"MSLS: queries={queries!r} is unknown; choose all or subtask.")
+    parts = []
+    for city in CITIES.get(cities) or tuple(cities.split(",")):
+        place = _city_folder(root, city)
+        for role in ("database", "query"):
+            parts.append(
+                _read_role(place / role, root, city, role == "query", subtask if queries == "subtask" else "")
+            )
+    columns: dict[str, Any] = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+    positions, frame = join_zones(columns.pop("positions"), columns.pop("zone"))
+    table = PlaceImages.create(
+        columns.pop("paths"),
+        positions,
+        **columns,
+        root=root,
+        frame=frame,
+        name=f"msls-{cities}",
+        radius=radius,
+    )
+    if queries == "subtask" and table.posed.any():
+        keep = np.ones(len(table), dtype=bool)
+        keep[table.query_rows] = table.positives().counts > 0
+        table = table.select(np.flatnonzero(keep))
+    return replace(table, frame_number=None) if np.all(columns["frame_number"] < 0) else table
+
+
+def _city_folder(root: Path, city: str) -> Path:
+    for base in (root / "train_val", root / "test", root):
+        if (base / city).is_dir():
+            return base / city
+    raise KappaPlaceError(f"{root} holds no city {city!r}, neither in train_val/ nor in test/.")
+
+
+def _read_role(folder: Path, root: Path, city: str, is_query: bool, subtask: str) -> dict[str, Any]:
+    """Columns of one city's queries or references; rows of all its CSV files correspond."""
+    posed = (folder / "raw.csv").is_file()  # the test cities come without poses
+    index = read_rows(folder / "subtask_index.csv") if subtask or not posed else []
+    raw = read_rows(folder / "raw.csv", ("key", "lon", "lat", "pano")) if posed else index
+    post = read_rows(folder / "postprocessed.csv", ("key",)) if posed else index
+    sequence = read_rows(folder / "seq_info.csv") if (folder / "seq_info.csv").is_file() else []
+    for other in (post, sequence, index):
+        if other and len(other) != len(raw):
+            raise KappaPlaceError(
+                f"{folder}: its CSV files differ in length ({len(raw)} and {len(other)} rows)."
+            )
+    keep = np.array([row.get("pano") != "True" for row in raw], dtype=bool)
+    if subtask:
+        if index and subtask not in index[0]:
+            raise KappaPlaceError(f"{folder}/subtask_index.csv has no subtask {subtask!r}.")
+        keep &= np.array([row[subtask] == "True" for row in index], dtype=bool)
+    rows = np.flatnonzero(keep)
+    positions, zone = _positions(raw, post, posed)
+    head = folder.relative_to(root).as_posix() + "/images/"
+    frames = [int(number(sequence[i].get("frame_number")) if sequence else -1) for i in rows]
+    return {
+        "paths": np.array([f"{head}{raw[i]['key']}.jpg" for i in rows], dtype=np.dtypes.StringDType()),
+        "positions": positions[rows],
+        "zone": zone[rows],
+        "heading": np.array([number(raw[i].get("ca")) for i in rows]),
+        "timestamp": np.array([unix_time(raw[i].get("captured_at", "")) for i in rows]),
+        "condition": np.array([_condition(city, post[i]) for i in rows], dtype=np.dtypes.StringDType()),
+        "is_query": np.full(len(rows), is_query),
+        "frame_number": np.array(frames, dtype=np.int64),
+    }
+
+
+def _positions(
+    raw: list[dict[str, str]], post: list[dict[str, str]], posed: bool
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    if not posed or not raw:
+        return np.full((len(raw), 2), np.nan), np.zeros(len(raw), dtype=np.int64)
+    lat = np.array([number(row["lat"]) for row in raw])
+    lon = np.array([number(row["lon"]) for row in raw])
+    if "easting" in post[0]:
+        given = np.array([[number(row["easting"]), number(row["northing"])] for row in post])
+        return given, np.full(len(raw), int(utm_epsg(np.median(lat), np.median(lon))))
+    positions, frame = project(lat, lon)
+    return positions, np.full(len(raw), int(frame.split(",")[0].removeprefix("EPSG:")))
+
+
+def _condition(city: str, row: dict[str, str]) -> str:
+    light = "" if "night" not in row else " night" if row["night"] == "True" else " day"
+    return f"{city}{light}"
+
+
+READER = Reader(
+    "msls",
+    "Mapillary SLS: train_val/CITY/{query, database}/{raw, postprocessed, …}.csv and images/",
+    read,
+    {
+        "cities": "val, train, test or names separated by commas (val)",
+        "queries": "all, or subtask: those marked in subtask_index.csv that have a positive (all)",
+        "subtask": "column of subtask_index.csv: all, s2w, w2s, o2n, n2o, d2n, n2d (all)",
+        "radius": "metres within which a reference is a positive (25)",
+    },
+)

@@ -1,0 +1,122 @@
+"""Trajectories of a camera: TUM, KITTI and GPX files, interpolation in time, sampling by distance."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kappaplace.data.geodesy import project
+from kappaplace.data.readers.layout import unix_time
+from kappaplace.errors import KappaPlaceError
+
+_PLANES = {"xy": (0, 1), "xz": (0, 2), "yz": (1, 2)}
+
+
+@dataclass(frozen=True, eq=False)
+class Trajectory:
+    """Where the camera was when: seconds (or frame numbers, for KITTI) and metres."""
+
+    time: NDArray[np.float64]
+    positions: NDArray[np.float64]
+    frame: str = "local"
+    by_frame: bool = False
+    """KITTI: pose i belongs to frame i, there is no clock."""
+    accuracy: NDArray[np.float64] | None = None
+
+    def __post_init__(self) -> None:
+        order = np.argsort(self.time, kind="stable")
+        object.__setattr__(self, "time", self.time[order])
+        object.__setattr__(self, "positions", self.positions[order])
+        if self.accuracy is not None:
+            object.__setattr__(self, "accuracy", self.accuracy[order])
+        if len(self.time) < 2 or not np.isfinite(self.positions).all() or not np.isfinite(self.time).all():
+            raise KappaPlaceError("A trajectory needs at least two poses, each with a time and a position.")
+
+    def at(self, time: NDArray[Any]) -> NDArray[np.float64]:
+        """Positions at some times; NaN outside the trajectory, never extrapolated."""
+        axes = [np.interp(time, self.time, self.positions[:, axis]) for axis in (0, 1)]
+        inside = (np.asarray(time) >= self.time[0]) & (np.asarray(time) <= self.time[-1])
+        return np.where(inside[:, None], np.column_stack(axes), np.nan)
+
+    def accuracy_at(self, time: NDArray[Any]) -> NDArray[np.float64] | None:
+        return None if self.accuracy is None else np.interp(time, self.time, self.accuracy)
+
+
+def sample_by_distance(positions: NDArray[np.float64], every: float) -> NDArray[np.int64]:
+    """Rows to keep so that about one remains every ``every`` metres of the way; unposed rows are left out.
+
+    >>> sample_by_distance(np.column_stack([np.arange(10.0), np.zeros(10)]), every=3.0).tolist()
+    [0, 3, 6, 9]
+    """
+    rows = np.flatnonzero(np.isfinite(positions[:, 0]))
+    if not len(rows) or every <= 0:
+        return rows
+    way = np.concatenate([[0.0], np.cumsum(np.hypot(*np.diff(positions[rows], axis=0).T))])
+    step = np.floor(way / every + 1e-9)
+    return rows[np.concatenate([[True], np.diff(step) > 0])]
+
+
+def headings(positions: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Direction of motion in degrees clockwise from north: where a forward-looking camera looks."""
+    if len(positions) < 2:
+        return np.full(len(positions), np.nan)
+    step = np.gradient(positions, axis=0)
+    angle = np.degrees(np.arctan2(step[:, 0], step[:, 1])) % 360.0
+    return np.where(np.hypot(*step.T) > 1e-6, angle, np.nan)
+
+
+def read_trajectory(file: Path, plane: str = "") -> Trajectory:
+    """GPX by its suffix; in plain text, TUM has 8 numbers a line (t x y z qx qy qz qw), KITTI 12 (3×4).
+
+    ``plane`` names the two horizontal axes: xy for TUM (z points up), xz for KITTI (z points forward).
+    """
+    if not file.is_file():
+        raise KappaPlaceError(f"There is no trajectory {file}.")
+    if file.suffix.lower() == ".gpx":
+        return _read_gpx(file)
+    try:
+        numbers = np.loadtxt(file, comments="#", ndmin=2, delimiter="," if "," in _first_line(file) else None)
+    except ValueError as error:
+        raise KappaPlaceError(f"{file} is no table of numbers ({error}).") from None
+    width = numbers.shape[1]
+    if plane and plane not in _PLANES:
+        raise KappaPlaceError(f"plane={plane!r} is unknown; choose {', '.join(_PLANES)}.")
+    if width == 8:
+        return Trajectory(numbers[:, 0], numbers[:, 1:4][:, _PLANES[plane or "xy"]])
+    if width == 12:
+        translation = numbers[:, [3, 7, 11]]
+        return Trajectory(
+            np.arange(float(len(numbers))), translation[:, _PLANES[plane or "xz"]], by_frame=True
+        )
+    raise KappaPlaceError(f"{file} has {width} numbers a line: TUM has 8, KITTI 12, GPX is XML.")
+
+
+def _first_line(file: Path) -> str:
+    with file.open(encoding="utf-8", errors="replace") as stream:
+        return next((line for line in stream if line.strip() and not line.startswith("#")), "")
+
+
+def _read_gpx(file: Path) -> Trajectory:
+    text = file.read_text(encoding="utf-8")
+    if "<!DOCTYPE" in text or "<!ENTITY" in text:
+        raise KappaPlaceError(f"{file} declares XML entities, which no GPX needs: it is refused.")
+    try:
+        tree = ElementTree.fromstring(text)
+    except ElementTree.ParseError as error:
+        raise KappaPlaceError(f"{file} is no valid GPX ({error}).") from None
+    points = [e for e in tree.iter() if e.tag.rpartition("}")[2] in ("trkpt", "rtept")]
+    times = []
+    for point in points:
+        stamp = next((e.text or "" for e in point if e.tag.rpartition("}")[2] == "time"), "")
+        times.append(unix_time(stamp))
+    if len(points) < 2 or np.isnan(times).any():
+        raise KappaPlaceError(f"{file} needs at least two points, each with a time.")
+    positions, frame = project(
+        [float(p.get("lat", "nan")) for p in points], [float(p.get("lon", "nan")) for p in points]
+    )
+    return Trajectory(np.array(times), positions, frame)

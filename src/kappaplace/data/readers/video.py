@@ -1,0 +1,142 @@
+"""A video plus the trajectory of its camera: frames sampled by distance and written as images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from kappaplace.data.neighbourhood import Neighbourhood
+from kappaplace.data.place_images import DEFAULT_RADIUS, PlaceImages
+from kappaplace.data.readers.layout import Reader
+from kappaplace.data.readers.trajectory import headings, read_trajectory, sample_by_distance
+from kappaplace.errors import KappaPlaceError
+from kappaplace.files import make_folder, replace_file
+from kappaplace.progress import track
+
+_VIDEOS = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v")
+
+
+def read(
+    folder: str | Path,
+    *,
+    video: str = "",
+    trajectory: str = "",
+    every: float = 2.0,
+    offset: float = float("nan"),
+    plane: str = "",
+    frames: str = "",
+    radius: float = DEFAULT_RADIUS,
+) -> PlaceImages:
+    """``folder`` holds video and trajectory; frames go to ``frames`` (default: folder/frames/VIDEO).
+
+    ``offset`` is the trajectory's time of the first frame in seconds (default: its first pose). Frames
+    already written are kept, so an interrupted import goes on where it stopped.
+    """
+    root = Path(folder)
+    film = _single(root, video, _VIDEOS, "video")
+    path = read_trajectory(
+        _single(root, trajectory, (".txt", ".tum", ".kitti", ".csv", ".gpx"), "trajectory"), plane
+    )
+    count, rate = _facts(film)
+    start = path.time[0] if np.isnan(offset) else offset
+    seconds = np.arange(count) / rate
+    clock = np.arange(float(count)) if path.by_frame else start + seconds
+    positions = path.at(clock)
+    rows = sample_by_distance(positions, every)
+    if not len(rows):
+        raise KappaPlaceError(
+            f"No frame of {film.name} falls into the trajectory's time: set offset=… (seconds)."
+        )
+    out = make_folder(Path(frames) if frames else root / "frames" / film.stem)
+    names = _write_frames(film, rows, out)
+    return PlaceImages.create(
+        names,
+        positions[rows],
+        heading=headings(positions[rows]),
+        timestamp=None if path.by_frame else clock[rows],
+        condition=[film.stem] * len(rows),
+        frame_number=rows,
+        root=out,
+        frame=path.frame,
+        name=film.stem,
+        radius=radius,
+        neighbourhood=Neighbourhood("metres", radius),
+    )
+
+
+def _single(root: Path, name: str, suffixes: tuple[str, ...], what: str) -> Path:
+    if name:
+        file = Path(name) if Path(name).is_file() else root / name
+        if not file.is_file():
+            raise KappaPlaceError(f"There is no {what} {name}, neither here nor in {root}.")
+        return file
+    found = sorted(f for f in root.glob("*") if f.suffix.lower() in suffixes)
+    if len(found) != 1:
+        names = ", ".join(f.name for f in found) or "none"
+        raise KappaPlaceError(f"{root} must hold one {what} but holds {names}: choose with {what}=….")
+    return found[0]
+
+
+def _opencv() -> Any:
+    try:
+        import cv2
+    except ImportError:
+        raise KappaPlaceError("Videos need one more package: pip install 'kappaplace[video]'.") from None
+    return cv2
+
+
+def _facts(film: Path) -> tuple[int, float]:
+    cv2 = _opencv()
+    capture = cv2.VideoCapture(str(film))
+    count, rate = int(capture.get(cv2.CAP_PROP_FRAME_COUNT)), float(capture.get(cv2.CAP_PROP_FPS))
+    opened = capture.isOpened()
+    capture.release()
+    if not opened or count <= 0 or not rate > 0:
+        raise KappaPlaceError(f"{film} cannot be opened as a video with a known length and frame rate.")
+    return count, rate
+
+
+def _write_frames(film: Path, rows: np.ndarray[Any, np.dtype[np.int64]], out: Path) -> list[str]:
+    names = [f"{row:07d}.jpg" for row in rows]
+    wanted = {int(row): name for row, name in zip(rows, names, strict=True) if not (out / name).is_file()}
+    if not wanted:
+        return names
+    cv2 = _opencv()
+    capture = cv2.VideoCapture(str(film))
+    with track("Writing frames", max(wanted) + 1) as bar:
+        for number in range(max(wanted) + 1):
+            if not capture.grab():
+                capture.release()
+                raise KappaPlaceError(
+                    f"{film} ends at frame {number}, before its trajectory does: is it damaged?"
+                )
+            if number in wanted:
+                _write_frame(capture.retrieve()[1][:, :, ::-1], out / wanted[number])
+            bar.advance()
+    capture.release()
+    return names
+
+
+def _write_frame(pixels: Any, file: Path) -> None:
+    image = Image.fromarray(np.ascontiguousarray(pixels))
+    replace_file(file, lambda part: image.save(part, format="JPEG", quality=95))
+
+
+READER = Reader(
+    "video",
+    "a video and its trajectory (TUM, KITTI or GPX); frames are sampled by distance",
+    read,
+    {
+        "video": "the video (default: the only one in the folder)",
+        "trajectory": "the trajectory (default: the only .txt, .tum, .kitti, .csv or .gpx)",
+        "every": "metres between frames (2)",
+        "offset": "trajectory time of the first frame in seconds (default: its first pose)",
+        "plane": "horizontal axes of the trajectory: xy (TUM), xz (KITTI)",
+        "frames": "where frames are written (DIR/frames/VIDEO)",
+        "radius": "metres within which a reference is a positive (25)",
+    },
+    extra="video",
+)

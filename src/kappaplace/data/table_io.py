@@ -1,0 +1,273 @@
+"""One file a table: Parquet (large tables) or CSV (to read and edit by eye), atomic and exact.
+
+What is not a column (frame, radius, neighbourhood, …) travels in the same file: in Parquet's schema metadata
+under the key ``kappaplace``, in CSV's first line ``# kappaplace {json}``.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kappaplace.data.neighbourhood import Neighbourhood
+from kappaplace.data.place_images import COLUMNS, OPTIONAL_COLUMNS, PlaceImages
+from kappaplace.data.positives import Positives
+from kappaplace.errors import KappaPlaceError
+from kappaplace.files import make_folder, replace_file
+
+FORMATS = (".parquet", ".csv")
+_MARK = "# kappaplace "
+_ROWS = 131_072  # rows a block: bounds the memory that writing and reading need beyond the table itself
+_FILE_COLUMNS = ("path", "x", "y", "heading", "timestamp", "place", "condition", "is_query")
+
+
+def save_table(table: PlaceImages, path: str | Path) -> None:
+    """Write ``table`` as ``.parquet`` or ``.csv``; what stood there stays until the new file is whole."""
+    path = Path(path)
+    writer = {".parquet": _write_parquet, ".csv": _write_csv}[_format(path)]
+    make_folder(path.parent)
+    replace_file(path, lambda temporary: writer(table, temporary, _metadata(table, path)))
+
+
+def open_table(path: str | Path, root: str | Path | None = None) -> PlaceImages:
+    """Read a table written by :func:`save_table`; ``root`` overrides the folder of the images."""
+    path = Path(path)
+    kind = _format(path)
+    if not path.is_file():
+        raise KappaPlaceError(f"There is no table at {path}: make one with `kappaplace data import`.")
+    columns, metadata = _read_parquet(path) if kind == ".parquet" else _read_csv(path)
+    where = Path(root) if root is not None else path.parent / metadata.get("root", "")
+    try:
+        neighbourhood = Neighbourhood(**metadata["neighbourhood"])
+        known = {key: metadata[key] for key in ("frame", "name", "protocol", "radius")}
+    except (KeyError, TypeError) as error:
+        raise KappaPlaceError(f"{path} has incomplete metadata ({error}): import it again.") from None
+    return PlaceImages.create(**columns, **known, root=where, neighbourhood=neighbourhood)
+
+
+def recorded_hash(path: str | Path) -> str:
+    """The content hash that was written into the file; a hand-edited table no longer has it."""
+    path = Path(path)
+    if _format(path) == ".csv":
+        return str(_csv_metadata(path).get("hash", ""))
+    import pyarrow.parquet as pq
+
+    return str(_parquet_metadata(path, pq.read_schema(path).metadata).get("hash", ""))
+
+
+def _format(path: Path) -> str:
+    if path.suffix.lower() not in FORMATS:
+        raise KappaPlaceError(
+            f"{path} is neither .parquet nor .csv: tables are kept in one of these formats."
+        )
+    return path.suffix.lower()
+
+
+def _metadata(table: PlaceImages, path: Path) -> dict[str, Any]:
+    """Images below the table's own folder are found relative to it, so that both can be moved together."""
+    root, folder = os.path.abspath(table.root), os.path.abspath(path.parent)
+    inside = root == folder or root.startswith(folder.rstrip(os.sep) + os.sep)
+    return {
+        "version": 1,
+        "root": Path(os.path.relpath(root, folder) if inside else root).as_posix(),
+        "frame": table.frame,
+        "name": table.name,
+        "protocol": table.protocol,
+        "radius": table.radius,
+        "neighbourhood": table.neighbourhood.to_json(),
+        "hash": table.content_hash,
+    }
+
+
+def _blocks(table: PlaceImages) -> Iterator[dict[str, Any]]:
+    """The file's columns, a block of rows at a time; positives as lists in the rows of queries."""
+    among = np.cumsum(table.is_query) - 1
+    for start in range(0, len(table), _ROWS):
+        rows = slice(start, start + _ROWS)
+        block: dict[str, Any] = {
+            "path": table.paths[rows].tolist(),
+            "x": table.positions[rows, 0],
+            "y": table.positions[rows, 1],
+            "heading": table.heading[rows],
+            "timestamp": table.timestamp[rows],
+            "place": table.place[rows],
+            "condition": table.condition[rows].tolist(),
+            "is_query": table.is_query[rows],
+        }
+        for column in OPTIONAL_COLUMNS:
+            if getattr(table, column) is not None:
+                block[column] = getattr(table, column)[rows]
+        if table.given_positives is not None:
+            flags = table.is_query[rows]
+            given = table.given_positives
+            block["positives"] = [
+                given.of(int(q)).tolist() if flag else None
+                for q, flag in zip(among[rows], flags, strict=True)
+            ]
+        yield block
+
+
+def _write_parquet(table: PlaceImages, path: Path, metadata: dict[str, Any]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    types = {"path": pa.string(), "condition": pa.string(), "positives": pa.list_(pa.int32())}
+    numeric = {
+        "heading": pa.float32(),
+        "accuracy": pa.float32(),
+        "place": pa.int64(),
+        "frame_number": pa.int64(),
+    }
+    types |= numeric | {
+        "x": pa.float64(),
+        "y": pa.float64(),
+        "timestamp": pa.float64(),
+        "is_query": pa.bool_(),
+    }
+    names = list(_FILE_COLUMNS) + [c for c in OPTIONAL_COLUMNS if getattr(table, c) is not None]
+    names += ["positives"] if table.given_positives is not None else []
+    schema = pa.schema([(name, types[name]) for name in names], {"kappaplace": json.dumps(metadata)})
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        for block in _blocks(table):
+            arrays = [pa.array(block[name], types[name]) for name in names]
+            writer.write_batch(pa.record_batch(arrays, schema=schema))
+
+
+def _read_parquet(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            metadata = _parquet_metadata(path, file.schema_arrow.metadata)
+            columns = _empty_columns(file.metadata.num_rows, set(file.schema_arrow.names), path)
+            start, lists = 0, []
+            for batch in file.iter_batches(batch_size=_ROWS):
+                block = {name: batch.column(name) for name in batch.schema.names}
+                lists += [row for row in block.pop("positives", pa.array([])).to_pylist() if row is not None]
+                _fill(columns, start, {k: v.to_numpy(zero_copy_only=False) for k, v in block.items()})
+                start += batch.num_rows
+            given = "positives" in file.schema_arrow.names
+    except pa.ArrowException as error:
+        raise KappaPlaceError(f"{path} cannot be read as Parquet: {error}.") from None
+    return _with_positives(columns, lists if given else None), metadata
+
+
+def _parquet_metadata(path: Path, metadata: dict[bytes, bytes] | None) -> dict[str, Any]:
+    if not metadata or b"kappaplace" not in metadata:
+        raise KappaPlaceError(
+            f"{path} is Parquet but no kappaplace table: make one with `kappaplace data import`."
+        )
+    return json.loads(metadata[b"kappaplace"])
+
+
+def _write_csv(table: PlaceImages, path: Path, metadata: dict[str, Any]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        file.write(_MARK + json.dumps(metadata, ensure_ascii=False) + "\n")
+        writer = csv.writer(file, lineterminator="\n")
+        for number, block in enumerate(_blocks(table) if len(table) else [_empty_block(table)]):
+            if number == 0:
+                writer.writerow(block)
+            writer.writerows(zip(*(_cells(values) for values in block.values()), strict=True))
+
+
+def _empty_block(table: PlaceImages) -> dict[str, Any]:
+    names = list(_FILE_COLUMNS) + [c for c in OPTIONAL_COLUMNS if getattr(table, c) is not None]
+    return {name: [] for name in names + (["positives"] if table.given_positives is not None else [])}
+
+
+def _cells(values: Any) -> list[str]:
+    """Numbers in their shortest exact form, NaN as an empty cell, positives separated by blanks."""
+    if isinstance(values, list):
+        return [v if isinstance(v, str) else " ".join(map(str, v or [])) for v in values]
+    if values.dtype == bool:
+        return ["1" if v else "0" for v in values]
+    if values.dtype.kind == "f":
+        return ["" if text == "nan" else text for text in map(str, values)]
+    return list(map(str, values))
+
+
+def _csv_metadata(path: Path) -> dict[str, Any]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        first = file.readline()
+    if not first.startswith(_MARK):
+        raise KappaPlaceError(
+            f"{path} does not start with '{_MARK.strip()}', so it is no kappaplace table: "
+            "a folder with a CSV of its own is read by `kappaplace data import csv`."
+        )
+    try:
+        return json.loads(first[len(_MARK) :])
+    except json.JSONDecodeError as error:
+        raise KappaPlaceError(f"{path}: the JSON of its first line is damaged ({error}).") from None
+
+
+def _read_csv(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    metadata = _csv_metadata(path)
+    csv.field_size_limit(2**31 - 1)  # a query may have many positives
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        file.readline()
+        rows = csv.reader(file)
+        header = next(rows, [])
+        cells: dict[str, list[str]] = {name: [] for name in header}
+        for number, row in enumerate(rows, start=3):
+            if len(row) != len(header):
+                raise KappaPlaceError(
+                    f"{path} line {number} has {len(row)} cells but the header {len(header)}."
+                )
+            for name, cell in zip(header, row, strict=True):
+                cells[name].append(cell)
+    columns = _empty_columns(len(cells.get("path", [])), set(header), path)
+    given = cells.pop("positives", None)
+    _fill(columns, 0, {name: _parsed(path, name, values) for name, values in cells.items()})
+    if given is None:
+        return columns, metadata
+    lists = [[int(v) for v in cell.split()] for cell, q in zip(given, columns["is_query"], strict=True) if q]
+    return _with_positives(columns, lists), metadata
+
+
+def _parsed(path: Path, name: str, values: list[str]) -> NDArray[Any]:
+    dtype = {"path": object, "condition": object, "is_query": np.int64}.get(name) or _dtype(name)
+    if dtype is object:
+        return np.array(values, dtype=object)
+    try:
+        if np.dtype(dtype).kind == "f":
+            return np.array([float(v) if v else np.nan for v in values], dtype=dtype)
+        return np.array([int(v) for v in values], dtype=dtype)
+    except ValueError as error:
+        raise KappaPlaceError(f"{path}: column {name} holds something that is no number ({error}).") from None
+
+
+def _dtype(name: str) -> Any:
+    return np.float64 if name in ("x", "y") else (COLUMNS | OPTIONAL_COLUMNS).get(name, object)
+
+
+def _empty_columns(rows: int, names: set[str], path: Path) -> dict[str, Any]:
+    missing = [name for name in _FILE_COLUMNS if name not in names]
+    if missing:
+        raise KappaPlaceError(f"{path} lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}.")
+    columns = {c: np.empty((rows, 2) if c == "positions" else rows, dtype=t) for c, t in COLUMNS.items()}
+    return columns | {c: np.empty(rows, dtype=t) for c, t in OPTIONAL_COLUMNS.items() if c in names}
+
+
+def _fill(columns: dict[str, Any], start: int, block: dict[str, Any]) -> None:
+    rows = slice(start, start + len(block["path"]))
+    columns["positions"][rows, 0] = block.pop("x")
+    columns["positions"][rows, 1] = block.pop("y")
+    columns["paths"][rows] = block.pop("path")
+    for name, values in block.items():
+        if name in columns:  # columns that a user added are left alone
+            columns[name][rows] = values
+
+
+def _with_positives(columns: dict[str, Any], lists: list[list[int]] | None) -> dict[str, Any]:
+    if lists is None:
+        return columns
+    references = int((~columns["is_query"]).sum())
+    return columns | {"given_positives": Positives.from_lists(lists, references)}

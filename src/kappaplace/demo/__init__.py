@@ -1,0 +1,1 @@
+"""The whole way in a few minutes: city, training, κ, retrieval, report."""

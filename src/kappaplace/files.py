@@ -1,0 +1,42 @@
+"""Writing without losing anything: a file is complete or it is the one that was there before."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from kappaplace.errors import KappaPlaceError
+
+
+def make_folder(folder: str | Path) -> Path:
+    """Create a folder that can be written to, or say in one sentence why not."""
+    folder = Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".write-test-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise KappaPlaceError(
+            f"Cannot write to the folder {folder}: {os.strerror(error.errno or 0)}; choose another folder."
+        ) from None
+    return folder
+
+
+def replace_file(file: Path, write: Callable[[Path], object]) -> None:
+    """Write beside the target, then swap: readers and killed processes never see half a file."""
+    part = file.with_name(f".{file.name}.{os.getpid()}.part")
+    try:
+        write(part)
+        with open(part, "rb") as stream:
+            os.fsync(stream.fileno())
+        os.replace(part, file)
+    except OSError as error:
+        if error.errno is None:  # not the disk's: a download that broke off inside `write`, say
+            raise
+        raise KappaPlaceError(
+            f"Cannot write {file}: {os.strerror(error.errno)}; what was there before is unchanged."
+        ) from None
+    finally:
+        part.unlink(missing_ok=True)

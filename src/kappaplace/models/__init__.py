@@ -1,0 +1,1 @@
+"""Image batch → Embeddings: backbones, aggregation, kappa heads, checkpoints."""

@@ -1,0 +1,119 @@
+"""FrozenEncoder: κ for any trained encoder that returns a descriptor.
+
+Hub models (MegaLoc, EigenPlaces, MixVPR, SALAD, BoQ ...) are used as they are. The head reads the feature
+map of a named layer, or the descriptor alone where no layer is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kappaplace.data.images import Preprocessing, Source
+from kappaplace.errors import KappaPlaceError
+from kappaplace.models.aggregation import GeM, normalise_channels
+from kappaplace.models.embedding import embed_images
+from kappaplace.models.heads import LinearKappaHead, MirroredKappaHead, with_folded_head
+from kappaplace.types import Embeddings
+
+
+class FrozenEncoder(nn.Module):
+    """A trained encoder, untouched, with a kappa head beside it.
+
+    >>> encoder = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    >>> model = FrozenEncoder(encoder, layer="0")
+    >>> tuple(model(torch.rand(2, 3, 32, 32)).kappa.shape)
+    (2,)
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        *,
+        layer: str | None = None,
+        preprocessing: Preprocessing | None = None,
+        prefix_tokens: int = 1,
+    ) -> None:
+        """``layer`` names the module whose output the head reads (a dotted name as in ``named_modules``).
+
+        Its output may be a B×C×H×W map or B×N×C tokens, of which the first ``prefix_tokens`` are dropped.
+        """
+        super().__init__()
+        self.encoder = encoder.eval().requires_grad_(False)
+        self.preprocessing = preprocessing or Preprocessing(512, "exact")
+        self.layer, self.prefix_tokens = layer, prefix_tokens
+        if layer is not None and layer not in dict(encoder.named_modules()):
+            some = ", ".join(name for name, _ in list(encoder.named_modules())[1:13])
+            raise KappaPlaceError(f"The encoder has no layer '{layer}'; its first layers are: {some}.")
+        channels, self.dim = self._probe()
+        self.gem = GeM().requires_grad_(False)
+        self.head: nn.Module = (
+            LinearKappaHead(self.dim) if layer is None else MirroredKappaHead(channels, self.dim)
+        )
+
+    @torch.no_grad()
+    def _probe(self) -> tuple[int, int]:
+        """Channels of the watched layer and dimension of the descriptor, from one small image."""
+        parameter = next(self.encoder.parameters(), torch.zeros(()))
+        side = 224  # a multiple of 14, 16 and 32
+        image = torch.zeros(1, 3, side, side, device=parameter.device, dtype=parameter.dtype)
+        normalised, descriptor = self._encode(image)
+        return (0 if normalised is None else normalised.shape[1]), descriptor.shape[1]
+
+    @torch.no_grad()
+    def _encode(self, images: Tensor) -> tuple[Tensor | None, Tensor]:
+        captured: list[Any] = []
+        handle = None
+        if self.layer is not None:
+            watched = self.encoder.get_submodule(self.layer)
+            handle = watched.register_forward_hook(lambda module, inputs, output: captured.append(output))
+        try:
+            output = self.encoder(images)
+        finally:
+            if handle is not None:
+                handle.remove()
+        descriptor = output[0] if isinstance(output, tuple | list) else output
+        if not isinstance(descriptor, Tensor) or descriptor.ndim != 2:
+            shape = tuple(descriptor.shape) if isinstance(descriptor, Tensor) else type(descriptor).__name__
+            raise KappaPlaceError(f"The encoder must return a descriptor of shape B×d, it returned {shape}.")
+        if self.layer is None:
+            return None, descriptor
+        if not captured or not isinstance(captured[-1], Tensor):
+            raise KappaPlaceError(
+                f"The layer '{self.layer}' gave no tensor in the forward pass; name another layer."
+            )
+        return normalise_channels(self._as_map(captured[-1])), descriptor
+
+    def _as_map(self, features: Tensor) -> Tensor:
+        if features.ndim == 4:
+            return features
+        if features.ndim == 3:  # GeM does not look at the arrangement, one column of tokens will do
+            return features[:, self.prefix_tokens :].transpose(1, 2).unsqueeze(-1)
+        raise KappaPlaceError(
+            f"The layer '{self.layer}' gives shape {tuple(features.shape)}; a B×C×H×W map or B×N×C tokens "
+            "are needed."
+        )
+
+    def forward(self, images: Tensor) -> Embeddings:
+        """The encoder's descriptor at unit length, and κ of shape B."""
+        normalised, raw = self._encode(images)
+        pooled = raw if normalised is None else self.gem(normalised)
+        return Embeddings(F.normalize(raw.float(), dim=-1), self.head(normalised, pooled, raw))
+
+    def embed(self, images: Iterable[Source] | Source, **options: Any) -> Embeddings:
+        """Embed paths, Pillow images or arrays; see `kappaplace.models.embedding.embed_images`."""
+        return embed_images(self, self.preprocessing, images, **options)
+
+    def fold(self) -> FrozenEncoder:
+        """The same encoder with the mirrored head in its exact inference form."""
+        return with_folded_head(self)
+
+    def train(self, mode: bool = True) -> FrozenEncoder:
+        """The encoder never leaves evaluation mode."""
+        super().train(mode)
+        self.encoder.eval()
+        return self

@@ -1,0 +1,156 @@
+"""Heads that say how sure the model is, each from the channel-normalised map or from the descriptor.
+
+Every head has ``forward(normalised, pooled, raw) -> Tensor`` of shape B (STUN: B×d), where
+
+* ``normalised`` is the feature map with unit channels, B×C×H×W,
+* ``pooled`` is that map after the descriptor's own GeM, B×C,
+* ``raw`` is the descriptor before its final normalisation, B×d.
+
+Taking all three lets a head share work with the descriptor path instead of doing it again.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Literal, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kappaplace.errors import KappaPlaceError
+from kappaplace.models.aggregation import Aggregation, GeM
+
+KAPPA_FLOOR = 1e-6  # κ stays positive where Softplus underflows
+
+HeadName = Literal["mirrored", "mirrored-tied", "folded", "folded-tied", "linear", "stun", "none"]
+
+
+def positive(x: Tensor) -> Tensor:
+    """Softplus in float32, plus the floor: κ > 0 always."""
+    return F.softplus(x.float() if x.dtype != torch.float64 else x) + KAPPA_FLOOR
+
+
+def inverse_softplus(y: float) -> float:
+    """The x with softplus(x) = y, for y > 0 of any size."""
+    return y + math.log(-math.expm1(-y))
+
+
+class KappaHead(nn.Module):
+    """Base of the heads that predict κ: knows its last layer."""
+
+    last: nn.Linear
+
+    def start_at(self, kappa: float) -> None:
+        """Set the last bias so that κ starts near a plausible value instead of at softplus(0) = 0.7.
+
+        At d = 512 a useful κ is some hundreds; gradient descent needs thousands of steps from 0.7.
+        """
+        if not kappa > 0:
+            raise KappaPlaceError(f"κ must start above zero, got {kappa}.")
+        with torch.no_grad():
+            self.last.bias.fill_(inverse_softplus(kappa))
+
+
+class MirroredKappaHead(KappaHead):
+    """The paper's head: an aggregation of its own, Linear(d, 1), Softplus.
+
+    ``tied`` shares GeM's exponent with the descriptor, so that pooling is done once for both.
+    """
+
+    def __init__(self, channels: int, dim: int, tied: bool = False) -> None:
+        super().__init__()
+        self.tied = tied
+        self.aggregation: nn.Module = nn.Linear(channels, dim) if tied else Aggregation(channels, dim)
+        self.last = nn.Linear(dim, 1)
+
+    def forward(self, normalised: Tensor, pooled: Tensor, raw: Tensor) -> Tensor:
+        return positive(self.last(self.aggregation(pooled if self.tied else normalised)).squeeze(-1))
+
+    def copy_aggregation(self, source: Aggregation) -> None:
+        """Start from the descriptor's aggregation (trained or not) instead of from fresh weights."""
+        target = self.aggregation if self.tied else self.aggregation.project
+        target.load_state_dict(source.project.state_dict())  # type: ignore[union-attr]
+        if not self.tied:
+            self.aggregation.gem.load_state_dict(source.gem.state_dict())  # type: ignore[union-attr]
+
+    @torch.no_grad()
+    def fold(self) -> FoldedKappaHead:
+        """The exact inference form: the two Linear layers have nothing between them, so they are one."""
+        first: nn.Linear = self.aggregation if self.tied else self.aggregation.project  # type: ignore[assignment]
+        folded = FoldedKappaHead(first.in_features, self.tied)
+        folded.to(device=first.weight.device, dtype=first.weight.dtype)
+        # Products in float64: the folded head must not lose the last digits of the trained one.
+        outer = self.last.weight.double()
+        folded.last.weight.copy_(outer @ first.weight.double())
+        folded.last.bias.copy_(outer @ first.bias.double() + self.last.bias.double())
+        if not self.tied:
+            folded.gem.load_state_dict(self.aggregation.gem.state_dict())  # type: ignore[union-attr]
+        return folded
+
+
+class FoldedKappaHead(KappaHead):
+    """The mirrored head with its two Linear layers folded into one Linear(C, 1)."""
+
+    def __init__(self, channels: int, tied: bool = False) -> None:
+        super().__init__()
+        self.gem: nn.Module = nn.Identity() if tied else GeM()
+        self.tied = tied
+        self.last = nn.Linear(channels, 1)
+
+    def forward(self, normalised: Tensor, pooled: Tensor, raw: Tensor) -> Tensor:
+        return positive(self.last(pooled if self.tied else self.gem(normalised)).squeeze(-1))
+
+
+class LinearKappaHead(KappaHead):
+    """Ablation: κ from the descriptor alone."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.last = nn.Linear(dim, 1)
+
+    def forward(self, normalised: Tensor, pooled: Tensor, raw: Tensor) -> Tensor:
+        return positive(self.last(raw).squeeze(-1))
+
+
+class StunHead(nn.Module):
+    """STUN's student: a sigmoid output s per dimension; the variance is exp(s)."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.last = nn.Linear(dim, dim)
+
+    def forward(self, normalised: Tensor, pooled: Tensor, raw: Tensor) -> Tensor:
+        return torch.sigmoid(self.last(raw))
+
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def with_folded_head(model: Model) -> Model:
+    """A copy of a model that shares everything but its ``head``, which is folded."""
+    head = model.head
+    if not isinstance(head, MirroredKappaHead):
+        kind = type(head).__name__ if head is not None else "none"
+        raise KappaPlaceError(f"Only a mirrored kappa head can be folded; this model's head is {kind}.")
+    folded = copy.copy(model)
+    folded._modules = dict(model._modules)
+    folded.head = head.fold()
+    return folded
+
+
+def build_head(name: HeadName, channels: int, dim: int) -> nn.Module | None:
+    """A head by name; ``none`` gives a plain retrieval model."""
+    builders = {
+        "mirrored": lambda: MirroredKappaHead(channels, dim),
+        "mirrored-tied": lambda: MirroredKappaHead(channels, dim, tied=True),
+        "folded": lambda: FoldedKappaHead(channels),
+        "folded-tied": lambda: FoldedKappaHead(channels, tied=True),
+        "linear": lambda: LinearKappaHead(dim),
+        "stun": lambda: StunHead(dim),
+        "none": lambda: None,
+    }
+    if name not in builders:
+        raise KappaPlaceError(f"Unknown head '{name}'; choose one of: {', '.join(builders)}.")
+    return builders[name]()

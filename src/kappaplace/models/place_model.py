@@ -1,0 +1,149 @@
+"""PlaceModel: image batch → unit descriptor and its concentration κ, in one forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kappaplace.data.images import Preprocessing, Source
+from kappaplace.errors import KappaPlaceError
+from kappaplace.models.aggregation import Aggregation, normalise_channels
+from kappaplace.models.backbones import backbone_spec, build_backbone, freeze_stages, frozen_modules
+from kappaplace.models.embedding import embed_images
+from kappaplace.models.heads import HeadName, StunHead, build_head, with_folded_head
+from kappaplace.types import Embeddings
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What must be known to build a model before its weights are loaded."""
+
+    backbone: str = "resnet50"
+    dim: int = 512
+    head: HeadName = "mirrored"
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Features(NamedTuple):
+    """What the encoder hands to a head; see `kappaplace.models.heads`."""
+
+    normalised: Tensor
+    pooled: Tensor
+    raw: Tensor
+
+
+class PlaceModel(nn.Module):
+    """Backbone, CosPlace aggregation and a head for the uncertainty.
+
+    >>> model = PlaceModel.create("resnet_tiny", dim=64).eval()
+    >>> output = model(torch.zeros(2, 3, 96, 96))
+    >>> tuple(output.descriptor.shape), tuple(output.kappa.shape)
+    ((2, 64), (2,))
+    """
+
+    def __init__(self, architecture: Architecture, preprocessing: Preprocessing | None = None) -> None:
+        super().__init__()
+        spec = backbone_spec(architecture.backbone)
+        if architecture.dim < 2:
+            raise KappaPlaceError(f"A descriptor needs at least 2 dimensions, got {architecture.dim}.")
+        self.architecture = architecture
+        self.preprocessing = preprocessing or default_preprocessing(architecture.backbone)
+        self.backbone = build_backbone(architecture.backbone)
+        self.aggregation = Aggregation(spec.channels, architecture.dim)
+        self.head = build_head(architecture.head, spec.channels, architecture.dim)
+        self._frozen_stages = 0
+        self._frozen_encoder = False
+
+    @classmethod
+    def create(
+        cls,
+        backbone: str = "resnet50",
+        dim: int = 512,
+        head: HeadName = "mirrored",
+        *,
+        pretrained: bool = False,
+        preprocessing: Preprocessing | None = None,
+    ) -> PlaceModel:
+        """A new model; ``pretrained`` starts the backbone from ImageNet."""
+        model = cls(Architecture(backbone, dim, head), preprocessing)
+        if pretrained:
+            model.backbone = build_backbone(backbone, pretrained=True)
+        return model
+
+    @property
+    def dim(self) -> int:
+        """Dimension of the descriptor."""
+        return self.architecture.dim
+
+    def features(self, images: Tensor) -> Features:
+        """Everything up to the descriptor before its normalisation."""
+        if images.ndim != 4 or images.shape[1] != 3:
+            raise KappaPlaceError(
+                f"Expected a batch of RGB images, B×3×H×W, got shape {tuple(images.shape)}; convert to RGB "
+                "or use model.embed, which does."
+            )
+        normalised = normalise_channels(self.backbone(images))
+        pooled = self.aggregation.gem(normalised)
+        return Features(normalised, pooled, self.aggregation.project(pooled))
+
+    def forward(self, images: Tensor) -> Embeddings:
+        """B×3×H×W, normalised as ``preprocessing`` says → descriptors B×d and κ of shape B."""
+        features = self.features(images)
+        raw = features.raw if features.raw.dtype == torch.float64 else features.raw.float()
+        descriptor = F.normalize(raw, dim=-1)
+        if self.head is None:
+            return Embeddings(descriptor)
+        spread = self.head(*features)
+        if isinstance(self.head, StunHead):
+            return Embeddings(descriptor, variance=spread.float().exp().mean(-1))
+        return Embeddings(descriptor, spread)
+
+    def embed(self, images: Iterable[Source] | Source, **options: Any) -> Embeddings:
+        """Embed paths, Pillow images or H×W×3 arrays; see `kappaplace.models.embedding.embed_images`."""
+        return embed_images(self, self.preprocessing, images, **options)
+
+    def fold(self) -> PlaceModel:
+        """The same model (sharing the encoder) with the mirrored head in its exact inference form."""
+        folded = with_folded_head(self)
+        name: HeadName = "folded-tied" if self.architecture.head == "mirrored-tied" else "folded"
+        folded.architecture = replace(self.architecture, head=name)
+        return folded
+
+    def freeze_partially(self, stages: int | None = None) -> None:
+        """Train only the later stages, the aggregation and the head (default: the backbone's own choice)."""
+        spec = backbone_spec(self.architecture.backbone)
+        self._frozen_stages = spec.frozen_stages if stages is None else stages
+        freeze_stages(self.backbone, self._frozen_stages)
+        self.train(self.training)
+
+    def freeze_encoder(self) -> None:
+        """Post-training: only the head trains; descriptors and BatchNorm statistics stay as they are."""
+        self._frozen_encoder = True
+        for module in (self.backbone, self.aggregation):
+            module.requires_grad_(False)
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> PlaceModel:
+        """As usual, except that frozen parts stay in evaluation mode: BatchNorm must not move there."""
+        super().train(mode)
+        if self._frozen_encoder:
+            self.backbone.eval()
+            self.aggregation.eval()
+        else:
+            for module in frozen_modules(self.backbone, self._frozen_stages):
+                module.eval()
+        return self
+
+
+def default_preprocessing(backbone: str) -> Preprocessing:
+    """Square input at the backbone's own size and statistics."""
+    spec = backbone_spec(backbone)
+    multiple = spec.stride if spec.strict_stride else 1
+    return Preprocessing(spec.input_size, "exact", mean=spec.mean, std=spec.std, multiple=multiple)

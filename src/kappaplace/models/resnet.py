@@ -1,0 +1,96 @@
+"""ResNet feature extractors in plain torch, with torchvision's parameter names.
+
+Written here rather than imported, so that the core neither needs torchvision nor fails where its
+binary does not match the installed torch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class BasicBlock(nn.Module):
+    expansion = 1
+
+    def __init__(self, inputs: int, width: int, stride: int, stride_in_conv1: bool) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, width, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.downsample = _shortcut(inputs, width, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = x if self.downsample is None else self.downsample(x)
+        x = torch.relu(self.bn1(self.conv1(x)))
+        return torch.relu(self.bn2(self.conv2(x)) + shortcut)
+
+
+class Bottleneck(nn.Module):
+    expansion = 4
+
+    def __init__(self, inputs: int, width: int, stride: int, stride_in_conv1: bool) -> None:
+        super().__init__()
+        first, second = (stride, 1) if stride_in_conv1 else (1, stride)
+        outputs = width * self.expansion
+        self.conv1 = nn.Conv2d(inputs, width, 1, first, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, second, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3 = nn.Conv2d(width, outputs, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(outputs)
+        self.downsample = _shortcut(inputs, outputs, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = x if self.downsample is None else self.downsample(x)
+        x = torch.relu(self.bn1(self.conv1(x)))
+        x = torch.relu(self.bn2(self.conv2(x)))
+        return torch.relu(self.bn3(self.conv3(x)) + shortcut)
+
+
+def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Module | None:
+    if stride == 1 and inputs == outputs:
+        return None
+    return nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+
+class ResNet(nn.Module):
+    """Stem and four stages; the output is the last feature map (stride 32)."""
+
+    # In this order partial training freezes from the front; `frozen_stages=3` is the field's default
+    # (stem, layer1 and layer2 stay as they are, layer3 and layer4 train).
+    layer1: nn.Sequential
+    layer2: nn.Sequential
+    layer3: nn.Sequential
+    layer4: nn.Sequential
+    stages = (("conv1", "bn1"), ("layer1",), ("layer2",), ("layer3",), ("layer4",))
+
+    def __init__(
+        self,
+        depths: tuple[int, int, int, int],
+        block: type[BasicBlock] | type[Bottleneck],
+        *,
+        stride_in_conv1: bool = False,
+        width: int = 64,
+    ) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, width, 7, 2, 3, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.maxpool = nn.MaxPool2d(3, 2, 1)
+        channels = width
+        for stage, depth in enumerate(depths):
+            blocks: list[nn.Module] = []
+            for position in range(depth):
+                stride = 2 if stage > 0 and position == 0 else 1
+                blocks.append(block(channels, width << stage, stride, stride_in_conv1))
+                channels = (width << stage) * block.expansion
+            setattr(self, f"layer{stage + 1}", nn.Sequential(*blocks))
+        self.channels = channels
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.maxpool(torch.relu(self.bn1(self.conv1(x))))
+        return self.layer4(self.layer3(self.layer2(self.layer1(x))))

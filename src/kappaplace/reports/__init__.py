@@ -1,0 +1,1 @@
+"""Tables, plots and HTML; the arithmetic belongs to metrics."""

@@ -1,0 +1,122 @@
+"""Figures as matplotlib objects: the caller decides where they are saved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kappaplace.metrics.calibration import ReliabilityCurve
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Okabe-Ito: told apart by colour-blind readers too.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+RIGHT, WRONG, QUERY = "#1a9850", "#d73027", "#4d4d4d"
+PLOT_STYLE: Any = {
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "font.size": 9,
+    "svg.hashsalt": "kappaplace",  # the same data gives the same bytes
+}
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """A figure without pyplot's global state, so that figures can be made in threads and servers."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def reliability_figure(curves: Mapping[str, ReliabilityCurve], errors: Mapping[str, float], k: int) -> Figure:
+    """One small plot a score: success in each bin against what the bin promises; bars show the counts."""
+    import matplotlib
+
+    with matplotlib.rc_context(PLOT_STYLE):
+        figure = new_figure(2.6 * len(curves), 3.0)
+        axes = figure.subplots(1, len(curves), sharey=True, squeeze=False)[0]
+        for position, (label, curve) in enumerate(curves.items()):
+            axis = axes[position]
+            bins = np.arange(1, len(curve.counts) + 1)
+            axis.bar(
+                bins, curve.counts / curve.counts.sum(), color="#bbbbbb", width=0.9, label="share of queries"
+            )
+            axis.plot(bins, curve.expected, "--", color="#666666", label="expected")
+            filled = curve.counts > 0
+            axis.plot(bins[filled], curve.observed[filled], "o-", color=COLOURS[position], label="observed")
+            axis.set(
+                title=f"{label}: ECE@{k} {errors[label]:.3f}",
+                xlabel="bin, certain → uncertain",
+                ylim=(0, 1.04),
+            )
+            axis.set_xticks(bins[::3])
+        axes[0].set_ylabel(f"R@{k}")
+        axes[0].legend(fontsize=7, loc="upper right")
+        return figure
+
+
+def kappa_figure(
+    curves: Mapping[str, tuple[NDArray[Any], NDArray[Any], NDArray[Any]]],
+    damage: NDArray[Any],
+    kappa: NDArray[Any],
+    success: NDArray[np.bool_],
+) -> Figure:
+    """Left: mean κ of the same views as one kind of damage grows. Right: κ of every query."""
+    import matplotlib
+
+    with matplotlib.rc_context(PLOT_STYLE):
+        figure = new_figure(9.0, 3.3)
+        left, right = figure.subplots(1, 2)
+        for colour, (condition, (levels, mean, error)) in zip(COLOURS, curves.items(), strict=False):
+            left.errorbar(levels, mean, error, marker="o", ms=3, color=colour, label=condition)
+        left.set(xlabel="level of damage", ylabel="mean κ", title="κ of the same views under growing damage")
+        left.set_ylim(bottom=0)
+        left.legend(fontsize=8)
+        for right_or_wrong, colour, label in ((True, RIGHT, "right"), (False, WRONG, "wrong")):
+            chosen = success == right_or_wrong
+            right.scatter(
+                damage[chosen], kappa[chosen], s=9, alpha=0.6, color=colour, label=f"top match {label}"
+            )
+        right.set(xlabel="total damage of the query", ylabel="κ", title="every query of the unseen district")
+        right.set_ylim(bottom=0)
+        right.legend(fontsize=8)
+        return figure
+
+
+@dataclass(frozen=True, eq=False)
+class GalleryRow:
+    """A query and its best matches."""
+
+    title: str
+    query: NDArray[np.uint8]
+    query_caption: str
+    matches: Sequence[NDArray[np.uint8]]
+    right: Sequence[bool]
+    captions: Sequence[str]
+
+
+def gallery_figure(rows: Sequence[GalleryRow]) -> Figure:
+    """Queries on the left, matches framed green where right and red where wrong."""
+    columns = 1 + max(len(row.matches) for row in rows)
+    figure = new_figure(2.2 * columns, 2.55 * len(rows))
+    axes = figure.subplots(len(rows), columns, squeeze=False)
+    for line, row in zip(axes, rows, strict=True):
+        _picture(line[0], row.query, QUERY, f"{row.title}\n{row.query_caption}")
+        for axis, image, right, caption in zip(line[1:], row.matches, row.right, row.captions, strict=True):
+            _picture(axis, image, RIGHT if right else WRONG, caption)
+    return figure
+
+
+def _picture(axis: Any, image: NDArray[np.uint8], colour: str, caption: str) -> None:
+    axis.imshow(image)
+    axis.set_title(caption, fontsize=8)
+    axis.set_xticks([])
+    axis.set_yticks([])
+    for spine in axis.spines.values():
+        spine.set(color=colour, linewidth=4)

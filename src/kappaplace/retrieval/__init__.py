@@ -1,0 +1,1 @@
+"""Top-k search of references for queries."""

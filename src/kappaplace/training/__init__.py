@@ -1,0 +1,1 @@
+"""Anchors, losses and the loops that make models."""

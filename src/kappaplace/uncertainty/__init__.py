@@ -1,0 +1,1 @@
+"""Uncertainty scores, higher = less certain: one small file a method, one registry."""

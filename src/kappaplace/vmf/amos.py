@@ -1,0 +1,126 @@
+"""The Amos form: a closed-form upper bound of the Bessel ratio, and its integral as log-partition.
+
+With ṽ = (d − 1)/2 and s = √(κ² + ṽ²) the ratio is κ/(ṽ + s) and its integral from 0 is
+
+    Ψ(κ) = (s − ṽ) − ṽ·log((s + ṽ)/(2ṽ)).
+
+Every expression below is rewritten so that no two large numbers are subtracted, and every derivative is given
+by hand for the same reason: automatic differentiation would bring the subtraction back. The functions with
+`order` take ṽ itself; `bessel` reuses them at other orders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kappaplace.vmf.inputs import check_dim, working
+
+Curve = Callable[[Tensor, float], Tensor]
+
+
+class _WithDerivative(torch.autograd.Function):
+    """A function of κ whose derivative is a second given function, differentiable in turn.
+
+    It has no forward-mode rule: torch.compile refuses functions with one.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(kappa: Tensor, order: float, value: Curve, derivative: Curve) -> Tensor:
+        return value(kappa, order)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float, Curve, Curve], output: Tensor) -> None:
+        kappa, ctx.order, _, ctx.derivative = inputs
+        ctx.save_for_backward(kappa)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        (kappa,) = ctx.saved_tensors
+        return grads[0] * ctx.derivative(kappa, ctx.order), None, None, None
+
+
+def with_derivative(kappa: Tensor, order: float, value: Curve, derivative: Curve) -> Tensor:
+    """value(kappa, order), with derivative(kappa, order) as its gradient in kappa."""
+    return _WithDerivative.apply(kappa, order, value, derivative)
+
+
+def bessel_ratio(kappa: Tensor | float, dim: int) -> Tensor:
+    """Mean cosine to μ at concentration κ in the Amos form, κ/(ṽ + √(κ² + ṽ²)): in [0, 1), rising in κ.
+
+    >>> round(bessel_ratio(100.0, 512).item(), 4)
+    0.1887
+    """
+    check_dim(dim)
+    (kappa,) = working(kappa)
+    return ratio(kappa, (dim - 1) / 2)
+
+
+def log_partition(kappa: Tensor | float, dim: int) -> Tensor:
+    """Ψ(κ), the integral of `bessel_ratio` from 0 to κ: convex, 0 at κ = 0, its gradient is `bessel_ratio`.
+
+    >>> round(log_partition(100.0, 512).item(), 4)
+    9.6063
+    """
+    check_dim(dim)
+    (kappa,) = working(kappa)
+    return partition(kappa, (dim - 1) / 2)
+
+
+def ratio(kappa: Tensor, order: float) -> Tensor:
+    """κ/(ṽ + s)."""
+    return with_derivative(kappa, order, _ratio, slope)
+
+
+def ratio_gap(kappa: Tensor, order: float) -> Tensor:
+    """1 − ratio, to full relative precision however close the ratio is to 1."""
+    return with_derivative(kappa, order, _ratio_gap, _minus_slope)
+
+
+def slope(kappa: Tensor, order: float) -> Tensor:
+    """Derivative of the ratio, ṽ/(s(ṽ + s))."""
+    s = _root(kappa, order)
+    return order / (s * (order + s))
+
+
+def partition(kappa: Tensor, order: float) -> Tensor:
+    """Ψ(κ)."""
+    return with_derivative(kappa, order, _partition, ratio)
+
+
+def partition_gap(kappa: Tensor, order: float) -> Tensor:
+    """κ − Ψ(κ), to full relative precision: Ψ comes close to κ when κ is large."""
+    return with_derivative(kappa, order, _partition_gap, ratio_gap)
+
+
+def _root(kappa: Tensor, order: float) -> Tensor:
+    return torch.sqrt(kappa * kappa + order * order)
+
+
+def _ratio(kappa: Tensor, order: float) -> Tensor:
+    return kappa / (order + _root(kappa, order))
+
+
+def _ratio_gap(kappa: Tensor, order: float) -> Tensor:
+    s = _root(kappa, order)  # s − κ = ṽ²/(s + κ)
+    return (order + order * order / (s + kappa)) / (order + s)
+
+
+def _minus_slope(kappa: Tensor, order: float) -> Tensor:
+    return -slope(kappa, order)
+
+
+def _partition(kappa: Tensor, order: float) -> Tensor:
+    rise = kappa * _ratio(kappa, order)  # s − ṽ
+    return rise - order * torch.log1p(rise / (2 * order))
+
+
+def _partition_gap(kappa: Tensor, order: float) -> Tensor:
+    rise = kappa * _ratio(kappa, order)
+    shortfall = 2 * order * kappa / (kappa + order + _root(kappa, order))  # κ − (s − ṽ)
+    return shortfall + order * torch.log1p(rise / (2 * order))

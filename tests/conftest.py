@@ -1,0 +1,33 @@
+"""Fixtures shared by all tests: one small city, one small model."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from kappaplace.data.images import Preprocessing
+from kappaplace.models.place_model import PlaceModel
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    # Tests run in two processes: more threads each would only fight over the cores.
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def tiny() -> PlaceModel:
+    """An untrained model that embeds a 64×64 image in a millisecond."""
+    return PlaceModel.create("resnet_tiny", dim=32, preprocessing=Preprocessing(64, "exact")).eval()
+
+
+@pytest.fixture
+def pictures() -> np.ndarray:
+    """Six random 48×80 pictures, uint8 N×H×W×3."""
+    return np.random.default_rng(0).integers(0, 256, (6, 48, 80, 3), dtype=np.uint8)

@@ -1,0 +1,158 @@
+"""The table itself: columns, validation, neighbourhood, selection, hash."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import FrozenInstanceError, replace
+
+import numpy as np
+import pytest
+
+from kappaplace.data.neighbourhood import Neighbourhood
+from kappaplace.data.place_images import PlaceImages
+from kappaplace.data.positives import Positives
+from kappaplace.errors import KappaPlaceError
+
+
+def small(**rest: object) -> PlaceImages:
+    return PlaceImages.create(
+        ["r0.jpg", "r1.jpg", "q0.jpg", "r2.jpg"],
+        [[0, 0], [10, 0], [5, 0], [100, 0]],
+        is_query=[False, False, True, False],
+        **rest,
+    )
+
+
+def test_unknown_is_filled_in():
+    table = PlaceImages.create(["a.jpg", "b.jpg"])
+    assert np.isnan(table.positions).all()
+    assert np.isnan(table.heading).all()
+    assert table.place.tolist() == [-1, -1]
+    assert table.condition.tolist() == ["", ""]
+    assert not table.is_query.any()
+    assert not table.posed.any()
+    assert (table.radius, table.frame, str(table.neighbourhood)) == (25.0, "local", "metres:25")
+
+
+def test_queries_and_references_are_counted_apart():
+    table = small()
+    assert table.query_rows.tolist() == [2]
+    assert table.reference_rows.tolist() == [0, 1, 3]
+    assert table.positives().of(0).tolist() == [0, 1]
+    assert table.references.paths.tolist() == ["r0.jpg", "r1.jpg", "r2.jpg"]
+    assert len(table.queries) == 1
+
+
+def test_table_is_frozen():
+    table = small()
+    with pytest.raises(FrozenInstanceError):
+        table.radius = 5.0  # type: ignore[misc]
+    with pytest.raises(ValueError, match="read-only"):
+        table.positions[0, 0] = 1.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"positions": [[0, np.nan], [1, 1]]}, "only one of its two coordinates"),
+        ({"positions": [[0, np.inf], [1, 1]]}, "infinite"),
+        ({"positions": [[0, 1]]}, "shape"),
+        ({"heading": [1.0]}, "shape"),
+        ({"heading": ["north", "east"]}, "heading"),
+        ({"radius": 0.0}, "radius"),
+        ({"accuracy": [-1.0, 1.0]}, "negative position accuracy"),
+        ({"given_positives": Positives.from_lists([[0]], 1)}, "1 queries and 1 references"),
+    ],
+)
+def test_what_is_wrong_is_told_in_a_sentence(changes, words):
+    with pytest.raises(KappaPlaceError, match=words):
+        PlaceImages.create(["a.jpg", "b.jpg"], **changes)
+
+
+def test_heading_wraps_around():
+    table = PlaceImages.create(["a", "b", "c", "d"], heading=[-90.0, 360.0, 725.0, np.nan])
+    assert table.heading[:3].tolist() == [270.0, 0.0, 5.0]
+    assert np.isnan(table.heading[3])
+    assert PlaceImages.create(["a"], heading=[-1e-9]).heading[0] < 360.0
+
+
+def test_near_in_metres_frames_and_self():
+    metres = small(neighbourhood=Neighbourhood("metres", 10.0))
+    assert metres.is_near([0, 0, 0], [0, 1, 2]).tolist() == [True, True, False]
+    assert metres.is_near(np.arange(3)[:, None], np.arange(3)).shape == (3, 3)
+    assert metres.near(0).tolist() == [0, 1]
+    frames = small(neighbourhood=Neighbourhood("frames", 1))
+    assert frames.near(1).tolist() == [0, 1, 2]
+    assert frames.near(0).tolist() == [0, 1]
+    assert small(neighbourhood=Neighbourhood("self")).near(1).tolist() == [1]
+
+
+def test_frames_of_different_routes_are_never_near():
+    table = PlaceImages.create(
+        ["a", "b", "c"], condition=["one", "one", "two"], neighbourhood=Neighbourhood("frames", 5)
+    )
+    assert table.near(1).tolist() == [0, 1]
+
+
+def test_unposed_images_are_near_only_themselves():
+    table = PlaceImages.create(["a", "b"])
+    assert table.is_near([0, 0], [0, 1]).tolist() == [True, False]
+
+
+def test_select_keeps_frame_numbers_and_positives():
+    given = Positives.from_lists([[0, 1, 2]], 3)
+    table = small(given_positives=given, neighbourhood=Neighbourhood("frames", 1))
+    part = table.select([3, 2, 0])
+    assert part.positives().of(0).tolist() == [0, 1]
+    assert part.near(0).tolist() == [0]  # frames 2 and 0 are still two apart
+    assert part.frame_numbers().tolist() == [2, 0, 0]
+
+
+def test_a_part_of_a_protocol_is_not_the_protocol():
+    table = small(protocol="pitts30k-test")
+    assert table.select(slice(0, 2)).protocol == ""
+    assert table.select(np.arange(4)).protocol == "pitts30k-test"
+
+
+def test_accuracy_widens_the_radius():
+    table = PlaceImages.create(["q", "r"], [[0, 0], [30, 0]], is_query=[True, False], accuracy=[3.0, np.nan])
+    assert table.positives().counts.tolist() == [0]
+    assert replace(table, accuracy=np.array([3.0, 2.0])).positives().counts.tolist() == [1]
+
+
+def test_hash_follows_content_not_root():
+    table = small(name="a")
+    assert table.content_hash == replace(table, root="/elsewhere", protocol="x").content_hash
+    assert table.content_hash != replace(table, radius=10.0).content_hash
+    assert table.content_hash != replace(table, positions=table.positions + 1e-9).content_hash
+    assert table.content_hash != replace(table, name="b").content_hash
+    minus_zero = replace(table, positions=np.where(table.positions == 0, -0.0, table.positions))
+    assert table.content_hash == minus_zero.content_hash
+    assert len(table.content_hash) == 64
+
+
+def test_hash_is_the_same_on_every_machine():
+    assert small(name="a").content_hash.startswith("2408f4ead9fc777a")
+
+
+def test_table_travels_between_processes():
+    table = small()
+    assert pickle.loads(pickle.dumps(table)).content_hash == table.content_hash
+
+
+def test_paths(tmp_path):
+    table = small(root=tmp_path)
+    assert table.image_path(0) == tmp_path / "r0.jpg"
+    assert table.image_paths([2]) == [str(tmp_path / "q0.jpg")]
+    assert len(table.image_paths()) == 4
+
+
+@pytest.mark.parametrize("text", ["metres", "metres:x", "miles:3", "frames:-1", "metres:inf"])
+def test_bad_neighbourhoods(text):
+    with pytest.raises(KappaPlaceError):
+        Neighbourhood.parse(text)
+
+
+def test_neighbourhood_round_trip():
+    for text in ("metres:25", "frames:5", "self", "metres:12.5"):
+        assert str(Neighbourhood.parse(text)) == text

@@ -1,0 +1,131 @@
+"""Downloads, from a server on this machine: progress, checksum, interruption, no network."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import torch
+
+from kappaplace.errors import KappaPlaceError
+from kappaplace.models import hub
+from kappaplace.models.hub import HUB, HubModel, fetch
+from kappaplace.models.loading import load_model
+from kappaplace.models.place_model import PlaceModel
+
+from .test_foreign import cosplace_state
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """Address of a local file server and the folder it serves."""
+    folder = tmp_path / "served"
+    folder.mkdir()
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as httpd:
+        threading.Thread(target=httpd.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{httpd.server_port}", folder
+        httpd.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("KAPPAPLACE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "models"
+
+
+def entry(address: str) -> HubModel:
+    return dataclasses.replace(HUB["cosplace-resnet18-512"], where=f"{address}/model.pth", dim=16)
+
+
+def test_download_once_then_from_the_cache(
+    server: tuple[str, Path], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, folder = server
+    model = PlaceModel.create("resnet18", dim=16, head="none")
+    torch.save(cosplace_state(model), folder / "model.pth")
+    monkeypatch.setitem(HUB, "mine", entry(address))
+    first = load_model("mine")
+    (folder / "model.pth").unlink()  # the second time nothing is asked of the server
+    again = load_model("mine")
+    images = torch.randn(1, 3, 64, 64)
+    torch.testing.assert_close(first(images).descriptor, again(images).descriptor)
+    assert len((cache / "model.pth.sha256").read_text().strip()) == 64
+
+
+def test_a_changed_file_is_refused_afterwards(server: tuple[str, Path], cache: Path) -> None:
+    address, folder = server
+    (folder / "model.pth").write_bytes(b"weights")
+    fetch(entry(address))
+    (cache / "model.pth").write_bytes(b"Weights")
+    with pytest.raises(KappaPlaceError, match="have changed since their first download"):
+        fetch(entry(address))
+
+
+def test_a_missing_record_is_made_good(server: tuple[str, Path], cache: Path) -> None:
+    address, folder = server
+    (folder / "model.pth").write_bytes(b"weights")
+    fetch(entry(address))
+    (cache / "model.pth.sha256").unlink()
+    fetch(entry(address))
+    assert (cache / "model.pth.sha256").exists()
+
+
+def test_not_found_and_no_network_are_one_sentence(server: tuple[str, Path], cache: Path) -> None:
+    address, _ = server
+    with pytest.raises(KappaPlaceError, match=r"Could not download 'cosplace-resnet18-512'.*not found"):
+        fetch(entry(address))
+    with pytest.raises(KappaPlaceError, match=r"refused.*or place the file at"):
+        fetch(entry("http://127.0.0.1:9"))
+    assert not list(cache.glob("*.pth"))
+
+
+def test_a_broken_connection_leaves_nothing_behind(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Half:
+        headers = {"Content-Length": "100"}  # noqa: RUF012 - a stand-in for an HTTP answer
+        parts = [b"x" * 40, b""]  # noqa: RUF012
+
+        def __enter__(self) -> Half:
+            return self
+
+        def __exit__(self, *args: object) -> None:
+            pass
+
+        def read(self, count: int) -> bytes:
+            return self.parts.pop(0)
+
+    monkeypatch.setattr(hub.urllib.request, "urlopen", lambda *args, **kwargs: Half())
+    with pytest.raises(KappaPlaceError, match="broke off after 40 of 100 bytes"):
+        fetch(entry("http://127.0.0.1:9"))
+    assert not list(cache.iterdir())
+
+
+def test_torch_hub_without_network_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(torch.hub, "load", refuse)
+    with pytest.raises(KappaPlaceError, match="Could not load"):
+        load_model("megaloc")
+
+
+def test_torch_hub_models_become_frozen_encoders(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, 5))
+    monkeypatch.setattr(torch.hub, "load", lambda *args, **kwargs: encoder)
+    assert load_model("salad").dim == 5
+
+
+def test_every_entry_says_what_a_user_must_know() -> None:
+    for model in HUB.values():
+        assert model.licence
+        assert model.size_mb > 0
+        assert model.where.startswith("https://") == (model.kind == "weights")
