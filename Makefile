@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet -c constraints.txt
 STAMP  := $(VENV)/.installed
 
 .PHONY: demo test test-all lint docs bench clean
@@ -9,19 +10,29 @@ STAMP  := $(VENV)/.installed
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(PIP) -e '.[dev]'
 	touch $@
 
-demo: $(STAMP)  ## train, add κ, retrieve, write demo/report.html
+demo: $(STAMP)  # train, add κ, retrieve in an unseen district, write demo/report.html
 	$(BIN)/kappaplace demo --out demo
 
-test: $(STAMP) lint  ## lint, types and the fast tests
+test: lint  # lint, types and the quick tests
 	$(BIN)/pytest -n 2 -m "not slow"
+
+test-all: lint docs  # everything, the slow suites too
+	$(BIN)/pytest -n 2
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(STAMP)  # the documentation as a site in site/
+	$(PIP) -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+bench: $(STAMP)  # ratios measured in one run; each script prints its own table
+	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
 clean:
-	rm -rf $(VENV) build dist demo
+	rm -rf $(VENV) build dist demo site

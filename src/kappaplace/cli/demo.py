@@ -15,7 +15,9 @@ def demo(
     seed: Annotated[
         int, typer.Option(help="Which city and which training; the same seed, the same table.")
     ] = 0,
-    steps: Annotated[int, typer.Option(min=1, help="Training steps of the encoder.")] = 800,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Training steps of the encoder; fewer are quicker and worse.")
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead of the table.")
     ] = False,
@@ -39,10 +41,9 @@ def demo(
     from kappaplace.files import make_folder
 
     make_folder(out)  # before a minute of work, not after it
+    settings = DemoSettings(seed=seed) if steps is None else DemoSettings(seed=seed, steps=steps)
     notes = Console(stderr=True)
-    result = run_demo(
-        DemoSettings(seed=seed, steps=steps), say=lambda line: notes.print(f"[dim]•[/dim] {line}")
-    )
+    result = run_demo(settings, say=lambda line: notes.print(f"[dim]•[/dim] {line}"))
     files = write_results(result, out)
     if as_json:
         typer.echo(
@@ -50,5 +51,5 @@ def demo(
         )
         return
     console = Console()
-    console.print(evaluation_table(result.evaluation, "A district that was never seen"))
+    console.print(evaluation_table(result.evaluation, "In a district that was never seen"))
     console.print(f"Open [bold]{files['report']}[/bold] in a browser; the model is in {files['model']}.")

@@ -45,7 +45,7 @@ def evaluation_table(evaluation: Evaluation, title: str) -> Table:
     from rich.table import Table
 
     header, rows = score_rows(evaluation)
-    table = Table(title=f"{title} — {len(evaluation.hits)} queries — {recall_line(evaluation)}")
+    table = Table(title=f"{title}, {len(evaluation.hits)} queries:\n{recall_line(evaluation)}")
     for position, name in enumerate(header):
         table.add_column(name, justify="left" if position == 0 else "right")
     for row in rows:

@@ -30,7 +30,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class DemoSettings:
-    """Everything that shapes the demo; the defaults take about a minute on two cores."""
+    """Everything that shapes the demo; the defaults take about two minutes on two cores."""
 
     seed: int = 0
     size: int = 64
@@ -43,7 +43,7 @@ class DemoSettings:
     query_strength: float = 0.6
     """Highest level of damage in a query."""
     dim: int = 128
-    steps: int = 800
+    steps: int = 700
     batch_size: int = 64
 
 

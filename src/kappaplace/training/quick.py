@@ -58,6 +58,7 @@ def train_classifier(
         raise KappaPlaceError("There are no two classes to tell apart; use more images or smaller cells.")
     device = next(model.parameters()).device
     images = images.to(device)
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # a third faster on a CPU
     samplers = {index: ClassSampler(groups[index], seed) for index in used}
     generator = torch.Generator().manual_seed(seed)
     prototypes = new_prototypes(classes, model.dim, generator).to(device)
@@ -117,10 +118,14 @@ def fit_kappa_head(
     *,
     epochs: int = 60,
     batch_size: int = 256,
-    lr: float = 1e-3,
+    lr: float = 1e-2,
     seed: int = 0,
 ) -> list[float]:
-    """Post-training (PT) on cached features: only the head's linear layers move. Returns the losses."""
+    """Post-training (PT) on cached features: only the head's linear layers move. Returns the losses.
+
+    The learning rate is ten times the paper's 1e-3: κ must travel to some hundreds, and there are only some
+    hundred steps to do it in.
+    """
     head = _mirrored(model)
     first: nn.Module = head.aggregation if head.tied else head.aggregation.project  # type: ignore[assignment]
     # Inference-mode tensors cannot enter autograd; clones can.
