@@ -8,6 +8,7 @@ import scipy.special
 import torch
 
 from kappaplace import vmf
+from kappaplace.errors import KappaPlaceError
 
 DIMS = [2, 3, 5, 8, 64, 129, 130, 256, 512, 2048, 8192]
 KAPPAS = [1e-6, 1e-3, 0.1, 1.0, 7.3, 50.0, 300.0, 1e3, 1e4, 1e5, 1e6]
@@ -83,3 +84,14 @@ def test_log_normalizer_is_the_textbook_constant(dim: int, kappa: float) -> None
         area = mpmath.mpf(dim) / 2 * mpmath.log(2 * mpmath.pi)
         expected = float(order * mpmath.log(x) - area - mpmath.log(mpmath.besseli(order, x)))
     assert vmf.log_normalizer(kappa, dim, exact=True).item() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("kappa", [float("nan"), float("inf"), -1.0])
+def test_sampling_refuses_what_would_never_end(kappa: float) -> None:
+    with pytest.raises(KappaPlaceError, match="Sampling needs κ between 0"):
+        vmf.sample(torch.eye(3)[0], kappa, 2)
+
+
+def test_fusing_along_the_components_is_refused() -> None:
+    with pytest.raises(KappaPlaceError, match="the last axis holds the components"):
+        vmf.fuse(torch.eye(3), torch.ones(3), axis=-1)

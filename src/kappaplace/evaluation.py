@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,7 +49,11 @@ class Evaluation:
             "queries": len(self.hits),
             "recall": {f"R@{k}": value for k, value in self.recall.items()},
             "scores": {
-                result.score.name: {**{f"ECE@{k}": v for k, v in result.ece.items()}, "AUROC": result.auroc}
+                result.score.name: {
+                    **{f"ECE@{k}": v for k, v in result.ece.items()},
+                    # JSON has no NaN: None says that all queries were right, or all wrong.
+                    "AUROC": None if math.isnan(result.auroc) else result.auroc,
+                }
                 for result in self.scores
             },
         }

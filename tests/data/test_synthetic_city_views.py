@@ -162,7 +162,7 @@ def test_another_data_set_in_the_folder_is_refused(city, few, tmp_path):
 
 def test_a_folder_that_cannot_be_written_is_told(city, few, tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(KappaPlaceError, match="Cannot write the synthetic city"):
+    with pytest.raises(KappaPlaceError, match="Cannot write to the folder"):
         write_city(city, tmp_path / "file" / "city", 16, views=few)
 
 

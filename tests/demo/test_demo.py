@@ -67,5 +67,7 @@ def test_the_full_demo_is_uncertain_but_not_lost(tmp_path: Path) -> None:
     assert 0.6 <= answer.recall[1] <= 0.95
     for levels, kappa, _ in result.damage_curve.values():
         assert kappa[-1] < kappa[0], levels
+    blank = result.queries.featureless
+    assert result.query.kappa[blank > 0.6].mean() < 0.9 * result.query.kappa[blank < 0.1].mean()
     ece = {r.score.name: r.ece[1] for r in answer.scores}
     assert ece["kappaplace"] < ece["l2"] < ece["pa"]  # the paper's order

@@ -27,6 +27,8 @@ def check_record(name: str) -> None:
     assert sum(p.numel() for p in backbone.parameters()) / 1e6 == pytest.approx(spec.parameters_m, abs=0.06)
     assert features.shape == (1, spec.channels, 4, 5)
     assert spec.licence
+    freeze_stages(backbone, len(backbone.stages))
+    assert not [name for name, p in backbone.named_parameters() if p.requires_grad]
     assert spec.weights.where or spec.weights.kind in ("none", "file")
 
 
@@ -122,12 +124,32 @@ def test_no_network_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path) -
 
 
 @needs_timm
+def test_an_unreachable_hub_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    weights._do_not_wait_for_a_missing_network()
+    assert constants.HF_HUB_OFFLINE
+
+
+def test_damaged_weights_are_not_blamed_on_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong_hash(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("invalid hash value")
+
+    monkeypatch.setattr(torch.hub, "load_state_dict_from_url", wrong_hash)
+    with pytest.raises(KappaPlaceError, match="are damaged"):
+        build_backbone("resnet18", pretrained=True)
+
+
+@needs_timm
 def test_no_network_for_timm_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     timm = import_timm()
 
     def refuse(*args: object, **kwargs: object) -> None:
         raise OSError("the hub cannot be reached")
 
+    monkeypatch.setattr(weights, "_do_not_wait_for_a_missing_network", lambda: None)
     untouched = timm.create_model
     monkeypatch.setattr(
         timm, "create_model", lambda *a, **k: refuse() if k.get("pretrained") else untouched(*a, **k)

@@ -103,11 +103,14 @@ def test_an_unknown_head_is_refused(tmp_path: Path) -> None:
 def test_torchvision_resnet_in_half_precision(suffix: str, tmp_path: Path) -> None:
     model = PlaceModel.create("resnet18", dim=16)
     state = {k: v.half() if v.is_floating_point() else v for k, v in model.backbone.state_dict().items()}
+    if suffix == ".pth":  # files older than BatchNorm's step counter
+        state = {k: v for k, v in state.items() if not k.endswith("num_batches_tracked")}
     state |= {"fc.weight": torch.zeros(1000, 512), "fc.bias": torch.zeros(1000)}
     file = tmp_path / f"resnet18{suffix}"
     save_file(state, file) if suffix == ".safetensors" else torch.save(state, file)
     loaded = load_model(file, dim=16)
     assert loaded.architecture.backbone == "resnet18"
+    assert not loaded.training
     expected = model.backbone.layer4[1].conv2.weight.half().float()
     torch.testing.assert_close(loaded.backbone.layer4[1].conv2.weight, expected, rtol=0, atol=0)
 
@@ -152,6 +155,17 @@ def test_unknown_layouts_are_one_sentence(content: object, tmp_path: Path) -> No
     torch.save(content, tmp_path / "other.pth")
     with pytest.raises(KappaPlaceError, match="layout"):
         load_model(tmp_path / "other.pth")
+
+
+def test_incomplete_files_name_what_is_missing(tmp_path: Path) -> None:
+    state = cosplace_state(PlaceModel.create("resnet18", dim=8, head="none"))
+    for key in ("aggregation.1.p", "aggregation.3.bias"):
+        torch.save({k: v for k, v in state.items() if k != key}, tmp_path / "w.pth")
+        with pytest.raises(KappaPlaceError, match=key):
+            load_model(tmp_path / "w.pth")
+    torch.save({"classifiers_state_dict": [{"centre": torch.zeros(2, 2)}]}, tmp_path / "w.pth")
+    with pytest.raises(KappaPlaceError, match="no 'weight'"):
+        read_prototypes(tmp_path / "w.pth")
 
 
 def test_prototypes_missing(tmp_path: Path) -> None:

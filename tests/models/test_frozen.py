@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
 from kappaplace.models.frozen import FrozenEncoder
 
@@ -80,6 +81,19 @@ def test_fold_equals_unfolded_and_leaves_no_hooks() -> None:
 
 def test_embed_works_like_a_place_model(pictures: np.ndarray) -> None:
     assert FrozenEncoder(convolutional(), layer="0").embed(pictures).kappa.shape == (6,)
+
+
+def test_probe_uses_the_preprocessings_size() -> None:
+    """Encoders such as MixVPR have layers that fit one image size only."""
+    encoder = nn.Sequential(nn.Conv2d(3, 4, 16, 16), nn.Flatten(), nn.Linear(4 * 20 * 20, 6))
+    assert FrozenEncoder(encoder, layer="0", preprocessing=Preprocessing(320, "exact")).dim == 6
+    with pytest.raises(KappaPlaceError, match="fails on an image of 512×512 pixels"):
+        FrozenEncoder(encoder, layer="0")
+
+
+def test_a_wrong_channel_count_is_one_sentence() -> None:
+    with pytest.raises(KappaPlaceError, match="Expected a batch of RGB images"):
+        FrozenEncoder(convolutional(), layer="0")(torch.zeros(2, 1, 64, 64))
 
 
 def test_unknown_layer_lists_the_first_ones() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import socket
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -109,19 +110,58 @@ def test_a_broken_connection_leaves_nothing_behind(cache: Path, monkeypatch: pyt
     assert not list(cache.iterdir())
 
 
-def test_torch_hub_without_network_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+ANSWERS = {
+    "silence": b"",
+    "junk": b"what?\r\n\r\n",
+    "half": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n8\r\nhalf",
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_a_broken_server_is_not_blamed_on_the_disk(answer: str, cache: Path) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        connection.recv(4096)
+        connection.sendall(ANSWERS[answer])
+        connection.close()
+
+    threading.Thread(target=serve, daemon=True).start()
+    with pytest.raises(KappaPlaceError, match="the connection broke off"):
+        fetch(entry(f"http://127.0.0.1:{listener.getsockname()[1]}"))
+    assert not list(cache.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (OSError("no route to host"), "no route to host; connect to the network"),
+        (Exception("Untrusted repository."), "confirm in a terminal that you trust"),
+        (ModuleNotFoundError("No module named 'lightning'"), "needs a package that is not installed"),
+    ],
+)
+def test_torch_hub_failures_are_one_sentence(
+    error: Exception, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*args: object, **kwargs: object) -> None:
-        raise OSError("no route to host")
+        raise error
 
     monkeypatch.setattr(torch.hub, "load", refuse)
-    with pytest.raises(KappaPlaceError, match="Could not load"):
+    with pytest.raises(KappaPlaceError, match=sentence):
         load_model("megaloc")
 
 
 def test_torch_hub_models_become_frozen_encoders(monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, 5))
     monkeypatch.setattr(torch.hub, "load", lambda *args, **kwargs: encoder)
-    assert load_model("salad").dim == 5
+    model = load_model("salad")
+    assert model.dim == 5
+    assert model.preprocessing.fixed_size == (322, 322)
+    with torch.no_grad():
+        encoder[2].weight.add_(1.0)
+    with pytest.raises(KappaPlaceError, match="have changed since their first download"):
+        load_model("salad")
 
 
 def test_every_entry_says_what_a_user_must_know() -> None:

@@ -113,6 +113,7 @@ def test_embed_gives_the_model_back_in_training_mode(tiny: PlaceModel, pictures:
     ("images", "sentence"),
     [
         ([], "list of images is empty"),
+        (5, "Cannot embed a int"),
         (["/no/such/picture.jpg"], "No image file at /no/such/picture.jpg"),
         ([np.zeros((4, 4, 2), np.uint8)], "H×W×3"),
     ],
@@ -143,6 +144,49 @@ def test_bfloat16_autocast_keeps_outputs_in_float32(tiny: PlaceModel) -> None:
     assert (output.descriptor * exact.descriptor).sum(1).min() > 0.99
 
 
-def test_a_descriptor_needs_two_dimensions() -> None:
-    with pytest.raises(KappaPlaceError, match="at least 2"):
-        PlaceModel.create("resnet_tiny", dim=1)
+@pytest.mark.parametrize("head", ["mirrored", "mirrored-tied", "folded", "folded-tied", "linear"])
+def test_autocast_does_not_round_kappa(head: str) -> None:
+    """In bfloat16 κ near 300 has steps of 2: the head must compute in float32 whatever autocast says."""
+    net = PlaceModel.create("resnet_tiny", dim=16, head=head).eval()
+    net.head.start_at(300.0)
+    normalised = torch.nn.functional.normalize(torch.rand(8, 192, 3, 3), dim=1)
+    pooled = net.aggregation.gem(normalised)
+    raw = torch.randn(8, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = net.head(normalised, pooled, raw)
+    torch.testing.assert_close(rounded, net.head(normalised, pooled, raw), rtol=1e-6, atol=0)
+    assert len(rounded.unique()) > 4
+
+
+def test_partial_freezing_after_post_training_lets_the_encoder_learn_again() -> None:
+    model = PlaceModel.create("resnet18", dim=8).train()
+    model.freeze_encoder()
+    model.freeze_partially()
+    assert all(p.requires_grad for p in model.aggregation.parameters())
+    assert model.backbone.layer4[0].bn1.training
+    assert not model.backbone.layer2[0].bn1.training
+    with pytest.raises(KappaPlaceError, match="Cannot freeze 99 stages"):
+        model.freeze_partially(99)
+    assert model.backbone.layer4[0].bn1.training
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_embed_works_in_the_models_own_precision(
+    dtype: torch.dtype, tiny: PlaceModel, pictures: np.ndarray
+) -> None:
+    exact = tiny.embed(pictures)
+    output = tiny.to(dtype).embed(pictures)
+    assert output.descriptor.dtype == np.float32
+    assert (output.descriptor * exact.descriptor).sum(1).min() > 0.98
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:99"])
+def test_a_missing_device_is_one_sentence(device: str, tiny: PlaceModel, pictures: np.ndarray) -> None:
+    with pytest.raises(KappaPlaceError, match=f"device '{device}' cannot be used here"):
+        tiny.embed(pictures, device=device)
+
+
+@pytest.mark.parametrize("dim", [1, 4.5, "64"])
+def test_a_descriptor_needs_two_dimensions(dim: object) -> None:
+    with pytest.raises(KappaPlaceError, match="2 or more"):
+        PlaceModel.create("resnet_tiny", dim=dim)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kappaplace.errors import KappaPlaceError
+from kappaplace.retrieval import exact
 from kappaplace.retrieval.exact import search
 
 
@@ -43,6 +44,27 @@ def test_types_and_shapes() -> None:
 def test_k_must_fit_the_references(k: int) -> None:
     with pytest.raises(KappaPlaceError, match="there are 20 references"):
         search(unit(3, 8, 0), unit(20, 8, 1), k)
+
+
+def test_queries_in_blocks_equal_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, r = unit(13, 6, 0), unit(40, 6, 1)
+    whole = search(q, r, 5)
+    monkeypatch.setattr(exact, "QUERY_BLOCK", 4)
+    for mine, theirs in zip(search(q, r, 5, block=7), whole, strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-6)
+
+
+def test_no_queries_give_no_matches_and_float64_is_taken() -> None:
+    assert search(np.empty((0, 8), np.float32), unit(20, 8, 1), 4).indices.shape == (0, 4)
+    assert search(unit(2, 8, 0).astype(np.float64), unit(20, 8, 1), 4).similarities.dtype == np.float32
+
+
+@pytest.mark.parametrize("side", ["queries", "references"])
+def test_nan_is_reported(side: str) -> None:
+    q, r = unit(3, 8, 0), unit(20, 8, 1)
+    (q if side == "queries" else r)[1, 2] = np.nan
+    with pytest.raises(KappaPlaceError, match="NaN or infinite"):
+        search(q, r, 4)
 
 
 def test_dimensions_must_agree() -> None:

@@ -60,10 +60,9 @@ def test_cached_features_give_the_kappa_of_the_model(head: str) -> None:
     images = coloured_places()[0]
     net = model(head).eval()
     pooled, descriptors = cache_features(net, images, batch_size=7)
-    first = net.head.aggregation if net.head.tied else net.head.aggregation.project
     with torch.no_grad():
         output = net(net.preprocessing.normalise(images))
-        kappa = torch.nn.functional.softplus(net.head.last(first(pooled)).squeeze(-1)) + 1e-6
+        kappa = net.head.from_pooled(pooled)
     torch.testing.assert_close(kappa, output.kappa, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(descriptors, output.descriptor)
 
@@ -84,7 +83,7 @@ def test_kappa_head_finds_the_best_kappa_of_two_kinds_of_image() -> None:
     history = fit_kappa_head(net, pooled, descriptors, anchors, epochs=100, batch_size=50)
     assert history[-1] < history[0]
     with torch.no_grad():
-        kappa = torch.nn.functional.softplus(net.head.last(net.head.aggregation.project(pooled)).squeeze(-1))
+        kappa = net.head.from_pooled(pooled)
     for kind, c in ((noisy, 0.3), (~noisy, 0.9)):
         assert float(kappa[kind].mean()) == pytest.approx(float(vmf.best_kappa(torch.tensor(c), 16)), rel=0.1)
     floor = vmf_loss(descriptors, anchors, vmf.best_kappa(cosine, 16))

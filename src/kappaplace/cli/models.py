@@ -58,7 +58,7 @@ def _show(backbones: list[dict[str, Any]], published: list[dict[str, Any]]) -> N
     from rich.table import Table
 
     console = Console()
-    table = Table("name", "M", "channels", "input", "licence", "ImageNet weights", title="Backbones")
+    table = Table("name", "M", "channels", "input", "licence", "weights", title="Backbones")
     table.columns[0].no_wrap = True
     for row in backbones:
         source = row["weights"].partition(" ")[0]
@@ -69,6 +69,7 @@ def _show(backbones: list[dict[str, Any]], published: list[dict[str, Any]]) -> N
     console.print(table)
     table = Table("name", "dim", "MB", "licence", "source", "here", title="Published models")
     table.columns[0].no_wrap = True
+    table.columns[4].overflow = "fold"  # never cut: it is where the code comes from
     for row in published:
         source = row["source"].removeprefix("https://github.com/").partition("/releases/")[0]
         if row["kind"] == "torch.hub":

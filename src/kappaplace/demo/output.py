@@ -148,7 +148,7 @@ def report(result: DemoResult, pictures: dict[str, bytes]) -> str:
             "Right: all queries. κ measures how noisy the image is; it cannot know that another street looks "
             "the same.",
         ),
-        html.paragraph(f"Made by `kappaplace demo --seed {result.settings.seed}`."),
+        html.paragraph(f"Made by: kappaplace demo --seed {result.settings.seed}"),
     ]
     lead = (
         f"A small model learnt one district of a synthetic city and was tested in another: "

@@ -47,5 +47,9 @@ class Aggregation(nn.Module):
         self.gem = GeM()
         self.project = nn.Linear(channels, dim)
 
+    def from_pooled(self, pooled: Tensor) -> Tensor:
+        """The descriptor before its normalisation; GeM gives float32 even in a half-precision model."""
+        return self.project(pooled.to(self.project.weight.dtype))
+
     def forward(self, normalised: Tensor) -> Tensor:
-        return self.project(self.gem(normalised))
+        return self.from_pooled(self.gem(normalised))

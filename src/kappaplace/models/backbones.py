@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
+from kappaplace.data.images import IMAGENET_MEAN, IMAGENET_STD
 from kappaplace.errors import KappaPlaceError
 from kappaplace.models import timm_backbone
 from kappaplace.models.efficientnet_lite import EfficientNetLite0
@@ -18,8 +19,6 @@ from kappaplace.models.resnet import BasicBlock, Bottleneck, ResNet
 from kappaplace.models.vgg import VGG16
 from kappaplace.models.weights import WeightSource, load_imagenet
 
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
 HALF = (0.5, 0.5, 0.5)
 
 
@@ -76,6 +75,21 @@ def _timm(
     )
 
 
+def _dinov2(name: str, timm_name: str, channels: int, size: float) -> BackboneSpec:
+    return _timm(
+        name,
+        timm_name,
+        channels,
+        size,
+        "Apache-2.0",
+        frozen_stages=9,
+        input_size=322,
+        stride=14,
+        strict_stride=True,
+        note="patch tokens as a feature map; weights of LVD-142M, not ImageNet",
+    )
+
+
 _SPECS = (
     _resnet("resnet18", BasicBlock, (2, 2, 2, 2), 11.2, "resnet18-f37072fd.pth"),
     _resnet("resnet50", Bottleneck, (3, 4, 6, 3), 23.5, "resnet50-0676ba61.pth"),
@@ -108,7 +122,7 @@ _SPECS = (
         14.7,
         VGG16,
         WeightSource("torch.hub", "https://download.pytorch.org/models/vgg16-397923af.pth"),
-        "BSD-3-Clause (weights: CC BY 4.0, University of Oxford)",
+        "BSD-3-Clause",
         frozen_stages=1,
         stride=16,
     ),
@@ -126,30 +140,8 @@ _SPECS = (
         note="weights come as a pip package (extra lite0): works offline",
     ),
     _timm("efficientnet_b0", "efficientnet_b0", 1280, 4.0, "Apache-2.0", frozen_stages=5),
-    _timm(
-        "dinov2_vits14",
-        "vit_small_patch14_dinov2",
-        384,
-        22.1,
-        "Apache-2.0",
-        frozen_stages=9,
-        input_size=322,
-        stride=14,
-        strict_stride=True,
-        note="patch tokens treated as a feature map",
-    ),
-    _timm(
-        "dinov2_vitb14",
-        "vit_base_patch14_dinov2",
-        768,
-        86.6,
-        "Apache-2.0",
-        frozen_stages=9,
-        input_size=322,
-        stride=14,
-        strict_stride=True,
-        note="patch tokens treated as a feature map",
-    ),
+    _dinov2("dinov2_vits14", "vit_small_patch14_dinov2", 384, 22.1),
+    _dinov2("dinov2_vitb14", "vit_base_patch14_dinov2", 768, 86.6),
 )
 
 BACKBONES: dict[str, BackboneSpec] = {spec.name: spec for spec in _SPECS}
@@ -183,19 +175,21 @@ def freeze_stages(backbone: nn.Module, count: int) -> None:
         )
     for position, names in enumerate(stages):
         for name in names:
-            module = _submodule(backbone, name)
-            for parameter in module.parameters():
+            part = _part(backbone, name)
+            for parameter in [part] if isinstance(part, nn.Parameter) else part.parameters():
                 parameter.requires_grad_(position >= count)
 
 
 def frozen_modules(backbone: nn.Module, count: int) -> list[nn.Module]:
     """The modules of the first ``count`` stages: their BatchNorm statistics must not move either."""
     stages: tuple[tuple[str, ...], ...] = backbone.stages  # type: ignore[assignment]
-    return [_submodule(backbone, name) for names in stages[:count] for name in names]
+    parts = [_part(backbone, name) for names in stages[:count] for name in names]
+    return [part for part in parts if isinstance(part, nn.Module)]
 
 
-def _submodule(module: nn.Module, name: str) -> nn.Module:
-    # `get_submodule` does not see properties such as VGG16.front.
-    for part in name.split("."):
-        module = getattr(module, part)
-    return module
+def _part(module: nn.Module, name: str) -> nn.Module | nn.Parameter:
+    """A module, a bare parameter (a transformer's class token) or a property such as VGG16.front."""
+    part: nn.Module | nn.Parameter = module
+    for word in name.split("."):
+        part = getattr(part, word)
+    return part

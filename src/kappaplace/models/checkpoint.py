@@ -1,26 +1,31 @@
-"""Own checkpoints: a folder with ``model.safetensors`` and one JSON card. Nothing is ever unpickled."""
+"""Own checkpoints: a folder with weights in safetensors and one JSON card. Nothing is ever unpickled.
+
+The weights file carries the start of its checksum in its name and the card, written last, names it: a
+process killed between the two leaves the old card with the old weights.
+"""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
 import kappaplace
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import make_folder, replace_file
+from kappaplace.models.digest import sha256_of, state_digest
+from kappaplace.models.frozen import FrozenEncoder
 from kappaplace.models.place_model import Architecture, PlaceModel
 
-WEIGHTS, CARD = "model.safetensors", "card.json"
+CARD = "card.json"
 FORMAT = 1
+_KEYS = ("kind", "architecture", "preprocessing", "data", "licence", "metrics", "notes", "weights", "sha256")
 
 
 @dataclass(frozen=True)
@@ -34,55 +39,74 @@ class ModelCard:
     notes: str = ""
 
 
-def save_model(model: PlaceModel, folder: str | Path, card: ModelCard | None = None) -> Path:
-    """Write weights and card; an interrupted write leaves what was there before."""
+def save_model(model: PlaceModel | FrozenEncoder, folder: str | Path, card: ModelCard | None = None) -> Path:
+    """Write weights and card; an interrupted write leaves the model that was there before.
+
+    Of a FrozenEncoder only the head is written, with a fingerprint of the encoder it belongs to.
+    """
     folder = make_folder(folder)
     card = card or ModelCard()
-    state = {name: value.contiguous().cpu() for name, value in model.state_dict().items()}
-    replace_file(folder / WEIGHTS, lambda part: save_file(state, part))
+    frozen = isinstance(model, FrozenEncoder)
+    part = model.head if isinstance(model, FrozenEncoder) else model
+    state = {name: value.contiguous().cpu() for name, value in part.state_dict().items()}
+    digest = state_digest(state)
+    weights = f"model-{digest[:12]}.safetensors"
+    replace_file(folder / weights, lambda file: _write_weights(state, file))
     record = {
         "format": FORMAT,
         "kappaplace": kappaplace.__version__,
-        "architecture": model.architecture.to_dict(),
+        "kind": "frozen-encoder" if frozen else "place-model",
+        "architecture": model.to_dict() if isinstance(model, FrozenEncoder) else model.architecture.to_dict(),
         "preprocessing": model.preprocessing.to_dict(),
         "data": card.data,
         "licence": card.licence,
         "metrics": card.metrics,
         "notes": card.notes,
-        "sha256": sha256_of(folder / WEIGHTS),
+        "weights": weights,
+        "sha256": sha256_of(folder / weights),
     }
     text = json.dumps(record, indent=2, ensure_ascii=False) + "\n"
-    replace_file(folder / CARD, lambda part: part.write_text(text, encoding="utf-8"))
+    replace_file(folder / CARD, lambda file: file.write_text(text, encoding="utf-8"))
+    for old in folder.glob("model-*.safetensors"):
+        if old.name != weights:
+            old.unlink(missing_ok=True)
     return folder
 
 
 def load_checkpoint(folder: str | Path, *, dim: int | None = None) -> tuple[PlaceModel, ModelCard]:
-    """Read a folder written by `save_model`; ``dim`` refuses a model of another dimension."""
+    """Read a PlaceModel written by `save_model`; ``dim`` refuses a model of another dimension."""
     folder = Path(folder)
-    record = _read_card(folder)
+    record = read_card(folder)
     model = PlaceModel(
-        Architecture(**record["architecture"]), Preprocessing.from_dict(record["preprocessing"])
+        Architecture.from_dict(record["architecture"]), Preprocessing.from_dict(record["preprocessing"])
     )
-    if dim is not None and model.dim != dim:
-        raise KappaPlaceError(
-            f"The checkpoint {folder} has {model.dim}-dimensional descriptors, {dim} were asked for; "
-            "use a checkpoint of that dimension or train one."
-        )
-    if sha256_of(folder / WEIGHTS) != record["sha256"]:
-        raise KappaPlaceError(
-            f"The weights in {folder / WEIGHTS} are not those its card was written for (checksum differs): "
-            "the file is damaged or was exchanged; restore the folder from a copy."
-        )
-    try:
-        state = load_file(folder / WEIGHTS)
-    except (SafetensorError, OSError) as error:
-        raise KappaPlaceError(f"The weights in {folder / WEIGHTS} cannot be read: {error}.") from None
-    load_state(model, state, str(folder))
+    check_dim(model.dim, dim, str(folder))
+    load_state(model, _read_weights(folder, record), str(folder))
     card = ModelCard(record["data"], record["licence"], record["metrics"], record["notes"])
     return model.eval(), card
 
 
-def load_state(model: torch.nn.Module, state: dict[str, torch.Tensor], where: str) -> None:
+def load_head(folder: Path, encoder: nn.Module, *, dim: int | None = None) -> FrozenEncoder:
+    """Put a saved kappa head back beside the encoder it was trained for; another encoder is refused."""
+    record = read_card(folder)
+    model = FrozenEncoder.from_dict(
+        record["architecture"], encoder, Preprocessing.from_dict(record["preprocessing"])
+    )
+    check_dim(model.dim, dim, str(folder))
+    load_state(model.head, _read_weights(folder, record), str(folder))
+    return model.eval()
+
+
+def check_dim(found: int, wanted: int | None, where: str) -> None:
+    """Refuse descriptors of another dimension than was asked for."""
+    if wanted is not None and wanted != found:
+        raise KappaPlaceError(
+            f"The checkpoint {where} has {found}-dimensional descriptors, {wanted} were asked for; "
+            "use a checkpoint of that dimension or train one."
+        )
+
+
+def load_state(model: nn.Module, state: dict[str, Tensor], where: str) -> None:
     """`load_state_dict` with one sentence instead of a page when something does not fit."""
     own = model.state_dict()
     for name, value in state.items():
@@ -91,43 +115,56 @@ def load_state(model: torch.nn.Module, state: dict[str, torch.Tensor], where: st
                 f"The checkpoint {where} does not fit the model: '{name}' has shape {tuple(value.shape)}, "
                 f"expected {tuple(own[name].shape)}; was it made for another dimension or backbone?"
             )
-    missing, unexpected = sorted(set(own) - set(state)), sorted(set(state) - set(own))
+    # Files older than BatchNorm's step counter lack it; nothing at inference depends on it.
+    missing = sorted(name for name in set(own) - set(state) if not name.endswith("num_batches_tracked"))
+    unexpected = sorted(set(state) - set(own))
     if missing or unexpected:
         example = missing[0] if missing else unexpected[0]
         raise KappaPlaceError(
             f"The checkpoint {where} does not fit the model: {len(missing)} tensors are missing and "
             f"{len(unexpected)} are unknown (for instance '{example}')."
         )
-    model.load_state_dict(state)
+    model.load_state_dict(state, strict=False)
 
 
-def sha256_of(file: Path) -> str:
-    """Checksum of a file's content."""
-    digest = hashlib.sha256()
-    try:
-        with open(file, "rb") as stream:
-            while block := stream.read(1 << 20):
-                digest.update(block)
-    except OSError as error:
-        raise KappaPlaceError(f"Cannot read {file}: {os.strerror(error.errno or 0)}.") from None
-    return digest.hexdigest()
-
-
-def _read_card(folder: Path) -> dict[str, Any]:
+def read_card(folder: Path) -> dict[str, Any]:
+    """The card of a model folder, complete or refused."""
     file = folder / CARD
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
-        if record["format"] > FORMAT:
-            raise KappaPlaceError(
-                f"The checkpoint {folder} was written by kappaplace {record['kappaplace']}, which is newer; "
-                "upgrade this one."
-            )
-        for key in ("architecture", "preprocessing", "data", "licence", "metrics", "notes", "sha256"):
-            record[key]
-        return record
+        newer = record["format"] > FORMAT
+        if not newer:
+            record = {key: record[key] for key in _KEYS}
     except FileNotFoundError:
         raise KappaPlaceError(
             f"No model at {folder}: there is no {CARD}; give a folder written by kappaplace."
         ) from None
     except (KeyError, TypeError, ValueError, OSError) as error:
         raise KappaPlaceError(f"The model card {file} cannot be read: {error!r}.") from None
+    if newer:
+        raise KappaPlaceError(
+            f"The checkpoint {folder} was written by kappaplace {record.get('kappaplace')}, which is newer; "
+            "upgrade this one."
+        )
+    return record
+
+
+def _write_weights(state: dict[str, Tensor], file: Path) -> None:
+    try:
+        save_file(state, file)
+    except SafetensorError as error:  # it wraps the disk's errors
+        raise KappaPlaceError(f"Cannot write {file.parent}: {error}; the model there is unchanged.") from None
+
+
+def _read_weights(folder: Path, record: dict[str, Any]) -> dict[str, Tensor]:
+    # Only a plain file name: a card from elsewhere must not reach out of its folder.
+    file = folder / Path(str(record["weights"])).name
+    if sha256_of(file) != record["sha256"]:
+        raise KappaPlaceError(
+            f"The weights in {file} are not those its card was written for (checksum differs): "
+            "the file is damaged or was exchanged; restore the folder from a copy."
+        )
+    try:
+        return load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise KappaPlaceError(f"The weights in {file} cannot be read: {error}.") from None

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
-from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
 
 from kappaplace.data.images import Preprocessing, Source
 from kappaplace.data.loader import ImageLoader
@@ -19,15 +18,37 @@ from kappaplace.progress import track
 from kappaplace.types import Embeddings
 
 
+def check_images(images: Tensor) -> None:
+    """Models take RGB batches; anything else is told in one sentence."""
+    if images.ndim != 4 or images.shape[1] != 3:
+        raise KappaPlaceError(
+            f"Expected a batch of RGB images, B×3×H×W, got shape {tuple(images.shape)}; convert to RGB "
+            "or use model.embed, which does."
+        )
+
+
 def as_sources(images: Iterable[Source] | Source) -> Sequence[Source]:
     """One image or many, as a sequence of sources."""
     if isinstance(images, str | os.PathLike | bytes | Image.Image):
         return [images]
     if isinstance(images, np.ndarray):
-        if images.ndim == 4:
-            return list(images)
-        return [images]
+        return list(images) if images.ndim == 4 else [images]
+    if not isinstance(images, Iterable):
+        raise KappaPlaceError(
+            f"Cannot embed a {type(images).__name__}; give paths, Pillow images or H×W×3 arrays."
+        )
     return list(images)
+
+
+def usable_device(name: str | torch.device) -> torch.device:
+    """A device that exists here, or one sentence."""
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+        raise KappaPlaceError(f"The device '{name}' cannot be used here: {reason}") from None
+    return device
 
 
 @torch.inference_mode()
@@ -42,7 +63,7 @@ def embed_images(
 ) -> Embeddings:
     """Embeddings (NumPy float32) of paths, Pillow images or H×W×3 arrays, in their order.
 
-    The model is used in evaluation mode and handed back as it was.
+    The model runs in evaluation mode and returns to its own afterwards; ``device`` moves it there to stay.
     """
     if batch_size < 1:
         raise KappaPlaceError(f"The batch size must be at least 1, got {batch_size}.")
@@ -50,16 +71,18 @@ def embed_images(
     if not sources:
         raise KappaPlaceError("There is nothing to embed: the list of images is empty.")
     if device is not None:
-        model.to(device)
-    target = next(model.parameters()).device
+        model.to(usable_device(device))
+    weight = next(model.parameters())
     was_training = model.training
     model.eval()
     parts: list[Embeddings] = []
     try:
         with track("Embedding", len(sources)) if progress else nullcontext(None) as bar:
             for batch in ImageLoader(sources, preprocessing, batch_size):
-                output = model(preprocessing.normalise(batch.images.to(target)))
-                parts.append(Embeddings(*(None if x is None else x.float().cpu().numpy() for x in output)))
+                pixels = preprocessing.normalise(batch.images.to(weight.device)).to(weight.dtype)
+                parts.append(
+                    Embeddings(*(None if x is None else x.float().cpu().numpy() for x in model(pixels)))
+                )
                 if bar is not None:
                     bar.advance(len(batch.rows))
     finally:
@@ -69,7 +92,5 @@ def embed_images(
 
 def join(parts: Sequence[Embeddings]) -> Embeddings:
     """Embeddings of several batches as one."""
-    columns: list[Any] = []
-    for column in zip(*parts, strict=True):
-        columns.append(None if column[0] is None else np.concatenate(column))
-    return Embeddings(*columns)
+    columns = zip(*parts, strict=True)
+    return Embeddings(*(None if column[0] is None else np.concatenate(column) for column in columns))

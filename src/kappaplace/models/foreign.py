@@ -19,7 +19,7 @@ from torch import Tensor
 
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
-from kappaplace.models.checkpoint import load_state
+from kappaplace.models.checkpoint import check_dim, load_state
 from kappaplace.models.heads import HeadName
 from kappaplace.models.place_model import Architecture, PlaceModel
 
@@ -80,23 +80,19 @@ def read_prototypes(file: str | Path) -> list[Tensor]:
     if not groups:
         raise KappaPlaceError(f"The file {file} holds no class prototypes ('classifiers_state_dict').")
     parts = groups.values() if isinstance(groups, dict) else groups
-    matrices = [part if isinstance(part, Tensor) else part["weight"] for part in parts]
+    matrices = [part if isinstance(part, Tensor) else _tensor(part, "weight", str(file)) for part in parts]
     return [torch.nn.functional.normalize(matrix.float(), dim=1) for matrix in matrices]
 
 
 def _from_cosplace(state: State, where: str, dim: int | None, name: str | None) -> PlaceModel:
     found = state["aggregation.3.weight"].shape[0]
-    if dim is not None and dim != found:
-        raise KappaPlaceError(
-            f"The checkpoint {where} has {found}-dimensional descriptors, {dim} were asked for; "
-            "use a checkpoint of that dimension or train one."
-        )
+    check_dim(found, dim, where)
     backbone = _sequential_backbone(state)
     head, head_state = _head(state, found, where)
     own = {f"backbone.{key}": value for key, value in backbone.items()}
-    own["aggregation.gem.p"] = state["aggregation.1.p"].reshape(1)
+    own["aggregation.gem.p"] = _tensor(state, "aggregation.1.p", where).reshape(1)
     own["aggregation.project.weight"] = state["aggregation.3.weight"]
-    own["aggregation.project.bias"] = state["aggregation.3.bias"]
+    own["aggregation.project.bias"] = _tensor(state, "aggregation.3.bias", where)
     model = PlaceModel(
         Architecture(name or _name_of(backbone, where), found, head),
         Preprocessing(),  # CosPlace embeds images at their native size
@@ -137,29 +133,32 @@ def _head(state: State, dim: int, where: str) -> tuple[HeadName, State]:
     weights = [key for key, value in part.items() if value.ndim == 2]
     shapes = [tuple(part[key].shape) for key in weights]
     if shapes == [(1, dim)]:
-        return "linear", _linear(part, weights[0], "head.last")
+        return "linear", _linear(part, weights[0], "head.last", where)
     if shapes == [(dim, dim)]:
-        return "stun", _linear(part, weights[0], "head.last")
+        return "stun", _linear(part, weights[0], "head.last", where)
     exponents = [key for key in part if key.endswith(".p")]
     if len(shapes) == 2 and shapes[1] == (1, dim) and shapes[0][0] == dim and len(exponents) == 1:
         return "mirrored", {
             "head.aggregation.gem.p": part[exponents[0]].reshape(1),
-            **_linear(part, weights[0], "head.aggregation.project"),
-            **_linear(part, weights[1], "head.last"),
+            **_linear(part, weights[0], "head.aggregation.project", where),
+            **_linear(part, weights[1], "head.last", where),
         }
     raise KappaPlaceError(f"The checkpoint {where} has an uncertainty head of unknown form: {shapes}.")
 
 
-def _linear(part: State, weight: str, target: str) -> State:
-    bias = weight.removesuffix("weight") + "bias"
-    return {f"{target}.weight": part[weight], f"{target}.bias": part[bias]}
+def _linear(part: State, weight: str, target: str, where: str) -> State:
+    bias = _tensor(part, weight.removesuffix("weight") + "bias", where)
+    return {f"{target}.weight": part[weight], f"{target}.bias": bias}
+
+
+def _tensor(state: State, key: str, where: str) -> Tensor:
+    if key not in state:
+        raise KappaPlaceError(f"The checkpoint {where} is incomplete: it has no '{key}'.")
+    return state[key]
 
 
 def _from_torchvision(state: State, where: str, dim: int, name: str | None) -> PlaceModel:
-    backbone = {key: value.float() for key, value in state.items() if not key.startswith("fc.")}
+    backbone = {key: value for key, value in state.items() if not key.startswith("fc.")}
     model = PlaceModel(Architecture(name or _name_of(backbone, where), dim, "mirrored"))
-    backbone = {
-        key: value.long() if key.endswith("num_batches_tracked") else value for key, value in backbone.items()
-    }
     load_state(model.backbone, backbone, where)
-    return model
+    return model.eval()

@@ -16,9 +16,12 @@ from torch import Tensor, nn
 from kappaplace.data.images import Preprocessing, Source
 from kappaplace.errors import KappaPlaceError
 from kappaplace.models.aggregation import GeM, normalise_channels
-from kappaplace.models.embedding import embed_images
-from kappaplace.models.heads import LinearKappaHead, MirroredKappaHead, with_folded_head
+from kappaplace.models.digest import state_digest
+from kappaplace.models.embedding import check_images, embed_images
+from kappaplace.models.heads import FoldedKappaHead, LinearKappaHead, MirroredKappaHead, with_folded_head
 from kappaplace.types import Embeddings
+
+PROBE_SIDE = 224  # a multiple of 14, 16 and 32, for encoders that take any size
 
 
 class FrozenEncoder(nn.Module):
@@ -37,31 +40,41 @@ class FrozenEncoder(nn.Module):
         layer: str | None = None,
         preprocessing: Preprocessing | None = None,
         prefix_tokens: int = 1,
+        name: str = "",
     ) -> None:
         """``layer`` names the module whose output the head reads (a dotted name as in ``named_modules``).
 
         Its output may be a B×C×H×W map or B×N×C tokens, of which the first ``prefix_tokens`` are dropped.
+        ``preprocessing`` must be the one the encoder was trained with (default: 512×512, ImageNet);
+        ``name`` is that of a hub model, so that a saved head can find its encoder again.
         """
         super().__init__()
-        self.encoder = encoder.eval().requires_grad_(False)
-        self.preprocessing = preprocessing or Preprocessing(512, "exact")
-        self.layer, self.prefix_tokens = layer, prefix_tokens
         if layer is not None and layer not in dict(encoder.named_modules()):
             some = ", ".join(name for name, _ in list(encoder.named_modules())[1:13])
             raise KappaPlaceError(f"The encoder has no layer '{layer}'; its first layers are: {some}.")
-        channels, self.dim = self._probe()
+        self.encoder = encoder.eval().requires_grad_(False)
+        self.preprocessing = preprocessing or Preprocessing(512, "exact")
+        self.layer, self.prefix_tokens, self.name = layer, prefix_tokens, name
+        self.channels, self.dim = self._probe()
         self.gem = GeM().requires_grad_(False)
         self.head: nn.Module = (
-            LinearKappaHead(self.dim) if layer is None else MirroredKappaHead(channels, self.dim)
+            LinearKappaHead(self.dim) if layer is None else MirroredKappaHead(self.channels, self.dim)
         )
 
     @torch.no_grad()
     def _probe(self) -> tuple[int, int]:
-        """Channels of the watched layer and dimension of the descriptor, from one small image."""
-        parameter = next(self.encoder.parameters(), torch.zeros(()))
-        side = 224  # a multiple of 14, 16 and 32
-        image = torch.zeros(1, 3, side, side, device=parameter.device, dtype=parameter.dtype)
-        normalised, descriptor = self._encode(image)
+        """Channels of the watched layer and dimension of the descriptor, from one image."""
+        weight = next(self.encoder.parameters(), torch.zeros(()))
+        height, width = self.preprocessing.fixed_size or (PROBE_SIDE, PROBE_SIDE)
+        image = torch.zeros(1, 3, height, width, device=weight.device, dtype=weight.dtype)
+        try:
+            normalised, descriptor = self._encode(image)
+        except (RuntimeError, AssertionError, ValueError) as error:
+            reason = str(error).partition("\n")[0]
+            raise KappaPlaceError(
+                f"The encoder fails on an image of {height}×{width} pixels ({reason}); give the "
+                "preprocessing it was trained with."
+            ) from None
         return (0 if normalised is None else normalised.shape[1]), descriptor.shape[1]
 
     @torch.no_grad()
@@ -69,6 +82,7 @@ class FrozenEncoder(nn.Module):
         captured: list[Any] = []
         handle = None
         if self.layer is not None:
+            # For this pass only: copies of this model must not capture each other's features.
             watched = self.encoder.get_submodule(self.layer)
             handle = watched.register_forward_hook(lambda module, inputs, output: captured.append(output))
         try:
@@ -100,9 +114,40 @@ class FrozenEncoder(nn.Module):
 
     def forward(self, images: Tensor) -> Embeddings:
         """The encoder's descriptor at unit length, and κ of shape B."""
+        check_images(images)
         normalised, raw = self._encode(images)
         pooled = raw if normalised is None else self.gem(normalised)
         return Embeddings(F.normalize(raw.float(), dim=-1), self.head(normalised, pooled, raw))
+
+    def to_dict(self) -> dict[str, Any]:
+        """What a saved head must know of the encoder it belongs to."""
+        return {
+            "encoder": self.name,
+            "fingerprint": state_digest(self.encoder.state_dict()),
+            "layer": self.layer,
+            "prefix_tokens": self.prefix_tokens,
+            "folded": isinstance(self.head, FoldedKappaHead),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Any, encoder: nn.Module, preprocessing: Preprocessing) -> FrozenEncoder:
+        """The inverse of `to_dict`; an encoder with other weights is refused."""
+        keys = ("encoder", "fingerprint", "layer", "prefix_tokens", "folded")
+        if not isinstance(values, dict) or sorted(values) != sorted(keys):
+            raise KappaPlaceError(f"A saved kappa head needs exactly {', '.join(keys)}; got {values!r}.")
+        if state_digest(encoder.state_dict()) != values["fingerprint"]:
+            raise KappaPlaceError(
+                "This kappa head was trained for another encoder: its κ would mean nothing here. Load the "
+                "encoder with the weights it had, or train the head again."
+            )
+        model = cls(
+            encoder,
+            layer=values["layer"],
+            preprocessing=preprocessing,
+            prefix_tokens=values["prefix_tokens"],
+            name=values["encoder"],
+        )
+        return model.fold() if values["folded"] else model
 
     def embed(self, images: Iterable[Source] | Source, **options: Any) -> Embeddings:
         """Embed paths, Pillow images or arrays; see `kappaplace.models.embedding.embed_images`."""

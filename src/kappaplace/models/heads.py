@@ -28,8 +28,15 @@ HeadName = Literal["mirrored", "mirrored-tied", "folded", "folded-tied", "linear
 
 
 def positive(x: Tensor) -> Tensor:
-    """Softplus in float32, plus the floor: κ > 0 always."""
-    return F.softplus(x.float() if x.dtype != torch.float64 else x) + KAPPA_FLOOR
+    """Softplus plus the floor: κ > 0 always; B×1 → B."""
+    x = x.squeeze(-1)
+    return F.softplus(x if x.dtype == torch.float64 else x.float()) + KAPPA_FLOOR
+
+
+def exact_linear(layer: nn.Linear, x: Tensor) -> Tensor:
+    """A Linear layer that autocast leaves alone: bfloat16 has steps of 2 at κ = 300 and would tie ranks."""
+    with torch.autocast(x.device.type, enabled=False):
+        return layer(x.to(layer.weight.dtype))
 
 
 def inverse_softplus(y: float) -> float:
@@ -66,19 +73,29 @@ class MirroredKappaHead(KappaHead):
         self.last = nn.Linear(dim, 1)
 
     def forward(self, normalised: Tensor, pooled: Tensor, raw: Tensor) -> Tensor:
-        return positive(self.last(self.aggregation(pooled if self.tied else normalised)).squeeze(-1))
+        if not self.tied:
+            pooled = self.aggregation.gem(normalised)  # type: ignore[operator]
+        return self.from_pooled(pooled)
+
+    @property
+    def first(self) -> nn.Linear:
+        """The projection before the last layer."""
+        return self.aggregation if self.tied else self.aggregation.project  # type: ignore[return-value]
+
+    def from_pooled(self, pooled: Tensor) -> Tensor:
+        """κ from pooled features B×C, which a frozen encoder needs to compute only once."""
+        return positive(exact_linear(self.last, exact_linear(self.first, pooled)))
 
     def copy_aggregation(self, source: Aggregation) -> None:
         """Start from the descriptor's aggregation (trained or not) instead of from fresh weights."""
-        target = self.aggregation if self.tied else self.aggregation.project
-        target.load_state_dict(source.project.state_dict())  # type: ignore[union-attr]
+        self.first.load_state_dict(source.project.state_dict())
         if not self.tied:
             self.aggregation.gem.load_state_dict(source.gem.state_dict())  # type: ignore[union-attr]
 
     @torch.no_grad()
     def fold(self) -> FoldedKappaHead:
         """The exact inference form: the two Linear layers have nothing between them, so they are one."""
-        first: nn.Linear = self.aggregation if self.tied else self.aggregation.project  # type: ignore[assignment]
+        first = self.first
         folded = FoldedKappaHead(first.in_features, self.tied)
         folded.to(device=first.weight.device, dtype=first.weight.dtype)
         # Products in float64: the folded head must not lose the last digits of the trained one.
@@ -100,18 +117,18 @@ class FoldedKappaHead(KappaHead):
         self.last = nn.Linear(channels, 1)
 
     def forward(self, normalised: Tensor, pooled: Tensor, raw: Tensor) -> Tensor:
-        return positive(self.last(pooled if self.tied else self.gem(normalised)).squeeze(-1))
+        return positive(exact_linear(self.last, pooled if self.tied else self.gem(normalised)))
 
 
 class LinearKappaHead(KappaHead):
-    """Ablation: κ from the descriptor alone."""
+    """Ablation: κ from the descriptor alone, before its normalisation."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.last = nn.Linear(dim, 1)
 
     def forward(self, normalised: Tensor, pooled: Tensor, raw: Tensor) -> Tensor:
-        return positive(self.last(raw).squeeze(-1))
+        return positive(exact_linear(self.last, raw))
 
 
 class StunHead(nn.Module):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from torch import nn
+
 from kappaplace.errors import KappaPlaceError
-from kappaplace.models.checkpoint import load_checkpoint
+from kappaplace.models.checkpoint import check_dim, load_checkpoint, load_head, read_card
 from kappaplace.models.foreign import load_foreign
 from kappaplace.models.frozen import FrozenEncoder
 from kappaplace.models.hub import HUB, fetch, load_torch_hub
@@ -13,25 +15,50 @@ from kappaplace.models.place_model import PlaceModel
 
 
 def load_model(
-    source: str | Path, *, dim: int | None = None, backbone: str | None = None
+    source: str | Path,
+    *,
+    dim: int | None = None,
+    backbone: str | None = None,
+    encoder: nn.Module | None = None,
 ) -> PlaceModel | FrozenEncoder:
     """Load a model for inference.
 
     ``source`` is a folder written by `save_model`, a foreign weights file, or a name that
     ``kappaplace models`` lists. ``dim`` refuses any other descriptor dimension; ``backbone`` overrides what
-    is recognised from a foreign file (``resnet50_v1`` cannot be told from ``resnet50`` by its weights).
+    is recognised from a foreign file (``resnet50_v1`` cannot be told from ``resnet50`` by its weights);
+    ``encoder`` is the module that a saved FrozenEncoder belongs to.
     """
     path = Path(source)
-    if path.is_dir():
-        return load_checkpoint(path, dim=dim)[0]
     if path.is_file():
         return load_foreign(path, dim=dim, backbone=backbone)
+    if backbone is not None:
+        raise KappaPlaceError(
+            f"A backbone can be stated for a foreign weights file only; '{source}' says itself what it is."
+        )
+    if path.is_dir():
+        return _from_folder(path, dim, encoder)
     hub = HUB.get(str(source))
     if hub is None:
         raise KappaPlaceError(
             f"No model '{source}': it is neither a folder, nor a weights file, nor a known name; "
             "`kappaplace models` lists the names."
         )
+    check_dim(hub.dim, dim, hub.name)
     if hub.kind == "torch.hub":
         return load_torch_hub(hub)
     return load_foreign(fetch(hub), dim=dim)
+
+
+def _from_folder(folder: Path, dim: int | None, encoder: nn.Module | None) -> PlaceModel | FrozenEncoder:
+    record = read_card(folder)
+    if record["kind"] == "place-model":
+        return load_checkpoint(folder, dim=dim)[0]
+    name = record["architecture"]["encoder"]
+    if encoder is None and name in HUB:
+        encoder = load_torch_hub(HUB[name]).encoder
+    if encoder is None:
+        raise KappaPlaceError(
+            f"The model {folder} is a kappa head for an encoder of yours; give it: "
+            "load_model(folder, encoder=your_module)."
+        )
+    return load_head(folder, encoder, dim=dim)

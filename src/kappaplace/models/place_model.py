@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +14,7 @@ from kappaplace.data.images import Preprocessing, Source
 from kappaplace.errors import KappaPlaceError
 from kappaplace.models.aggregation import Aggregation, normalise_channels
 from kappaplace.models.backbones import backbone_spec, build_backbone, freeze_stages, frozen_modules
-from kappaplace.models.embedding import embed_images
+from kappaplace.models.embedding import check_images, embed_images
 from kappaplace.models.heads import HeadName, StunHead, build_head, with_folded_head
 from kappaplace.types import Embeddings
 
@@ -27,8 +27,22 @@ class Architecture:
     dim: int = 512
     head: HeadName = "mirrored"
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.dim, int) or self.dim < 2:
+            raise KappaPlaceError(
+                f"A descriptor needs a whole number of dimensions, 2 or more, got {self.dim!r}."
+            )
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Any) -> Architecture:
+        """The inverse of `to_dict`; anything else is told in one sentence."""
+        names = [field.name for field in fields(cls)]
+        if not isinstance(values, dict) or sorted(values) != sorted(names):
+            raise KappaPlaceError(f"An architecture needs exactly {', '.join(names)}; got {values!r}.")
+        return cls(**values)
 
 
 class Features(NamedTuple):
@@ -51,8 +65,6 @@ class PlaceModel(nn.Module):
     def __init__(self, architecture: Architecture, preprocessing: Preprocessing | None = None) -> None:
         super().__init__()
         spec = backbone_spec(architecture.backbone)
-        if architecture.dim < 2:
-            raise KappaPlaceError(f"A descriptor needs at least 2 dimensions, got {architecture.dim}.")
         self.architecture = architecture
         self.preprocessing = preprocessing or default_preprocessing(architecture.backbone)
         self.backbone = build_backbone(architecture.backbone)
@@ -84,14 +96,10 @@ class PlaceModel(nn.Module):
 
     def features(self, images: Tensor) -> Features:
         """Everything up to the descriptor before its normalisation."""
-        if images.ndim != 4 or images.shape[1] != 3:
-            raise KappaPlaceError(
-                f"Expected a batch of RGB images, B×3×H×W, got shape {tuple(images.shape)}; convert to RGB "
-                "or use model.embed, which does."
-            )
+        check_images(images)
         normalised = normalise_channels(self.backbone(images))
         pooled = self.aggregation.gem(normalised)
-        return Features(normalised, pooled, self.aggregation.project(pooled))
+        return Features(normalised, pooled, self.aggregation.from_pooled(pooled))
 
     def forward(self, images: Tensor) -> Embeddings:
         """B×3×H×W, normalised as ``preprocessing`` says → descriptors B×d and κ of shape B."""
@@ -118,9 +126,10 @@ class PlaceModel(nn.Module):
 
     def freeze_partially(self, stages: int | None = None) -> None:
         """Train only the later stages, the aggregation and the head (default: the backbone's own choice)."""
-        spec = backbone_spec(self.architecture.backbone)
-        self._frozen_stages = spec.frozen_stages if stages is None else stages
-        freeze_stages(self.backbone, self._frozen_stages)
+        count = backbone_spec(self.architecture.backbone).frozen_stages if stages is None else stages
+        freeze_stages(self.backbone, count)
+        self.aggregation.requires_grad_(True)
+        self._frozen_stages, self._frozen_encoder = count, False
         self.train(self.training)
 
     def freeze_encoder(self) -> None:

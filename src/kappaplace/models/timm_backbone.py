@@ -61,7 +61,7 @@ class TokenBackbone(nn.Module):
         self.patch: int = model.patch_embed.patch_size[0]  # type: ignore[union-attr,assignment,index]
         blocks = len(model.blocks)  # type: ignore[arg-type]
         self.stages = (
-            ("model.patch_embed",),
+            ("model.patch_embed", "model.cls_token", "model.pos_embed"),
             *((f"model.blocks.{index}",) for index in range(blocks)),
             ("model.norm",),
         )

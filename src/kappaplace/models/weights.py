@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
-from urllib.error import URLError
+from urllib.error import HTTPError, URLError
 
 import torch
 from torch import Tensor, nn
 
 from kappaplace.errors import KappaPlaceError
+
+REACH_SECONDS = 5
 
 
 @dataclass(frozen=True)
@@ -53,19 +56,38 @@ def _from_url(name: str, url: str) -> dict[str, Tensor]:
         return torch.hub.load_state_dict_from_url(
             url, map_location="cpu", progress=True, check_hash=True, weights_only=True
         )
-    except (URLError, OSError, RuntimeError) as error:  # RuntimeError: the hash in the name does not match
+    except URLError as error:
         raise offline(name, error) from None
+    except RuntimeError as error:  # the hash in the file's name does not match its content
+        raise KappaPlaceError(
+            f"The downloaded weights '{name}' are damaged ({error}); delete them and try again."
+        ) from None
+    except OSError as error:
+        raise KappaPlaceError(f"Could not store the weights '{name}': {error}.") from None
 
 
 def _from_timm(name: str, timm_name: str) -> dict[str, Tensor]:
     from kappaplace.models.timm_backbone import import_timm
 
     timm = import_timm()
+    _do_not_wait_for_a_missing_network()
     try:
         model = timm.create_model(timm_name, pretrained=True, num_classes=0)
     except Exception as error:  # the hub's client has a dozen error classes for "no network"
         raise offline(name, error) from None
     return model.state_dict()
+
+
+def _do_not_wait_for_a_missing_network() -> None:
+    """Where the hub cannot be reached, its client retries for most of a minute; cached weights still work."""
+    from huggingface_hub import constants
+
+    try:
+        urllib.request.urlopen(constants.ENDPOINT, timeout=REACH_SECONDS).close()
+    except HTTPError:
+        pass  # an answer of any kind: it can be reached
+    except OSError:
+        constants.HF_HUB_OFFLINE = True
 
 
 def _from_package(backbone: nn.Module, package: str) -> dict[str, Tensor]:

@@ -39,7 +39,7 @@ def reliability_figure(curves: Mapping[str, ReliabilityCurve], errors: Mapping[s
     import matplotlib
 
     with matplotlib.rc_context(PLOT_STYLE):
-        figure = new_figure(2.6 * len(curves), 3.0)
+        figure = new_figure(2.6 * len(curves), 3.2)
         axes = figure.subplots(1, len(curves), sharey=True, squeeze=False)[0]
         for position, (label, curve) in enumerate(curves.items()):
             axis = axes[position]
@@ -57,7 +57,7 @@ def reliability_figure(curves: Mapping[str, ReliabilityCurve], errors: Mapping[s
             )
             axis.set_xticks(bins[::3])
         axes[0].set_ylabel(f"R@{k}")
-        axes[0].legend(fontsize=7, loc="upper right")
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
         return figure
 
 

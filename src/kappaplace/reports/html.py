@@ -25,7 +25,7 @@ figcaption { color: #444; font-size: .92rem; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .8rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; }
-code { background: #f3f3f3; padding: .1rem .3rem; border-radius: 3px; }
+@media (max-width: 40rem) { th, td { padding: .25rem .4rem; font-size: .9rem; } }
 @media print { h2, figure { break-inside: avoid; } }
 """
 

@@ -5,21 +5,23 @@ from __future__ import annotations
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.types import Matches
 
-BLOCK = 1 << 16  # references a block: 65,536 × 1,000 similarities are 262 MB
+REFERENCE_BLOCK = 1 << 16
+QUERY_BLOCK = 1 << 10  # 65,536 × 1,024 similarities are 268 MB: what one step may hold
 
 
 @torch.inference_mode()
 def search(
-    queries: NDArray[np.float32],
-    references: NDArray[np.float32],
+    queries: NDArray[np.floating],
+    references: NDArray[np.floating],
     k: int = 10,
     *,
     device: str | torch.device = "cpu",
-    block: int = BLOCK,
+    block: int = REFERENCE_BLOCK,
 ) -> Matches:
     """The k most similar references of each query by cosine (both sides at unit length), best first.
 
@@ -34,26 +36,53 @@ def search(
             f"Queries of shape {queries.shape} and references of shape {references.shape} do not fit; "
             "both must be N×d with the same d, from the same model."
         )
-    q = torch.as_tensor(queries, device=device)
-    best = torch.empty((len(q), 0), device=device)
-    rows = torch.empty((len(q), 0), dtype=torch.int64, device=device)
+    indices = np.empty((len(queries), k), np.int64)
+    similarities = np.empty((len(queries), k), np.float32)
+    for start in range(0, len(queries), QUERY_BLOCK):
+        rows = slice(start, start + QUERY_BLOCK)
+        best, found = _search_block(_tensor(queries[rows], device), references, k, block, device)
+        similarities[rows], indices[rows] = best.cpu().numpy(), found.cpu().numpy()
+    if not np.isfinite(similarities).all():
+        raise KappaPlaceError("Some descriptors are NaN or infinite; check the model and the images.")
+    return Matches(indices, similarities)
+
+
+def _tensor(descriptors: NDArray[np.floating], device: str | torch.device) -> Tensor:
+    return torch.as_tensor(np.asarray(descriptors, np.float32), device=device)
+
+
+def _search_block(
+    queries: Tensor, references: NDArray[np.floating], k: int, block: int, device: str | torch.device
+) -> tuple[Tensor, Tensor]:
+    """Best similarities and rows of a block of queries over all references, block by block."""
+    best = torch.empty((len(queries), 0), device=device)
+    rows = torch.empty((len(queries), 0), dtype=torch.int64, device=device)
     for start in range(0, len(references), block):
-        part = torch.as_tensor(references[start : start + block], device=device)
-        similarity = q @ part.T
-        own = torch.arange(start, start + len(part), device=device).expand(len(q), -1)
-        best, rows = _top(torch.cat([best, similarity], 1), torch.cat([rows, own], 1), k)
-    return Matches(rows.cpu().numpy(), best.cpu().numpy())
+        part = _tensor(references[start : start + block], device)
+        # NaN compares with nothing: as +inf it cannot slip away and is reported at the end.
+        similarity = torch.nan_to_num(queries @ part.T, nan=torch.inf)
+        values, columns = _first_top(similarity, min(k, len(part)))
+        best, rows = torch.cat([best, values], 1), torch.cat([rows, columns + start], 1)
+        order = best.argsort(dim=1, descending=True, stable=True)[:, :k]  # earlier blocks come first
+        best, rows = best.gather(1, order), rows.gather(1, order)
+    return best, rows
 
 
-def _top(similarity: torch.Tensor, rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k best columns; earlier columns win ties, which `topk` alone does not promise."""
-    k = min(k, similarity.shape[1])
-    threshold = similarity.topk(k, dim=1).values[:, -1:]
-    # Only columns at or above the k-th value can be chosen; a stable sort of those keeps their order.
-    candidates = int((similarity >= threshold).sum(1).max())
-    keep = (
-        (similarity >= threshold).to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :candidates]
-    )
-    similarity, rows = similarity.gather(1, keep), rows.gather(1, keep)
-    order = similarity.argsort(dim=1, descending=True, stable=True)[:, :k]
-    return similarity.gather(1, order), rows.gather(1, order)
+def _first_top(similarity: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k best columns in order; of equal ones the first, which `topk` alone does not promise."""
+    values, columns = similarity.topk(k, dim=1)
+    columns = _sort_ties(values, columns)
+    # Where the k-th value stands in more columns than were taken, `topk` may have taken the wrong ones.
+    last = values[:, -1:]
+    torn = torch.nonzero((similarity == last).sum(1) > (values == last).sum(1)).flatten()
+    if len(torn):
+        order = similarity[torn].argsort(dim=1, descending=True, stable=True)[:, :k]
+        columns[torn] = order
+    return values, columns
+
+
+def _sort_ties(values: Tensor, columns: Tensor) -> Tensor:
+    """Columns in ascending order within each run of equal values."""
+    by_column = columns.argsort(dim=1, stable=True)
+    order = values.gather(1, by_column).argsort(dim=1, descending=True, stable=True)
+    return columns.gather(1, by_column).gather(1, order)

@@ -127,12 +127,11 @@ def fit_kappa_head(
     hundred steps to do it in.
     """
     head = _mirrored(model)
-    first: nn.Module = head.aggregation if head.tied else head.aggregation.project  # type: ignore[assignment]
     # Inference-mode tensors cannot enter autograd; clones can.
     pooled, descriptors, anchors = pooled.clone(), descriptors.clone(), anchors.detach().clone()
     mean_cosine = (descriptors * anchors).sum(-1).mean().clamp(0.01, 0.99)
     head.start_at(float(vmf.best_kappa(mean_cosine, model.dim)))
-    parameters = [*first.parameters(), *head.last.parameters()]
+    parameters = [*head.first.parameters(), *head.last.parameters()]
     optimiser = torch.optim.Adam(parameters, lr=lr)
     steps = epochs * -(-len(pooled) // batch_size)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: warm_cosine(step, steps))
@@ -142,8 +141,7 @@ def fit_kappa_head(
         for _ in range(epochs):
             total = 0.0
             for rows in torch.randperm(len(pooled), generator=generator).split(batch_size):
-                kappa = nn.functional.softplus(head.last(first(pooled[rows])).squeeze(-1)) + 1e-6
-                loss = vmf_loss(descriptors[rows], anchors[rows], kappa)
+                loss = vmf_loss(descriptors[rows], anchors[rows], head.from_pooled(pooled[rows]))
                 optimiser.zero_grad(set_to_none=True)
                 loss.backward()
                 optimiser.step()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kappaplace.errors import KappaPlaceError
 from kappaplace.vmf.inputs import working
 
 
@@ -28,6 +29,11 @@ def fuse(directions: Tensor, kappas: Tensor | float, axis: int = -2) -> tuple[Te
     directions (..., n, d) with kappas (..., n) → direction (..., d) and kappa (...). Where the densities
     cancel completely there is no direction: it is the zero vector, with κ = 0.
     """
+    if directions.ndim < 2 or axis % directions.ndim == directions.ndim - 1:
+        raise KappaPlaceError(
+            f"Cannot fuse directions of shape {tuple(directions.shape)} along axis {axis}: the last axis "
+            "holds the components, fuse along another one."
+        )
     directions, kappas = working(directions, kappas)
     total = (directions * kappas.unsqueeze(-1)).sum(axis)
     kappa = torch.linalg.vector_norm(total, dim=-1)

@@ -8,6 +8,8 @@ from torch import Tensor
 from kappaplace.errors import KappaPlaceError
 from kappaplace.vmf.inputs import check_dim, working
 
+MAX_KAPPA = 1e12  # beyond it all samples equal the mean in float64
+
 
 def sample(
     mean_direction: Tensor, kappa: Tensor | float, n: int, generator: torch.Generator | None = None
@@ -24,6 +26,10 @@ def sample(
     if n < 0:
         raise KappaPlaceError(f"The number of samples must be 0 or more, got {n}.")
     mean_direction, kappa = working(mean_direction, kappa)
+    if not bool(((kappa >= 0) & (kappa <= MAX_KAPPA)).all()):  # NaN fails it, too: rejection would never end
+        raise KappaPlaceError(
+            f"Sampling needs κ between 0 and {MAX_KAPPA:g}, some are negative, larger or NaN."
+        )
     with torch.no_grad():
         shape = torch.broadcast_shapes(mean_direction.shape[:-1], kappa.shape)
         mean = torch.nn.functional.normalize(mean_direction.double(), dim=-1).unsqueeze(-2)

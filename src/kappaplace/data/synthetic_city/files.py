@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +16,8 @@ from kappaplace.data.synthetic_city.conditions import CONDITION_NAMES
 from kappaplace.data.synthetic_city.views import CityViews
 from kappaplace.data.synthetic_city.world import SPLITS
 from kappaplace.errors import KappaPlaceError
+from kappaplace.files import make_folder, replace_file
+from kappaplace.progress import track
 
 CONDITIONS_FILE = "conditions.csv"
 _CHUNK = 256  # images rendered before they are written
@@ -75,16 +76,17 @@ def _write_images(
     """Render and write the missing ones; each file appears only once it is whole."""
 
     def save(path: Path, image: np.ndarray) -> None:
-        part = path.with_suffix(".part")
-        Image.fromarray(image).save(part, "JPEG", quality=quality)
-        os.replace(part, path)
+        replace_file(
+            path, lambda part: Image.fromarray(image).save(part, "JPEG", quality=quality), sync=False
+        )
 
     missing = np.array([row for row, path in enumerate(paths) if not path.exists()], int)
-    with ThreadPoolExecutor(workers) as pool:
+    with ThreadPoolExecutor(workers) as pool, track(f"Rendering {views.split}", len(missing)) as bar:
         for start in range(0, len(missing), _CHUNK):
             rows = missing[start : start + _CHUNK]
             images = views.render(size, rows, workers)
             list(pool.map(save, [paths[row] for row in rows], images))
+            bar.advance(len(rows))
 
 
 def _refuse_strangers(folder: Path, paths: list[Path]) -> None:
@@ -98,12 +100,15 @@ def _refuse_strangers(folder: Path, paths: list[Path]) -> None:
 
 
 def _write_table(folder: Path, table: list[list[str]]) -> None:
-    part = folder / (CONDITIONS_FILE + ".part")
-    with part.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.writer(stream)
-        writer.writerow(["file", "split", "is_query", *CONDITION_NAMES, "damage", "featureless", "aliased"])
-        writer.writerows(table)
-    os.replace(part, folder / CONDITIONS_FILE)
+    def write(part: Path) -> None:
+        with part.open("w", newline="", encoding="utf-8") as stream:
+            writer = csv.writer(stream)
+            writer.writerow(
+                ["file", "split", "is_query", *CONDITION_NAMES, "damage", "featureless", "aliased"]
+            )
+            writer.writerows(table)
+
+    replace_file(folder / CONDITIONS_FILE, write)
 
 
 def write_city(
@@ -124,32 +129,24 @@ def write_city(
     checked_size(size)
     chosen = {split: city.views(split) for split in SPLITS} if views is None else dict(views)
     table: list[list[str]] = []
-    try:
-        for split, of_split in chosen.items():
-            if of_split.split != split:
-                raise KappaPlaceError(f"Views given for '{split}' were taken in '{of_split.split}'.")
-            names = [
-                f"{_folder_of(of_split, row)}/{name}" for row, name in enumerate(image_names(of_split, size))
-            ]
-            paths = [folder / name for name in names]
-            for parent in {path.parent for path in paths}:
-                parent.mkdir(parents=True, exist_ok=True)
-            _refuse_strangers(folder, paths)
-            _write_images(of_split, paths, size, quality, checked_workers(workers))
-            known = np.column_stack(
-                [
-                    of_split.conditions.levels(),
-                    of_split.conditions.damage,
-                    of_split.featureless,
-                    of_split.aliased,
-                ]
-            )
-            for row, name in enumerate(names):
-                numbers = [f"{value:.4f}" for value in known[row]]
-                table.append([name, split, str(int(of_split.is_query[row])), *numbers])
-        _write_table(folder, table)
-    except OSError as error:
-        raise KappaPlaceError(
-            f"Cannot write the synthetic city to {folder}: {error.strerror or error}."
-        ) from error
+    make_folder(folder)
+    for split, of_split in chosen.items():
+        if of_split.split != split:
+            raise KappaPlaceError(f"Views given for '{split}' were taken in '{of_split.split}'.")
+        names = [
+            f"{_folder_of(of_split, row)}/{name}" for row, name in enumerate(image_names(of_split, size))
+        ]
+        paths = [folder / name for name in names]
+        for parent in {path.parent for path in paths}:
+            make_folder(parent)
+        _refuse_strangers(folder, paths)
+        _write_images(of_split, paths, size, quality, checked_workers(workers))
+        conditions = of_split.conditions
+        known = np.column_stack(
+            [conditions.levels(), conditions.damage, of_split.featureless, of_split.aliased]
+        )
+        for row, name in enumerate(names):
+            numbers = [f"{value:.4f}" for value in known[row]]
+            table.append([name, split, str(int(of_split.is_query[row])), *numbers])
+    _write_table(folder, table)
     return folder

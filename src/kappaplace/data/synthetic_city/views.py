@@ -119,13 +119,13 @@ def sample_views(
     city: SyntheticCity,
     split: str,
     *,
-    spacing: float = 10.0,
-    headings: int = 4,
-    per_class: int = 12,
-    queries: int = 400,
-    strength: float = 0.7,
-    query_strength: float = 1.0,
-    seed: int = 0,
+    spacing: float,
+    headings: int,
+    per_class: int,
+    queries: int,
+    strength: float,
+    query_strength: float,
+    seed: int,
 ) -> CityViews:
     """Choose poses and conditions of one split; `SyntheticCity.views` documents the options."""
     if not 1 <= spacing <= 30:
