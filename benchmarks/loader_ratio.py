@@ -3,7 +3,7 @@
 Bare decoding is the same decode and resize in as many threads, with nothing kept, ordered or batched. Both
 run in turn over the same JPEG files, and each round gives one ratio, so a busy machine slows both alike.
 
-    python benchmarks/loader_ratio.py --images 400 --workers 2
+    python benchmarks/loader_ratio.py --images 400 --workers 2 --least 0.85 --csv results/loader_ratio.csv
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from PIL import Image
 
 from kappaplace.data.images import Preprocessing
 from kappaplace.data.loader import ImageLoader
+from record import append_row
 
 
 def write_photos(folder: Path, count: int, size: tuple[int, int]) -> list[Path]:
@@ -61,7 +62,7 @@ def rate(run: Callable[[], None], count: int) -> float:
     return count / (time.perf_counter() - start)
 
 
-def main() -> None:
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -72,7 +73,13 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=15)
-    args = parser.parse_args()
+    parser.add_argument("--least", type=float, default=0.0, help="exit with 1 if the ratio is below this")
+    parser.add_argument("--csv", type=Path, help="append the result to this file as a dated row")
+    return parser.parse_args()
+
+
+def measure(args: argparse.Namespace) -> list[tuple[float, float]]:
+    """(bare, loader) images a second of every round."""
     preprocessing = Preprocessing(size=args.size, mode="exact")
     with tempfile.TemporaryDirectory() as folder:
         paths = write_photos(Path(folder), args.images, (args.width, args.height))
@@ -89,12 +96,27 @@ def main() -> None:
             order = (0, 1) if i % 2 == 0 else (1, 0)
             measured = {which: rate(runs[which], args.images) for which in order}
             rates.append((measured[0], measured[1]))
-    print(f"bare decoding  {statistics.median(b for b, _ in rates):7.1f} images/s, {args.workers} threads")
-    print(f"image loader   {statistics.median(x for _, x in rates):7.1f} images/s, {args.workers} workers")
+    return rates
+
+
+def main() -> int:
+    args = arguments()
+    rates = measure(args)
+    decoding, loading = (statistics.median(column) for column in zip(*rates, strict=True))
+    print(f"bare decoding  {decoding:7.1f} images/s, {args.workers} threads")
+    print(f"image loader   {loading:7.1f} images/s, {args.workers} workers")
     best = max(x for _, x in rates) / max(b for b, _ in rates)
-    pairs = statistics.median(x / b for b, x in rates)
-    print(f"ratio          {pairs:7.3f} (median of {args.rounds} rounds; of the fastest rounds {best:.3f})")
+    ratio = statistics.median(x / b for b, x in rates)
+    print(f"ratio          {ratio:7.3f} (median of {args.rounds} rounds; of the fastest rounds {best:.3f})")
+    if args.csv:
+        facts = {"images": args.images, "workers": args.workers, "rounds": args.rounds}
+        speeds = {"bare_images_per_s": decoding, "loader_images_per_s": loading}
+        append_row(args.csv, facts | speeds | {"ratio": ratio, "ratio_of_fastest": best})
+    if ratio < args.least:
+        print(f"The ratio is below {args.least:g}.")
+        return 1
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -1,6 +1,6 @@
 """Memory and time of a table per million rows: build, hash, save, open, positives.
 
-    python benchmarks/table_scale.py --rows 1000000
+    python benchmarks/table_scale.py --rows 1000000 --csv results/table_scale.csv
     python benchmarks/table_scale.py --rows 10000000 --csv-rows 0
 
 The rows look like SF-XL: file names of about 110 characters, a city of 20 × 20 km, 1 % of them queries.
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from kappaplace.data.place_images import PlaceImages
+from record import append_row
 
 
 def city(rows: int, seed: int = 0) -> PlaceImages:
@@ -67,6 +68,36 @@ def table_bytes(table: PlaceImages) -> float:
     return float(total)
 
 
+def measure(rows: int, folder: Path) -> tuple[PlaceImages, dict[str, float], dict[str, float], int]:
+    """The table, seconds of each step, megabytes of each thing, and the number of positives."""
+    before = resident()
+    table, build = timed(lambda: city(rows))
+    sizes = {"table in memory": table_bytes(table) / 1e6, "process grew by": resident() - before}
+    seconds = {"build (names included)": build, "hash": timed(lambda: table.content_hash)[1]}
+    file = folder / "table.parquet"
+    seconds["save Parquet"] = timed(lambda: table.save(file))[1]
+    sizes["Parquet on disk"] = file.stat().st_size / 1e6
+    again, seconds["open Parquet"] = timed(lambda: PlaceImages.open(file))
+    assert again.content_hash == table.content_hash
+    del again
+    positives, seconds["positives of 1 % queries"] = timed(table.positives)
+    return table, seconds, sizes, len(positives.indices)
+
+
+def csv_trial(table: PlaceImages, folder: Path) -> dict[str, float]:
+    """Seconds to save and open the table as text."""
+    file = folder / "table.csv"
+    return {
+        "save CSV": timed(lambda: table.save(file))[1],
+        "open CSV": timed(lambda: PlaceImages.open(file))[1],
+    }
+
+
+def column(name: str, unit: str) -> str:
+    """A line's title as the name of a CSV column."""
+    return f"{name.partition(' (')[0].replace(' ', '_').replace('%', 'percent')}_{unit}_per_million"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -75,44 +106,29 @@ def main() -> None:
     parser.add_argument(
         "--csv-rows", type=int, default=100_000, help="rows of the CSV trial; 0 leaves it out"
     )
+    parser.add_argument("--csv", type=Path, help="append the result to this file as a dated row")
     arguments = parser.parse_args()
     millions = arguments.rows / 1e6
-    before = resident()
-    table, build = timed(lambda: city(arguments.rows))
-    held = resident() - before
-    lines: list[tuple[str, float]] = [("build (names included)", build)]
-    _, seconds = timed(lambda: table.content_hash)
-    lines.append(("hash", seconds))
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "table.parquet"
-        lines.append(("save Parquet", timed(lambda: table.save(file))[1]))
-        size = file.stat().st_size
-        again, seconds = timed(lambda: PlaceImages.open(file))
-        lines.append(("open Parquet", seconds))
-        assert again.content_hash == table.content_hash
-        del again
-        positives, seconds = timed(table.positives)
-        lines.append((f"positives of {len(table.query_rows):,} queries", seconds))
-        counts = (arguments.rows, len(table.query_rows), len(positives.indices))
-        print("{:,} rows, {:,} queries, {:,} positives".format(*counts))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        table, seconds, sizes, found = measure(arguments.rows, folder)
+        print(f"{arguments.rows:,} rows, {len(table.query_rows):,} queries, {found:,} positives")
         print(f"{'':34}{'seconds':>10}{'per million':>14}")
-        for name, seconds in lines:
-            print(f"{name:34}{seconds:10.2f}{seconds / millions:14.2f}")
-        held_by_table = table_bytes(table) / 1e6
-        print(f"{'table in memory':34}{held_by_table:7.0f} MB{held_by_table / millions:11.0f} MB")
-        print(f"{'process grew by':34}{held:7.0f} MB{held / millions:11.0f} MB")
-        print(f"{'Parquet on disk':34}{size / 1e6:7.0f} MB{size / 1e6 / millions:11.0f} MB")
+        for title, value in seconds.items():
+            print(f"{title:34}{value:10.2f}{value / millions:14.2f}")
+        for title, value in sizes.items():
+            print(f"{title:34}{value:7.0f} MB{value / millions:11.0f} MB")
         if arguments.csv_rows:
             small = table.select(slice(0, arguments.csv_rows))
-            part = len(small) / 1e6
-            text = Path(folder) / "table.csv"
-            for name, seconds in (
-                ("save CSV", timed(lambda: small.save(text))[1]),
-                ("open CSV", timed(lambda: PlaceImages.open(text))[1]),
-            ):
-                print(f"{name + f' ({len(small):,} rows)':34}{seconds:10.2f}{seconds / part:14.2f}")
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        print(f"{'peak of the process':34}{peak:7.0f} MB")
+            for title, value in csv_trial(small, folder).items():
+                label = f"{title} ({len(small):,} rows)"
+                print(f"{label:34}{value:10.2f}{value / (len(small) / 1e6):14.2f}")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"{'peak of the process':34}{peak:7.0f} MB")
+    if arguments.csv:
+        row = {column(title, "s"): value / millions for title, value in seconds.items()}
+        row |= {column(title, "MB"): value / millions for title, value in sizes.items()}
+        append_row(arguments.csv, {"rows": arguments.rows, "positives": found, **row, "peak_MB": peak})
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,23 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 from kappaplace.cli.data import app
+from kappaplace.cli.main import BAD_INPUT, main
 from kappaplace.data.place_images import PlaceImages
-from kappaplace.errors import KappaPlaceError
+from kappaplace.data.positives import NoPositives
+from kappaplace.data.protocols import PROTOCOLS
+
+
+def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    """What the installed command says on stderr when it refuses: one sentence, exit code 2, no traceback."""
+    monkeypatch.setattr("sys.argv", ["kappaplace", "data", *map(str, words)])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    said = capsys.readouterr()
+    assert exit_.value.code == BAD_INPUT == 2
+    assert said.out == ""
+    assert said.err.startswith("kappaplace: ")
+    assert said.err.count("\n") == 1
+    return said.err
 
 
 def run(*words: object, good: bool = True) -> Result:
@@ -72,6 +88,8 @@ def test_layouts_are_listed():
     text = run("layouts").stdout
     assert "at-names" in text
     assert "pitts30k-test: 6,816 queries, 10,000 references (verified)" in text
+    assert "val split, positives within 25 m, images resized to 512×512 (exact)" in text
+    assert "-o mat=…" in text
     known = json.loads(run("layouts", "--json").stdout)
     assert "rosbag" in known["layouts"]
     assert known["protocols"]["amstertime"]["queries"] == 1231
@@ -86,23 +104,142 @@ def test_layouts_are_listed():
         (("check", "none.parquet"), "no table at"),
         (("split", "t.csv", "--by", "time", "--block", "5", "--out", "."), "no meaning for --by time"),
         (("split", "t.csv", "--out", ".", "--format", "xml"), "choose parquet or csv"),
+        (("import", "csv", ".", "--out", "t.csv", "-o", "folder=x"), "has no option 'folder'"),
+        (("import", "csv", ".", "--out", "t.csv", "-o", "ask=x"), "has no option 'ask'"),
+        (("import", "sf-xl-v2", ".", "--out", "t.csv", "-o", "name=x"), "knows no option name"),
+        (("import", "sf-xl-v2", ".", "--out", "t.csv", "-o", "queries=v1"), "sf-xl-v2 fixes queries"),
     ],
 )
-def test_bad_input_is_one_sentence(words, sentence):
-    result = run(*words, good=False)
-    assert isinstance(result.exception, KappaPlaceError)
-    assert sentence in str(result.exception)
+def test_bad_input_is_one_sentence(words, sentence, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert sentence in refused(monkeypatch, capsys, *words)
 
 
-def test_a_protocol_fixes_its_radius(tmp_path):
+@pytest.fixture
+def amstertime(tmp_path: Path) -> Path:
     pairs = ["image1,image2,y", *(f"new/{i:04d}.png,old/{i:04d}.jpg,1" for i in range(1231))]
     (tmp_path / "verification.csv").write_text("\n".join(pairs), encoding="utf-8")
-    out = tmp_path / "t.parquet"
-    facts = json.loads(run("import", "amstertime", tmp_path, "--out", out, "--json").stdout)
+    return tmp_path
+
+
+def test_a_protocol_is_imported_as_it_is(amstertime, monkeypatch, capsys):
+    out = amstertime / "t.parquet"
+    facts = json.loads(run("import", "amstertime", amstertime, "--out", out, "--json").stdout)
     assert facts["queries"] == 1231
+    assert facts["resize"] == {"mode": "none"}
     assert PlaceImages.open(out).protocol == "amstertime"
-    result = run("import", "amstertime", tmp_path, "--out", out, "--radius", "10", good=False)
-    assert "fixes the radius" in str(result.exception)
+    text = run("import", "amstertime", amstertime, "--out", out, "--name", "mine").stdout
+    assert "images      native size" in text
+    assert "mine: 1,231 queries" in text
+    assert f"hash        {PlaceImages.open(out).content_hash} (amstertime)" in text
+    for words, sentence in (
+        (("--radius", "25"), "fixes the radius: leave --radius out"),
+        (("--neighbourhood", "self"), "fixes the neighbourhood"),
+        (("-o", "queries=new"), "amstertime fixes queries"),
+        (("-o", "magic=1"), "knows no option magic"),
+    ):
+        answer = refused(monkeypatch, capsys, "import", "amstertime", amstertime, "--out", out, *words)
+        assert sentence in answer
+
+
+def test_the_layout_beside_the_protocol_can_be_reached(amstertime):
+    out = amstertime / "t.parquet"
+    run("import", "amstertime-csv", amstertime, "--out", out, "-o", "queries=new")
+    table = PlaceImages.open(out)
+    assert table.protocol == ""
+    assert str(table.paths[0]).startswith("old/")
+
+
+def test_a_protocols_policy_is_the_default(amstertime, monkeypatch):
+    monkeypatch.setitem(
+        PROTOCOLS, "amstertime", replace(PROTOCOLS["amstertime"], no_positives=NoPositives.SKIP)
+    )
+    words = ("import", "amstertime", amstertime, "--out", amstertime / "t.parquet")
+    assert "0 without positives, left out" in run(*words).stdout
+    assert "0 without positives, left out" in run("check", words[-1], "--no-images").stdout
+    assert "counted as failures" in run(*words, "--policy", "fail").stdout
+
+
+def test_near_follows_the_radius_unless_stated(drive, tmp_path):
+    out = tmp_path / "t.parquet"
+    for words, near in (
+        (("--radius", "10"), "metres:10"),
+        (("-o", "radius=12"), "metres:12"),
+        (("--radius", "10", "--neighbourhood", "metres:25"), "metres:25"),
+        ((), "metres:25"),
+    ):
+        run("import", "csv", drive, "--out", out, *words)
+        assert str(PlaceImages.open(out).neighbourhood) == near
+
+
+def test_a_policy_that_is_not_met_leaves_the_old_table_alone(drive, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "t.csv"
+    out.write_text("what was here before", encoding="utf-8")
+    table = PlaceImages.create(["q.jpg", "r.jpg"], [[0, 0], [500, 0]], is_query=[True, False])
+    monkeypatch.setattr("kappaplace.cli.data.read_layout", lambda *_, **__: table)
+    said = refused(monkeypatch, capsys, "import", "csv", drive, "--out", out, "--policy", "error")
+    assert "1 of 1 queries have no positive" in said
+    assert out.read_text(encoding="utf-8") == "what was here before"
+
+
+def test_decoding_finds_corrupt_images(drive, tmp_path):
+    table = tmp_path / "drive.parquet"
+    run("import", "csv", drive, "--out", table)
+    whole = (drive / "images" / "7.jpg").read_bytes()
+    (drive / "images" / "7.jpg").write_bytes(whole[: len(whole) // 2])
+    (drive / "images" / "8.jpg").write_bytes(b"no image at all")
+    (drive / "images" / "9.jpg").unlink()
+    assert run("check", table, good=False).exit_code == 1  # one is missing; the others are there
+    assert json.loads(run("check", table, "--json", good=False).stdout)["problems"][0].startswith("1 of 60")
+    result = run("check", table, "--decode", "--json", good=False)
+    assert result.exit_code == 1
+    facts = json.loads(result.stdout)
+    assert "1 of 60 images are missing" in facts["problems"][0]
+    assert facts["problems"][1] == "2 of 60 images cannot be decoded"
+    assert [Path(word).name for text in facts["corrupt"] for word in text.split() if ".jpg" in word] == [
+        "7.jpg",
+        "8.jpg",
+    ]
+    assert "8.jpg is not an image" in run("check", table, "--decode", good=False).output
+
+
+def test_an_older_part_does_not_stay_beside_a_new_split(drive, tmp_path, monkeypatch, capsys):
+    table, out = tmp_path / "drive.parquet", tmp_path / "parts"
+    run("import", "csv", drive, "--out", table)
+    run("split", table, "--by", "area", "--out", out)
+    before = (out / "test.parquet").read_bytes()
+    said = refused(monkeypatch, capsys, "split", table, "--by", "session", "--out", out)
+    assert "train.parquet is of an earlier split" in said
+    assert (out / "test.parquet").read_bytes() == before  # nothing was written
+    run("split", table, "--by", "area", "--out", out, "--seed", "1")  # the same parts are replaced
+    assert (out / "test.parquet").read_bytes() != before
+
+
+def test_a_route_is_split_by_its_frames(tmp_path, monkeypatch, capsys):
+    for i in range(60):
+        for role in ("query", "ref"):
+            file = tmp_path / "route" / role / f"{i}.jpg"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.touch()
+    truth = {"positives": [[i] for i in range(60)], "tolerance_frames": 3}
+    (tmp_path / "route" / "gt.json").write_text(json.dumps(truth), encoding="utf-8")
+    table = tmp_path / "route.parquet"
+    run("import", "gt-json", tmp_path / "route", "--out", table)
+    answer = json.loads(run("split", table, "--by", "time", "--out", tmp_path / "parts", "--json").stdout)
+    assert {name: part["queries"] for name, part in answer["parts"].items()} == {
+        "calibration": 27,
+        "test": 30,
+    }
+    assert answer["dropped"] == 3
+    said = refused(monkeypatch, capsys, "split", table, "--by", "session", "--out", tmp_path / "s")
+    assert "single session" in said
+
+
+def test_shares_above_one_are_refused(drive, tmp_path, monkeypatch, capsys):
+    table = tmp_path / "drive.parquet"
+    run("import", "csv", drive, "--out", table)
+    words = ("split", table, "--calibration", "0.9", "--test", "0.9", "--out", tmp_path / "s")
+    assert "sum to at most 1, not 0.9 and 0.9" in refused(monkeypatch, capsys, *words)
 
 
 @pytest.mark.parametrize("command", ["import", "check", "show", "split", "layouts"])

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kappaplace.data.geodesy import ZONE_SHIFT, join_zones, project, unproject, utm_epsg
+from kappaplace.data.geodesy import (
+    ZONE_SHIFT,
+    frame_codes,
+    join_zones,
+    project,
+    unproject,
+    utm_epsg,
+    zone_index,
+)
 from kappaplace.errors import KappaPlaceError
 
 
@@ -58,6 +66,61 @@ def test_a_city_on_a_zone_border_stays_whole():
     positions, frame = project([45.0, 45.0], [5.9999, 6.0001])  # zones 31 and 32 meet at 6° E
     assert frame in ("EPSG:32631", "EPSG:32632")
     assert np.hypot(*(positions[0] - positions[1])) == pytest.approx(15.8, abs=0.2)
+
+
+@pytest.mark.parametrize(
+    ("lat", "lon", "far_away"),
+    [
+        (51.4779, 0.0001, (42.36, -71.06)),  # Greenwich on the border of zones 30 and 31, with Boston
+        (-16.8, 179.9999, (-33.87, 151.21)),  # Fiji on the date line (zones 60 and 1), with Sydney
+        (0.00005, 36.8, (52.52, 13.4)),  # Kenya on the equator, with Berlin
+    ],
+)
+@pytest.mark.parametrize("company", [False, True])
+def test_a_border_never_tears_near_images_apart(lat, lon, far_away, company):
+    beside = (-lat, lon) if abs(lat) < 1 else (lat, -lon)
+    points = np.array([(lat, lon), beside, *([far_away] if company else [])])
+    positions, frame = project(*points.T)
+    assert len(frame_codes(frame)) == 1 + company
+    assert np.hypot(*(positions[0] - positions[1])) < 25
+    back = unproject(positions, frame)
+    np.testing.assert_allclose(back[0], points[:, 0], atol=1e-8)
+    np.testing.assert_allclose(np.mod(back[1] - points[:, 1] + 180, 360), 180, atol=1e-8)
+    own = utm_epsg(*points.T)  # the same points as files in the at-names form give them: zone by zone
+    given_positions = np.concatenate([project([a], [o])[0] for a, o in points])
+    joined, frame = join_zones(given_positions, own)
+    assert np.hypot(*(joined[0] - joined[1])) < 25
+    assert len(set(zone_index(joined, frame).tolist())) == 1 + company
+
+
+@settings(max_examples=30, deadline=None)
+@given(lat=st.floats(-70, 70), lon=st.floats(-180, 180), seed=st.integers(0, 99))
+def test_near_images_share_a_zone_wherever_they_are(lat, lon, seed):
+    rng = np.random.default_rng(seed)
+    town = np.array([lat, lon]) + rng.uniform(-1e-4, 1e-4, (6, 2))
+    world = np.column_stack([rng.uniform(-70, 70, 20), rng.uniform(-180, 180, 20)])
+    positions, _ = project(*np.concatenate([town, world]).T)
+    assert np.ptp(positions[:6], axis=0).max() < 30
+
+
+def test_a_chain_of_near_images_stays_whole_over_several_zones():
+    lon = np.arange(0.0, 15.0, 0.1)  # a drive through zones 31, 32 and 33
+    lat = np.full(len(lon), 48.0)
+    positions, frame = project(np.append(lat, 42.36), np.append(lon, -71.06))
+    steps = np.hypot(*np.diff(positions[:-1], axis=0).T)
+    assert frame == "EPSG:32619,EPSG:32632"
+    assert steps.max() < 7600  # 0.1° at 48° N is 7.46 km
+
+
+def test_images_without_a_zone_among_several_zones_are_not_lost_silently():
+    with pytest.raises(KappaPlaceError, match="1 images have coordinates without a UTM zone"):
+        join_zones(np.full((3, 2), 5e5), np.array([32610, 32633, 0]))
+
+
+@pytest.mark.parametrize("frame", ["", "EPSG:12", "EPSG:1234567", "epsg:32632", "UTM 32", "EPSG:32632,"])
+def test_frames_that_mean_nothing_are_refused(frame):
+    with pytest.raises(KappaPlaceError, match="is unknown: write local, EPSG:32632"):
+        frame_codes(frame)
 
 
 def test_distant_cities_are_never_near():

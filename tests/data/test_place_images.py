@@ -8,6 +8,8 @@ from dataclasses import FrozenInstanceError, replace
 import numpy as np
 import pytest
 
+from kappaplace.data.checks import summarize
+from kappaplace.data.geodesy import project
 from kappaplace.data.neighbourhood import Neighbourhood
 from kappaplace.data.place_images import PlaceImages
 from kappaplace.data.positives import Positives
@@ -60,6 +62,8 @@ def test_table_is_frozen():
         ({"heading": [1.0]}, "shape"),
         ({"heading": ["north", "east"]}, "heading"),
         ({"radius": 0.0}, "radius"),
+        ({"frame": "EPSG:utm"}, "Frame 'EPSG:utm' is unknown"),
+        ({"frame": "EPSG:32632;EPSG:32633"}, "is unknown: write local, EPSG:32632, or several"),
         ({"accuracy": [-1.0, 1.0]}, "negative position accuracy"),
         ({"given_positives": Positives.from_lists([[0]], 1)}, "1 queries and 1 references"),
     ],
@@ -145,6 +149,27 @@ def test_paths(tmp_path):
     assert table.image_path(0) == tmp_path / "r0.jpg"
     assert table.image_paths([2]) == [str(tmp_path / "q0.jpg")]
     assert len(table.image_paths()) == 4
+
+
+def test_the_extent_is_measured_within_a_zone():
+    positions, frame = project([51.5, 51.5, 42.36], [-0.001, 0.001, -71.06])
+    table = PlaceImages.create(["a", "b", "c"], positions, frame=frame)
+    assert summarize(table)["extent_metres"] == pytest.approx([138.8, 8], abs=4)
+    assert summarize(PlaceImages.create(["a"]))["extent_metres"] == [0, 0]
+
+
+def test_near_is_the_radius_unless_stated():
+    assert str(small(radius=10.0).neighbourhood) == "metres:10"
+    assert str(small(radius=10.0).with_radius(7.0).neighbourhood) == "metres:7"
+    stated = small(radius=10.0, neighbourhood=Neighbourhood("metres", 3.0))
+    assert str(stated.with_radius(7.0).neighbourhood) == "metres:3"
+    frames = small(neighbourhood=Neighbourhood("frames", 3)).with_radius(7.0)
+    assert (frames.radius, str(frames.neighbourhood)) == (7.0, "frames:3")
+
+
+def test_frames_of_one_or_more_zones_or_none():
+    for frame in ("local", "EPSG:32632", "EPSG:2154", "EPSG:32610,EPSG:32633"):
+        assert small(frame=frame).frame == frame
 
 
 @pytest.mark.parametrize("text", ["metres", "metres:x", "miles:3", "frames:-1", "metres:inf"])

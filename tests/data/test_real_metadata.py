@@ -72,7 +72,7 @@ def test_verified_protocols():
 
 
 def test_amstertime_test_list():
-    table = read_layout("amstertime", folder("metadata", "amstertime"), split="test")
+    table = read_layout("amstertime-csv", folder("metadata", "amstertime"), split="test")
     assert len(table.query_rows) == len(table.reference_rows) == 247
 
 

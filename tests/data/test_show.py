@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from kappaplace.data import show as module
+from kappaplace.data import show_view as module
+from kappaplace.data.geodesy import project
 from kappaplace.data.place_images import PlaceImages
 from kappaplace.data.positives import Positives
-from kappaplace.data.show import map_view, show
+from kappaplace.data.show import show
+from kappaplace.data.show_view import map_view
 from kappaplace.errors import KappaPlaceError
 
 
@@ -45,24 +48,80 @@ def test_maps_of_every_kind(tmp_path, case, suffix):
     else:
         page = file.read_text(encoding="utf-8")
         assert "http" not in page.replace("http-equiv", "")  # needs nothing from elsewhere
-        text = re.search(r'id="data">(.*?)</script>', page, re.S)[1]
-        data = json.loads(text)
-        assert len(data["names"]) == 2
+        data = page_data(page)
+        assert len(data["panels"][0]["names"]) == 2
+        assert data["axes"] == (["query", "reference"] if case == "unposed" else ["x (m)", "y (m)"])
         assert "<town>" not in page
+        # The legend names what is drawn: pairs for a set without positions, no queries where there are none.
+        assert (
+            list(data["labels"])
+            == {
+                "posed": ["reference", "line", "found", "lost"],
+                "unposed": ["found", "lost"],
+                "no queries": ["reference"],
+            }[case]
+        )
 
 
 def test_view_tells_coverage(monkeypatch):
     view = map_view(town())
-    assert view.queries.shape[1] == 2
-    assert len(view.covered) == len(view.queries) == 49  # one query is unposed
+    (panel,) = view.panels
+    assert panel.queries.shape[1] == 2
+    assert len(panel.covered) == len(panel.queries) == 49  # one query is unposed
     assert "50 queries, 150 references" in view.sentence
-    lengths = np.hypot(*(view.lines[:, :2] - view.lines[:, 2:]).T)
+    lengths = np.hypot(*(panel.lines[:, :2] - panel.lines[:, 2:]).T)
     assert lengths.max() <= 25
+    assert view.labels["line"] == f"lines to positives ({len(panel.lines)})"
+    assert view.labels["reference"] == "references (148 of 150 drawn)"  # two are unposed
     monkeypatch.setattr(module, "MAX_POINTS", 10)
     monkeypatch.setattr(module, "MAX_LINES", 5)
     thin = map_view(town())
-    assert (len(thin.references), len(thin.queries), len(thin.lines)) == (10, 10, 5)
-    assert np.array_equal(thin.lines, map_view(town()).lines)
+    (few,) = thin.panels
+    assert (len(few.references), len(few.queries), len(few.lines)) == (10, 10, 5)
+    assert np.array_equal(few.lines, map_view(town()).panels[0].lines)
+    assert thin.labels["line"] == f"lines to positives (5 of {len(panel.lines)} drawn)"
+    assert thin.labels["reference"] == "references (10 of 150 drawn)"
+
+
+def test_every_zone_has_its_panel(tmp_path):
+    at = np.arange(90) % 3
+    lat = np.array([51.4779, 42.36, -16.8])[at] + np.arange(90) * 1e-5
+    lon = np.array([0.0, -71.06, 180.0])[at]
+    positions, frame = project(lat, lon)
+    table = PlaceImages.create(
+        [str(i) for i in range(90)], positions, frame=frame, is_query=np.arange(90) % 2 == 0, name="world"
+    )
+    view = map_view(table)
+    assert [panel.name for panel in view.panels] == frame.split(",")
+    assert sum(len(panel.references) for panel in view.panels) == 45
+    for panel in view.panels:
+        drawn = np.concatenate([panel.references, panel.queries, panel.lines[:, 2:]])
+        assert np.ptp(drawn, axis=0).max() < 200
+        assert len(panel.lines)
+        assert np.array_equal(panel.covered, table.positives().counts[panel.rows[1] // 2] > 0)
+    assert view.title == "world · 3 zones"
+    show(table, tmp_path / "map.html")
+    data = page_data((tmp_path / "map.html").read_text(encoding="utf-8"))
+    assert len(data["panels"]) == 3
+    show(table, tmp_path / "map.png")
+
+
+def test_title_and_sentence_say_nothing_twice_or_wrong():
+    table = replace(town(), name="pitts30k-test", protocol="pitts30k-test")
+    assert map_view(table).title == "pitts30k-test · local"
+    assert map_view(table.references).sentence == "no queries, 150 references, 2 images unposed"
+
+
+def test_the_page_puts_its_box_beside_the_map(tmp_path):
+    show(town(), tmp_path / "map.html")
+    page = (tmp_path / "map.html").read_text(encoding="utf-8")
+    box = re.search(r"#box \{(.*?)\}", page, re.S)[1]
+    assert "absolute" not in box
+    assert "flex" in box
+
+
+def page_data(page: str) -> dict:
+    return json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])
 
 
 def test_other_formats_are_refused(tmp_path):

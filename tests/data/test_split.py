@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.distance import cdist
 
+from kappaplace.data.neighbourhood import Neighbourhood
 from kappaplace.data.place_images import PlaceImages
-from kappaplace.data.sessions import find_sessions
-from kappaplace.data.split import split_by_area, split_by_session, split_by_time
+from kappaplace.data.positives import Positives
+from kappaplace.data.sessions import find_sessions, leak_rate
+from kappaplace.data.split import SPLITS, split_by_area, split_by_session, split_by_time
 from kappaplace.errors import KappaPlaceError
 
 
@@ -41,10 +43,9 @@ def test_sessions_are_found_by_condition_time_or_folder():
     by_time = find_sessions(bare)
     assert (by_time.source, len(by_time)) == ("time", 6)
     timeless = replace(bare, timestamp=np.full(len(table), np.nan))
-    assert (find_sessions(timeless).source, len(find_sessions(timeless))) == ("folder", 6)
-    one = timeless.select(np.flatnonzero(find_sessions(timeless).number == 0))
-    with pytest.raises(KappaPlaceError, match="single session"):
-        find_sessions(one)
+    with pytest.raises(KappaPlaceError, match=r"single session.* --sessions folder"):
+        find_sessions(timeless)  # folders may hold one drive in pieces: never without being asked for
+    assert (find_sessions(timeless, "folder").source, len(find_sessions(timeless, "folder"))) == ("folder", 6)
     for kind in ("condition", "time", "folder"):
         assert np.array_equal(find_sessions(table, kind).number, find_sessions(table).number)
 
@@ -74,6 +75,29 @@ def test_given_queries_stay_queries():
     assert any("warning" in note for note in split_by_session(both).notes)
 
 
+def test_folders_as_sessions_tell_how_much_leaks():
+    line = np.column_stack([np.arange(900.0), np.zeros(900)])  # one drive, a metre an image, in nine folders
+    drive = PlaceImages.create([f"{i // 100}/{i}.jpg" for i in range(900)], line)
+    note = split_by_session(drive, source="folder").notes[-1]
+    assert note.startswith("warning: folders were taken for sessions;")
+    assert "% of the test queries lie within 25 m of a calibration query" in note
+    assert split_by_session(collection(), source="condition").notes == (
+        "6 sessions, told apart by condition",
+    )
+    spread = replace(drive, positions=line * 1000)
+    assert "0.0% of the test queries" in split_by_session(spread, source="folder").notes[-1]
+    unposed = replace(drive, positions=np.full((900, 2), np.nan))
+    assert "cannot be measured" in split_by_session(unposed, source="folder").notes[-1]
+
+
+def test_leak_rate_against_all_pairs():
+    table = collection(200)
+    a, b = np.arange(50), np.arange(50, 200)
+    near = cdist(table.positions[b], table.positions[a]).min(axis=1) <= 25
+    assert leak_rate(table, a, b) == pytest.approx(near.mean())
+    assert 0 < near.mean() < 1
+
+
 def test_time_runs_forward_with_a_gap():
     table = collection(2000, sessions=1)
     split = split_by_time(table, gap=30.0)
@@ -86,8 +110,55 @@ def test_time_runs_forward_with_a_gap():
     assert first_test - last_calibration >= 30
     assert split.dropped == 2 * 30 - 2
     assert abs(len(test.query_rows) - 400) < 40
-    with pytest.raises(KappaPlaceError, match="no timestamps"):
+    assert len(split.notes) == 1  # the map is the past, so there is nothing to warn of
+    with pytest.raises(KappaPlaceError, match="no timestamps and no frame numbers"):
         split_by_time(replace(table, timestamp=np.full(len(table), np.nan)))
+
+
+def test_time_never_loses_a_part_silently():
+    table = collection(1000, sessions=1)  # calibration is 200 s long
+    with pytest.raises(KappaPlaceError, match=r"Nothing is left for calibration .* smaller --gap"):
+        split_by_time(table, gap=300.0)
+    with pytest.raises(KappaPlaceError, match=r"Nothing is left for references .* smaller --gap"):
+        split_by_time(table, gap=5000.0)
+    assert list(split_by_time(table, calibration=0.0, gap=30.0).parts) == ["test"]  # it was not asked for
+
+
+def test_a_map_that_is_not_the_past_is_told():
+    table = collection(1000, sessions=1)
+    table = replace(table, is_query=np.arange(1000) % 2 == 0)
+    notes = split_by_time(table, gap=10.0).notes
+    assert notes[-1].startswith("warning: 500 references are not 10 s older than the first query")
+
+
+def route(queries: int, references: int, **rest: object) -> PlaceImages:
+    """Two traverses of one route, known by frame numbers alone."""
+    lists = [np.clip(np.arange(q - 5, q + 6), 0, references - 1) for q in range(queries)]
+    return PlaceImages.create(
+        [f"ref/{i}.jpg" for i in range(references)] + [f"query/{i}.jpg" for i in range(queries)],
+        is_query=np.arange(queries + references) >= references,
+        given_positives=Positives.from_lists(lists, references),
+        **({"neighbourhood": Neighbourhood("frames", 5)} | rest),
+    )
+
+
+def test_a_route_without_times_is_cut_by_frame_numbers():
+    split = split_by_time(route(100, 90))
+    calibration, test = split.parts["calibration"], split.parts["test"]
+    last = calibration.frame_numbers()[calibration.query_rows].max()
+    first = test.frame_numbers()[test.query_rows].min()
+    assert first - last == 6  # five frames, the neighbourhood, lie between them
+    assert split.dropped == 5
+    assert "5 frames left out" in split.notes[0]
+    assert len(calibration.reference_rows) == len(test.reference_rows) == 90
+    assert (calibration.positives().counts > 0).all()
+    assert split_by_time(route(100, 90), gap=9.0).dropped == 9
+    with pytest.raises(KappaPlaceError, match="smaller than the neighbourhood frames:5"):
+        split_by_time(route(100, 90), gap=3.0)
+    with pytest.raises(KappaPlaceError, match="no timestamps and no frame numbers"):
+        split_by_time(route(100, 90, neighbourhood=Neighbourhood("self")))
+    with pytest.raises(KappaPlaceError, match="single session"):
+        split_by_session(route(100, 90))
 
 
 def test_time_cuts_given_queries():
@@ -99,18 +170,40 @@ def test_time_cuts_given_queries():
 
 
 @settings(max_examples=25, deadline=None)
-@given(seed=st.integers(0, 10**6), buffer=st.sampled_from([0.0, 25.0, 60.0]), accurate=st.booleans())
+@given(seed=st.integers(0, 10**6), buffer=st.sampled_from([None, 25.0, 60.0]), accurate=st.booleans())
 def test_no_place_is_on_two_sides(seed, buffer, accurate):
     table = collection(500, seed=seed, accuracy=None if accurate else np.full(500, 5.0))
     split = split_by_area(table, buffer=buffer, calibration=0.3, test=0.3, seed=seed)
     parts = list(split.parts.values())
-    reach = max(buffer, 25.0) + (0.0 if accurate else 10.0)
+    reach = (buffer or 25.0) + (0.0 if accurate else 10.0)
     for i, a in enumerate(parts):
         for b in parts[:i]:
             assert cdist(a.positions, b.positions).min() > reach
     assert sum(map(len, parts)) + split.dropped == 500
     assert list(split.parts) == ["train", "calibration", "test"]
-    assert all(len(part.query_rows) and len(part.reference_rows) for part in parts)
+    assert all(len(part.reference_rows) for part in parts)
+    for part in parts:
+        assert len(part.query_rows) or any(f"{part.name} holds no queries" in note for note in split.notes)
+
+
+@pytest.mark.parametrize("given_lists", [False, True])
+def test_area_leaves_no_query_that_lost_its_positives(given_lists):
+    table = collection(3000)
+    is_query = find_sessions(table).number >= 4
+    table = replace(table, is_query=is_query)
+    if given_lists:
+        table = replace(table, given_positives=table.positives())
+    answered = set(table.paths[table.query_rows[table.positives().counts > 0]].tolist())
+    split = split_by_area(table, block=60.0, calibration=0.3, test=0.3)
+    lonely = 0
+    for part in split.parts.values():
+        without = part.paths[part.query_rows[part.positives().counts == 0]].tolist()
+        assert not answered & set(without)
+        lonely += len(without)
+    assert sum(map(len, split.parts.values())) + split.dropped == 3000
+    assert "queries left out that lost all of their positives" in split.notes[1]
+    hopeless = int((table.positives().counts == 0).sum())
+    assert 0 < lonely <= hopeless  # those that never had one stay: the policy is the user's to choose
 
 
 def test_area_of_a_single_session_has_no_queries():
@@ -123,11 +216,31 @@ def test_splits_that_cannot_be():
     table = collection()
     with pytest.raises(KappaPlaceError, match="would leak"):
         split_by_area(table, buffer=5.0)
+    with pytest.raises(KappaPlaceError, match="Sessions by 'magic' are unknown"):
+        split_by_area(table, source="magic")  # type: ignore[arg-type]
     with pytest.raises(KappaPlaceError, match="no positions"):
         split_by_area(replace(table, positions=np.full((len(table), 2), np.nan)))
-    with pytest.raises(KappaPlaceError, match="2 groups for 3 parts"):
+    with pytest.raises(
+        KappaPlaceError, match=r"2 sessions \(told apart by condition\) are too few for 3 parts.*--by time"
+    ):
         split_by_session(collection(sessions=2))
-    with pytest.raises(KappaPlaceError, match="sum to at most 1"):
-        split_by_session(table, calibration=0.8, test=0.8)
+    for block in (0.0, -100.0, 49.0, float("nan")):
+        with pytest.raises(KappaPlaceError, match=r"--block \S+ must be at least twice the buffer of 25 m"):
+            split_by_area(table, block=block)
+    with pytest.raises(KappaPlaceError, match=r"blocks of 5000 m are too few for 3 parts.*--block"):
+        split_by_area(table, block=5000.0)
+
+
+@pytest.mark.parametrize("split", SPLITS.values())
+@pytest.mark.parametrize("queries", [0, 300])
+def test_shares_are_never_rescaled_silently(split, queries):
+    table = replace(collection(), is_query=np.arange(600) < queries)
+    for shares in ((0.9, 0.9), (-0.1, 0.5), (1.2, 0.0), (float("nan"), 0.5)):
+        with pytest.raises(KappaPlaceError, match="sum to at most 1, not"):
+            split(table, calibration=shares[0], test=shares[1])
+
+
+def test_a_split_needs_two_parts():
+    table = collection()
     with pytest.raises(KappaPlaceError, match="at least two parts"):
         split_by_session(table, calibration=0.0, test=0.0)

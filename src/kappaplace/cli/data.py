@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
-from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from kappaplace.cli import data_split
 from kappaplace.data.checks import find_problems, summarize
 from kappaplace.data.neighbourhood import Neighbourhood
 from kappaplace.data.place_images import PlaceImages
 from kappaplace.data.positives import NoPositives
-from kappaplace.data.protocols import PROTOCOLS, read_protocol
+from kappaplace.data.protocols import PROTOCOLS, Protocol, get_protocol, read_protocol
 from kappaplace.data.readers.registry import READERS, read_layout
-from kappaplace.data.split import SPLITS
 from kappaplace.data.table_io import FORMATS, recorded_hash
 from kappaplace.errors import KappaPlaceError
 
@@ -26,18 +25,15 @@ app = typer.Typer(
 )
 
 
-class SplitBy(str, Enum):
-    session = "session"
-    time = "time"
-    area = "area"
-
-
 _Table = Annotated[Path, typer.Argument(help="A table made by `data import`: .parquet or .csv.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 _Root = Annotated[Path | None, typer.Option(help="Where the images lie now, if they have moved.")]
 _Policy = Annotated[
-    NoPositives,
-    typer.Option(help="Queries without positives: fail (count as failures), skip (leave out) or error."),
+    NoPositives | None,
+    typer.Option(
+        help="Queries without positives: fail (count as failures), skip (leave out) or error; "
+        "by default the protocol's, else fail."
+    ),
 ]
 
 
@@ -54,7 +50,7 @@ def import_(
         float | None, typer.Option(help="Metres within which references are positives.")
     ] = None,
     neighbourhood: Annotated[str, typer.Option(help="What is near: metres:25, frames:5 or self.")] = "",
-    policy: _Policy = NoPositives.FAIL,
+    policy: _Policy = None,
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="Do not ask whether guessed columns are right.")
     ] = False,
@@ -70,21 +66,24 @@ def import_(
     """
     if out.suffix.lower() not in FORMATS:
         raise KappaPlaceError(f"{out} is neither .parquet nor .csv: tables are kept in one of these formats.")
-    options = _options(option or [])
-    ask = _asker(yes, as_json)
-    warnings: tuple[str, ...] = ()
     if layout in PROTOCOLS:
-        table, check = read_protocol(layout, folder, ask=ask, **options)
-        warnings = check.warnings
-    elif layout in READERS:
-        table = read_layout(layout, folder, ask=ask, **options)
-    else:
+        _refuse_changes(layout, radius, neighbourhood)
+    elif layout not in READERS:
         raise KappaPlaceError(
             f"{layout!r} is neither a layout ({', '.join(READERS)}) nor a protocol ({', '.join(PROTOCOLS)})."
         )
-    table = _adjusted(table, name, radius, neighbourhood)
+    options, ask = _options(option or []), _asker(yes, as_json)
+    warnings: tuple[str, ...] = ()
+    if layout in PROTOCOLS:
+        table, checked = read_protocol(layout, folder, options, ask=ask, table_name=name)
+        warnings = checked.warnings
+    else:
+        _check_options(layout, options)
+        table = _adjusted(read_layout(layout, folder, ask=ask, **options), name, radius, neighbourhood)
+    # The summary comes first: a policy that is not met must leave the table that was there alone.
+    facts = summarize(table, _policy(table, policy)) | _protocol_facts(table)
     table.save(out)
-    _print_summary(summarize(table, policy) | {"table": str(out), "warnings": list(warnings)}, as_json)
+    _print_summary(facts | {"table": str(out), "warnings": list(warnings)}, as_json)
 
 
 @app.command()
@@ -92,18 +91,23 @@ def check(
     table: _Table,
     root: _Root = None,
     images: Annotated[bool, typer.Option(help="Look whether every image is there.")] = True,
-    policy: _Policy = NoPositives.FAIL,
+    decode: Annotated[
+        bool, typer.Option("--decode", help="Decode every image, to find corrupt ones.")
+    ] = False,
+    policy: _Policy = None,
     as_json: _Json = False,
 ) -> None:
     """Tell what a table holds and what is wrong with it; exit code 1 if something is.
 
     \b
     kappaplace data check walk.parquet
+    kappaplace data check walk.parquet --decode
     kappaplace data check pitts30k.parquet --root /disk/pittsburgh --policy error
     """
     opened = PlaceImages.open(table, root)
-    found = find_problems(opened, images=images, recorded_hash=recorded_hash(table))
-    _print_summary(summarize(opened, policy) | {"table": str(table)} | found, as_json)
+    found = find_problems(opened, images=images, decode=decode, recorded_hash=recorded_hash(table))
+    facts = summarize(opened, _policy(opened, policy)) | _protocol_facts(opened)
+    _print_summary(facts | {"table": str(table)} | found, as_json)
     if found["problems"]:
         raise typer.Exit(1)
 
@@ -127,60 +131,7 @@ def show(
         typer.echo(f"{file}: {view.sentence}")
 
 
-@app.command()
-def split(
-    table: _Table,
-    out: Annotated[Path, typer.Option(help="Folder for the parts: calibration, test (and train) tables.")],
-    by: Annotated[SplitBy, typer.Option(help="What is kept whole.")] = SplitBy.session,
-    calibration: Annotated[float, typer.Option(help="Share of the images for calibration.")] = 0.2,
-    test: Annotated[float, typer.Option(help="Share of the images for test.")] = 0.2,
-    gap: Annotated[
-        float | None, typer.Option(help="Seconds: between sessions (600), or before a cut (60).")
-    ] = None,
-    block: Annotated[float | None, typer.Option(help="Area: side of the blocks in metres.")] = None,
-    buffer: Annotated[
-        float | None, typer.Option(help="Area: empty metres between parts (the radius).")
-    ] = None,
-    sessions: Annotated[
-        str | None, typer.Option(help="Told apart by: auto, condition, time, folder.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Which sessions or blocks go where (0).")] = None,
-    suffix: Annotated[str, typer.Option("--format", help="parquet or csv.")] = "parquet",
-    as_json: _Json = False,
-) -> None:
-    """Make leakage-free query/reference and calibration splits from one collection.
-
-    By session and by time, calibration and test are two sets of queries to the same references; by area,
-    train, calibration and test are separate places with a buffer between them.
-
-    \b
-    kappaplace data split walks.parquet --by session --out walks/
-    kappaplace data split city.parquet --by area --calibration 0.3 --test 0.3 --out city/
-    """
-    if f".{suffix}" not in FORMATS:
-        raise KappaPlaceError(f"--format {suffix} is unknown; choose parquet or csv.")
-    given = {"gap": gap, "block": block, "buffer": buffer, "source": sessions, "seed": seed}
-    chosen = _split_options(by.value, given)
-    result = SPLITS[by.value](PlaceImages.open(table), calibration=calibration, test=test, **chosen)
-    answer: dict[str, Any] = {
-        "by": by.value,
-        "dropped": result.dropped,
-        "notes": list(result.notes),
-        "parts": {},
-    }
-    for name, part in result.parts.items():
-        file = out / f"{name}.{suffix}"
-        part.save(file)
-        answer["parts"][name] = summarize(part) | {"table": str(file)}
-    if as_json:
-        typer.echo(json.dumps(answer))
-        return
-    for name, facts in answer["parts"].items():
-        typer.echo(
-            f"{name}: {facts['queries']:,} queries, {facts['references']:,} references → {facts['table']}"
-        )
-        typer.echo(f"  {facts['no_positives']}")
-    typer.echo("; ".join([*result.notes, f"{result.dropped:,} images left out"]))
+app.command("split")(data_split.split)
 
 
 @app.command()
@@ -200,26 +151,12 @@ def layouts(as_json: _Json = False) -> None:
             typer.echo(f"    -o {key}=…  {meaning}")
     typer.echo()
     for protocol in PROTOCOLS.values():
-        counts = "no fixed counts"
-        if protocol.queries is not None:
-            trust = "verified" if protocol.verified else "not verified here"
-            counts = f"{protocol.queries:,} queries, {protocol.references:,} references ({trust})"
-        typer.echo(f"{protocol.name}: {counts}; {protocol.source}")
-
-
-def _split_options(by: str, given: dict[str, Any]) -> dict[str, Any]:
-    """The options that were given, each of which must mean something for this kind of split."""
-    meant = {
-        "session": ("gap", "source", "seed"),
-        "time": ("gap",),
-        "area": ("block", "buffer", "source", "seed"),
-    }
-    chosen = {key: value for key, value in given.items() if value is not None}
-    for key in chosen:
-        if key not in meant[by]:
-            flag = "sessions" if key == "source" else key
-            raise KappaPlaceError(f"--{flag} has no meaning for --by {by}: leave it out.")
-    return chosen
+        trust = "verified" if protocol.verified else "not verified here"
+        counts = f"{protocol.queries:,} queries, {protocol.references:,} references ({trust})"
+        typer.secho(f"{protocol.name}: {counts}; {protocol.source}", bold=True)
+        typer.echo(f"    {_protocol_text(protocol)}")
+        for key in protocol.options:
+            typer.echo(f"    -o {key}=…")
 
 
 def _options(pairs: list[str]) -> dict[str, str]:
@@ -232,6 +169,15 @@ def _options(pairs: list[str]) -> dict[str, str]:
     return options
 
 
+def _check_options(layout: str, options: dict[str, str]) -> None:
+    """Before they become keywords: a name such as `folder` would pass for a parameter of the reader."""
+    known = READERS[layout].options
+    for key in options:
+        if key not in known:
+            names = ", ".join(known) or "none"
+            raise KappaPlaceError(f"Layout {layout} has no option {key!r}; it has {names}.")
+
+
 def _asker(yes: bool, as_json: bool) -> Any:
     def ask(text: str) -> bool:
         typer.echo(text, err=True)
@@ -240,13 +186,39 @@ def _asker(yes: bool, as_json: bool) -> Any:
     return ask
 
 
+def _refuse_changes(protocol: str, radius: float | None, neighbourhood: str) -> None:
+    """What a protocol fixes cannot be given, not even with the same value: nothing is left to say."""
+    for flag, given in (("radius", radius is not None), ("neighbourhood", bool(neighbourhood))):
+        if given:
+            raise KappaPlaceError(f"The protocol {protocol} fixes the {flag}: leave --{flag} out.")
+
+
 def _adjusted(table: PlaceImages, name: str, radius: float | None, neighbourhood: str) -> PlaceImages:
-    if radius is not None and table.protocol and radius != table.radius:
-        raise KappaPlaceError(f"The protocol {table.protocol} fixes the radius at {table.radius:g} m.")
+    """The table with what the user stated; a neighbourhood in metres follows the radius unless stated."""
+    table = table if radius is None else table.with_radius(radius)
     changes: dict[str, Any] = {"name": name} if name else {}
-    changes |= {"radius": radius} if radius is not None else {}
     changes |= {"neighbourhood": Neighbourhood.parse(neighbourhood)} if neighbourhood else {}
     return replace(table, **changes) if changes else table
+
+
+def _policy(table: PlaceImages, given: NoPositives | None) -> NoPositives:
+    if given is not None:
+        return given
+    return get_protocol(table.protocol).no_positives if table.protocol in PROTOCOLS else NoPositives.FAIL
+
+
+def _protocol_facts(table: PlaceImages) -> dict[str, Any]:
+    """What the protocol asks of an evaluation beyond the table: the resizing of images."""
+    protocol = PROTOCOLS.get(table.protocol)
+    return {} if protocol is None else {"resize": protocol.resize, "images": protocol.resize_text()}
+
+
+def _protocol_text(protocol: Protocol) -> str:
+    return (
+        f"{protocol.split} split, positives within {protocol.radius:g} m, images {protocol.resize_text()}, "
+        f"queries without positives: {protocol.no_positives.value}"
+        + (f"; {protocol.note}" * bool(protocol.note))
+    )
 
 
 def _print_summary(facts: dict[str, Any], as_json: bool) -> None:
@@ -261,6 +233,8 @@ def _print_summary(facts: dict[str, Any], as_json: bool) -> None:
     typer.echo(f"  positives   {facts['positives']}, {facts['positives_per_query']:.1f} a query")
     typer.echo(f"  policy      {facts['no_positives']}")
     typer.echo(f"  near        {facts['neighbourhood']}")
+    if "images" in facts:
+        typer.echo(f"  images      {facts['images']}")
     known = f"{facts['with_heading']:,} headings, {facts['with_timestamp']:,} times"
     typer.echo(f"  known       {known}, {facts['places']:,} places, {facts['conditions']:,} conditions")
     typer.echo(f"  hash        {facts['hash']}" + (f" ({facts['protocol']})" if facts["protocol"] else ""))
@@ -269,3 +243,5 @@ def _print_summary(facts: dict[str, Any], as_json: bool) -> None:
         typer.secho(f"  warning: {warning}", fg="yellow", err=True)
     for problem in facts.get("problems", []):
         typer.secho(f"  problem: {problem}", fg="red", err=True)
+    for sentence in facts.get("corrupt", []):
+        typer.echo(f"    {sentence}", err=True)

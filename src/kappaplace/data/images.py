@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, TypeAlias, get_args
@@ -12,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
+from kappaplace.data.heif import open_image
 from kappaplace.errors import KappaPlaceError
 
 Source: TypeAlias = "str | os.PathLike[str] | bytes | Image.Image | NDArray[Any]"
@@ -50,7 +50,7 @@ def decode(
 
     Arrays are H×W, H×W×1, H×W×3 or H×W×4: uint8, uint16 (full range) or float in [0, 1]. EXIF orientation is
     applied, depths beyond 8 bit are scaled by their full range, alpha is composited on mid-grey, and of a
-    file with several frames the first is taken.
+    file with several frames the first is taken. HEIC needs the extra ``kappaplace[heic]``.
 
     `target` (height, width) says that the image will be shrunk to about this size: JPEGs at least four times
     as large are then decoded at a half, a quarter or an eighth, always at least twice the target.
@@ -61,7 +61,7 @@ def decode(
     try:
         if isinstance(source, Image.Image):
             return _load(source, name, max_pixels, target=None)  # a draft would shrink the caller's image
-        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+        with open_image(source) as image:
             return _load(image, name, max_pixels, target)
     except KappaPlaceError:
         raise
@@ -208,6 +208,8 @@ class Preprocessing:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Preprocessing:
         """The inverse of `to_dict`; missing keys take their defaults."""
+        if not isinstance(values, dict):
+            raise KappaPlaceError(f"Preprocessing must be given as settings by name; got {values!r}.")
         unknown = sorted(set(values) - {f.name for f in fields(cls)})
         if unknown:
             raise KappaPlaceError(
@@ -270,6 +272,10 @@ def _centre_box(picture: Image.Image, height: int, width: int) -> tuple[float, f
     )
 
 
+def _three_numbers(values: Any) -> bool:
+    return isinstance(values, tuple) and len(values) == 3 and all(isinstance(v, int | float) for v in values)
+
+
 def _check(p: Preprocessing) -> None:
     sides = (p.size,) if isinstance(p.size, int) else p.size
     problems = {
@@ -282,7 +288,7 @@ def _check(p: Preprocessing) -> None:
         "modes 'shorter' and 'longer' take a single size": p.mode in ("shorter", "longer")
         and not isinstance(p.size, int),
         "mean and std need three numbers each, std above zero": not (
-            len(p.mean) == len(p.std) == 3 and all(s > 0 for s in p.std)
+            _three_numbers(p.mean) and _three_numbers(p.std) and all(s > 0 for s in p.std)
         ),
         "multiple must be a positive integer": not (isinstance(p.multiple, int) and p.multiple > 0),
     }

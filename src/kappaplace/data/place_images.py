@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from kappaplace.data.geodesy import LOCAL_FRAME, frame_codes
 from kappaplace.data.neighbourhood import Neighbourhood
 from kappaplace.data.positives import Positives, positives_within
 from kappaplace.errors import KappaPlaceError
 
 DEFAULT_RADIUS = 25.0  # metres within which a reference is a positive, the field's convention
-LOCAL_FRAME = "local"  # metres in a frame of the collection's own; otherwise "EPSG:326xx" and the like
 _TEXT = np.dtypes.StringDType()  # 16 bytes a row plus the text itself: ten million paths stay usable
 
 # Column → dtype of what is stored. Optional columns are None when nothing is known of any row.
@@ -64,7 +64,7 @@ class PlaceImages:
     name: str = ""
     protocol: str = ""
     radius: float = DEFAULT_RADIUS
-    neighbourhood: Neighbourhood = field(default_factory=Neighbourhood)
+    neighbourhood: Neighbourhood = None  # type: ignore[assignment]  # a set that states none: ``radius`` metres
     given_positives: Positives | None = None
     """Positives stated by the set itself; None: references within ``radius``."""
 
@@ -107,6 +107,8 @@ class PlaceImages:
         object.__setattr__(self, "root", Path(self.root))
         object.__setattr__(self, "radius", float(self.radius))
         _validate(self)
+        if self.neighbourhood is None:
+            object.__setattr__(self, "neighbourhood", Neighbourhood("metres", self.radius))
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -154,8 +156,7 @@ class PlaceImages:
     def _positives(self) -> Positives:
         if self.given_positives is not None:
             return self.given_positives
-        q, r = self.query_rows, self.reference_rows
-        accuracy = self.accuracy
+        q, r, accuracy = self.query_rows, self.reference_rows, self.accuracy
         return positives_within(
             self.positions[q],
             self.positions[r],
@@ -222,6 +223,12 @@ class PlaceImages:
             columns["protocol"] = ""  # a part of a benchmark is not the benchmark
         return replace(self, **columns)
 
+    def with_radius(self, radius: float) -> PlaceImages:
+        """Positives within another radius; a neighbourhood that was that radius goes along with it."""
+        follows = self.neighbourhood == Neighbourhood("metres", self.radius)
+        near = Neighbourhood("metres", radius) if follows else self.neighbourhood
+        return replace(self, radius=radius, neighbourhood=near)
+
     def save(self, path: str | Path) -> None:
         """Write the table as one ``.parquet`` or ``.csv`` file, atomically."""
         from kappaplace.data.table_io import save_table
@@ -270,22 +277,18 @@ def _validate(table: PlaceImages) -> None:
         shape = (n, 2) if column == "positions" else (n,)
         if value is not None and value.shape != shape:
             raise KappaPlaceError(f"Column {column} has shape {value.shape} but {n} paths need {shape}.")
-    half = np.isnan(table.positions).sum(axis=1) == 1
-    if half.any():
-        row = int(np.argmax(half))
-        raise KappaPlaceError(
-            f"Row {row} ({table.paths[row]}) has only one of its two coordinates: give both, or neither."
-        )
-    if np.isinf(table.positions).any():
-        row = int(np.argmax(np.isinf(table.positions).any(axis=1)))
-        raise KappaPlaceError(f"Row {row} ({table.paths[row]}) has an infinite coordinate.")
-    if table.accuracy is not None and bool(np.any(table.accuracy < 0)):
-        row = int(np.argmax(table.accuracy < 0))
-        raise KappaPlaceError(f"Row {row} ({table.paths[row]}) has a negative position accuracy.")
+    bad_rows = {
+        "only one of its two coordinates: give both, or neither": np.isnan(table.positions).sum(axis=1) == 1,
+        "an infinite coordinate": np.isinf(table.positions).any(axis=1),
+        "a negative position accuracy": np.less(0.0 if table.accuracy is None else table.accuracy, 0.0),
+    }
+    for what, bad in bad_rows.items():
+        if bad.any():
+            row = int(np.argmax(bad))
+            raise KappaPlaceError(f"Row {row} ({table.paths[row]}) has {what}.")
+    frame_codes(table.frame)  # every other part of the package may trust it
     if not 0 < table.radius < float("inf"):
-        raise KappaPlaceError(
-            f"The radius of positives must be a positive number of metres, not {table.radius}."
-        )
+        raise KappaPlaceError(f"The radius of positives must be above 0 m, not {table.radius}.")
     given = table.given_positives
     if given is not None:
         q, r = int(table.is_query.sum()), n - int(table.is_query.sum())

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from kappaplace.data.city_conditions import with_city_conditions
 from kappaplace.data.place_images import DEFAULT_RADIUS, PlaceImages
 from kappaplace.data.positives import NoPositives
 from kappaplace.errors import KappaPlaceError
 
-NATIVE = "native"  # images keep their size; queries of different sizes go one at a time
+if TYPE_CHECKING:
+    from kappaplace.data.images import Preprocessing
+
+NATIVE: dict[str, Any] = {"mode": "none"}  # images keep their size; other sizes go one at a time
+_512 = {"mode": "exact", "size": [512, 512]}
+# The only options a user may add: they say where files lie, never which images belong to the benchmark.
+LOCATION_OPTIONS = frozenset({"mat", "query_folder", "database"})
 
 
 @dataclass(frozen=True)
@@ -21,32 +28,49 @@ class Protocol:
     name: str
     layouts: dict[str, dict[str, Any]]
     """Layouts in which the set is found, with the reader's options; the first that fits is read."""
-    queries: int | None
-    references: int | None
+    queries: int
+    references: int
     source: str
     """Who states the counts."""
     verified: bool = False
     """Counted on the published files by our own readers: a deviation is an error, else a warning."""
     split: str = "test"
     radius: float = DEFAULT_RADIUS
-    resize: str = NATIVE
+    resize: dict[str, Any] = field(default_factory=lambda: NATIVE)
+    """How images are resized: settings of `Preprocessing`, kept as such because that one imports torch."""
     no_positives: NoPositives = NoPositives.FAIL
+    """What is done with queries without positives, unless the user says otherwise."""
     note: str = ""
+    finish: Callable[[PlaceImages], PlaceImages] | None = None
+    """Adds what the layout's reader does not know of this set."""
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """The resizing of the protocol, ready to use; normalisation belongs to the model."""
+        from kappaplace.data.images import Preprocessing
+
+        return Preprocessing.from_dict(self.resize)
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Options that a user may add, over all its layouts."""
+        from kappaplace.data.readers.registry import get_reader
+
+        known = {key for layout in self.layouts for key in get_reader(layout).options}
+        return tuple(sorted(known & LOCATION_OPTIONS))
 
     def to_json(self) -> dict[str, Any]:
-        fields = (
-            "name",
-            "layouts",
-            "split",
-            "radius",
-            "resize",
-            "queries",
-            "references",
-            "source",
-            "verified",
-            "note",
-        )
-        return {key: getattr(self, key) for key in fields} | {"no_positives": self.no_positives.value}
+        """Everything that decides an evaluation, as plain values."""
+        fields = ("name", "layouts", "split", "radius", "resize", "queries", "references", "source")
+        plain = {key: getattr(self, key) for key in (*fields, "verified", "note")}
+        return plain | {"no_positives": self.no_positives.value, "options": list(self.options)}
+
+    def resize_text(self) -> str:
+        """The resizing in words."""
+        if self.resize["mode"] == "none":
+            return "native size"
+        height, width = self.resize["size"]
+        return f"resized to {height}×{width} ({self.resize['mode']})"
 
 
 @dataclass(frozen=True)
@@ -91,7 +115,7 @@ PROTOCOLS: dict[str, Protocol] = {
             18_871,
             "ground truth published with GSV-Cities, arXiv 2210.10239",
             split="val",
-            resize="512x512",
+            resize=_512,
             note="queries of the subtask 'all' that have a positive, panoramas left out",
         ),
         Protocol(
@@ -101,12 +125,12 @@ PROTOCOLS: dict[str, Protocol] = {
             18_871,
             _BENCHMARK,
             split="val",
-            resize="512x512",
+            resize=_512,
             note="every query of Copenhagen and San Francisco that is no panorama",
         ),
         Protocol(
             "amstertime",
-            {"amstertime": {}, "at-names": {"split": "test"}},
+            {"amstertime-csv": {}, "at-names": {"split": "test"}},
             1231,
             1231,
             "verification.csv of AmsterTime v1.0, arXiv 2203.16291",
@@ -131,11 +155,13 @@ PROTOCOLS: dict[str, Protocol] = {
         Protocol("st-lucia", {"at-names": {"split": "test"}}, 1464, 1549, _BENCHMARK),
         Protocol(
             "synthetic-city",
-            {},
-            None,
-            None,
-            "this package renders it; its counts follow from the city's settings",
-            note="made by the package itself, not imported",
+            {"at-names": {"split": "test"}},
+            400,
+            640,
+            "kappaplace city --out DIR, with its default settings",
+            verified=True,
+            note="the condition that damages an image most, or clear, is taken from conditions.csv",
+            finish=with_city_conditions,
         ),
     )
 }
@@ -156,7 +182,7 @@ def check_protocol(table: PlaceImages, name: str) -> ProtocolCheck:
         )
     found = {"queries": len(table.query_rows), "references": len(table.reference_rows)}
     expected = {"queries": protocol.queries, "references": protocol.references}
-    wrong = [kind for kind in found if expected[kind] is not None and found[kind] != expected[kind]]
+    wrong = [kind for kind in found if found[kind] != expected[kind]]
     warnings = []
     for kind in wrong:
         sentence = f"{name}: found {found[kind]:,} {kind}, expected {expected[kind]:,} ({protocol.source})"
@@ -167,22 +193,55 @@ def check_protocol(table: PlaceImages, name: str) -> ProtocolCheck:
 
 
 def read_protocol(
-    name: str, folder: str | Path, *, ask: Callable[[str], bool] | None = None, **options: Any
+    name: str,
+    folder: str | Path,
+    options: Mapping[str, Any] | None = None,
+    *,
+    ask: Callable[[str], bool] | None = None,
+    table_name: str = "",
 ) -> tuple[PlaceImages, ProtocolCheck]:
-    """Read a benchmark's folder in whichever of its layouts it comes, and check it."""
-    from kappaplace.data.readers.registry import get_reader, read_layout
+    """Read a benchmark's folder in whichever of its layouts it comes, and check it.
+
+    ``options`` may only say where files lie (`Protocol.options`). ``table_name`` is the table's name, by
+    default the protocol's; it is part of the hash, so it is set before the check.
+    """
+    from kappaplace.data.readers.registry import read_layout
 
     protocol = get_protocol(name)
-    if not protocol.layouts:
-        raise KappaPlaceError(f"{name} is not imported from a folder: {protocol.source}.")
+    given = dict(options or {})  # a mapping, so that no name a user types can pass for a parameter above
     reasons = []
-    for layout, fixed in protocol.layouts.items():
-        own = {key: value for key, value in options.items() if key in get_reader(layout).options}
+    for layout in _fitting_layouts(protocol, given):
         try:
-            table = read_layout(layout, folder, ask=ask, **(fixed | own))
+            table = read_layout(layout, folder, ask=ask, **(protocol.layouts[layout] | given))
         except KappaPlaceError as error:
             reasons.append(f"{layout}: {error}")
             continue
-        table = replace(table, name=name, protocol=name)
+        if protocol.finish is not None:
+            table = protocol.finish(table)
+        table = replace(table, name=table_name or name, protocol=name)
         return table, check_protocol(table, name)
     raise KappaPlaceError(f"{name} was not found in {folder}. " + " ".join(reasons))
+
+
+def _fitting_layouts(protocol: Protocol, options: dict[str, Any]) -> list[str]:
+    """The layouts that know every option given; an option that would make it another set is refused."""
+    from kappaplace.data.readers.registry import get_reader
+
+    allowed = ", ".join(protocol.options) or "none"
+    for key in options:
+        known = any(key in get_reader(layout).options for layout in protocol.layouts)
+        if key in protocol.options:
+            continue
+        why = "fixes" if known else "knows no option"
+        raise KappaPlaceError(
+            f"The protocol {protocol.name} {why} {key}; options that only say where files lie: {allowed}."
+        )
+    part = str(protocol.layouts.get("pitts-mat", {}).get("split", ""))
+    if "mat" in options and part not in Path(str(options["mat"])).stem:
+        raise KappaPlaceError(
+            f"{protocol.name} is read from a file named {part}*.mat, not from {options['mat']}."
+        )
+    fitting = [x for x in protocol.layouts if set(options) <= set(get_reader(x).options)]
+    if not fitting:
+        raise KappaPlaceError(f"No layout of {protocol.name} takes all of {', '.join(options)} at once.")
+    return fitting

@@ -27,15 +27,34 @@ class Sessions:
 
 
 def find_sessions(table: PlaceImages, source: Source = "auto", gap: float = SESSION_GAP) -> Sessions:
-    """Sessions by condition, gaps in time or folder; ``auto`` takes the first that tells any apart."""
-    for kind in ("condition", "time", "folder") if source == "auto" else (source,):
+    """Sessions by condition, gaps in time or folder; ``auto`` takes condition, else time.
+
+    Folders are only taken when asked for: they often hold one drive in pieces (a folder for every hour, or
+    for every thousand files), and a split between the pieces would leak.
+    """
+    for kind in ("condition", "time") if source == "auto" else (source,):
         sessions = Sessions(_number(table, kind, gap), kind)
         if len(sessions) > 1 or source != "auto":
             return sessions
     raise KappaPlaceError(
-        "The table shows a single session: it has one condition, no gap in time "
-        f"longer than {gap:g} s and one folder; split it by time or by area instead."
+        "The table shows a single session: it has one condition and no gap in time longer than "
+        f"{gap:g} s; split it by time or by area, or, if every folder is a drive of its own, "
+        "with --sessions folder."
     )
+
+
+def leak_rate(table: PlaceImages, calibration: NDArray[np.int64], test: NDArray[np.int64]) -> float:
+    """Share of the test rows within the radius of a calibration row; NaN where no positions tell.
+
+    Two drives through one street meet as well: it is a warning sign where sessions are a guess.
+    """
+    from scipy.spatial import cKDTree
+
+    near, asked = (table.positions[rows[table.posed[rows]]] for rows in (calibration, test))
+    if not len(near) or not len(asked):
+        return float("nan")
+    distance, _ = cKDTree(near).query(asked, distance_upper_bound=table.radius * (1 + 1e-9))
+    return float(np.mean(distance <= table.radius))
 
 
 def _number(table: PlaceImages, kind: str, gap: float) -> NDArray[np.int64]:

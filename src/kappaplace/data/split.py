@@ -1,4 +1,4 @@
-"""Leakage-free splits of one collection: by session, by time, or by area.
+"""Leakage-free splits of one collection: by session, by time (or frame number), or by area.
 
 Session and time make the two sets of queries (calibration, test) that are asked against the same references;
 area makes separate places, each with its own queries and references. In every case nothing of one side helps
@@ -14,16 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.data.place_images import PlaceImages
-from kappaplace.data.sessions import SESSION_GAP, Sessions, Source, find_sessions
+from kappaplace.data.sessions import SESSION_GAP, Sessions, Source, find_sessions, leak_rate
+from kappaplace.data.split_area import split_blocks
+from kappaplace.data.split_deal import CALIBRATION, DROPPED, REFERENCES, TEST, checked_shares, deal
 from kappaplace.errors import KappaPlaceError
 
-TIME_GAP = (
-    60.0  # seconds left out on the earlier side of a cut, so that neighbouring frames do not face each other
-)
-BLOCK_RADII = (
-    20.0  # first side of an area's blocks, in radii of positives; halved until there are enough blocks
-)
-_REFERENCES, _CALIBRATION, _TEST, _DROPPED = 0, 1, 2, -1
+TIME_GAP = 60.0  # seconds left out before a cut, so that neighbouring frames do not face each other
+QUERY_SHARE = 0.3  # of the sessions, for a table without queries that is split by area
+_NAMES = {CALIBRATION: "calibration", TEST: "test"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +30,7 @@ class Split:
 
     parts: dict[str, PlaceImages]
     dropped: int
+    """Images that are in no part."""
     notes: tuple[str, ...] = ()
 
 
@@ -45,43 +44,55 @@ def split_by_session(
     seed: int = 0,
 ) -> Split:
     """Whole sessions become references, calibration queries or test queries; given queries stay queries."""
+    shares = checked_shares(calibration, test, rest=not len(table.query_rows))
     sessions = find_sessions(table, source, gap)
-    part = np.zeros(len(table), dtype=np.int64)
-    if len(table.query_rows):
-        shares = {_CALIBRATION: calibration, _TEST: test}
-        part[table.query_rows] = _deal(sessions.number[table.query_rows], _shares(shares), seed)
-    else:
-        shares = {_REFERENCES: 1.0 - calibration - test, _CALIBRATION: calibration, _TEST: test}
-        part = _deal(sessions.number, _shares(shares), seed)
+    asked = table.query_rows if len(table.query_rows) else np.arange(len(table))
+    part = np.full(len(table), REFERENCES, dtype=np.int64)
+    part[asked] = deal(
+        sessions.number[asked],
+        shares,
+        seed,
+        what=f"sessions{' of queries' * bool(len(table.query_rows))} (told apart by {sessions.source})",
+        hint="choose another --sessions, or --by time or area",
+    )
     note = f"{len(sessions)} sessions, told apart by {sessions.source}"
-    return Split(_query_parts(table, part), 0, (note, *_shared_sessions(table, sessions, part)))
+    warnings = (*_shared_sessions(sessions, part), *_folder_leak(table, sessions, part))
+    return Split(_query_parts(table, part), 0, (note, *warnings))
 
 
 def split_by_time(
-    table: PlaceImages, *, calibration: float = 0.2, test: float = 0.2, gap: float = TIME_GAP
+    table: PlaceImages, *, calibration: float = 0.2, test: float = 0.2, gap: float | None = None
 ) -> Split:
     """The past is the map, then come calibration and test; given queries are cut in time among themselves.
 
-    Images within ``gap`` seconds before a cut are left out, and so are images without a time.
+    Images less than ``gap`` seconds before a cut are left out, and so are images without a time. A route
+    without times is cut by its frame numbers, with a gap in frames that is at least its neighbourhood.
     """
+    shares = checked_shares(calibration, test, rest=not len(table.query_rows))
+    moment, gap, unit = _moments(table, gap)
     asked = table.query_rows if len(table.query_rows) else np.arange(len(table))
-    shares = {_CALIBRATION: calibration, _TEST: test}
-    if not len(table.query_rows):
-        shares = {_REFERENCES: 1.0 - calibration - test} | shares
-    time = table.timestamp[asked]
+    time = moment[asked]
     if not np.isfinite(time).any():
-        raise KappaPlaceError("The table has no timestamps: split it by session or by area instead.")
-    shares = _shares(shares)
+        raise KappaPlaceError("No query has a time: split the table by session or by area instead.")
     cuts = np.nanquantile(time, np.cumsum(list(shares.values()))[:-1], method="higher")
-    part = np.zeros(len(table), dtype=np.int64)
+    part = np.full(len(table), REFERENCES, dtype=np.int64)
     position = np.searchsorted(cuts, time, side="right")
     part[asked] = np.array(list(shares))[np.minimum(position, len(shares) - 1)]
-    close = np.any((time[:, None] < cuts) & (time[:, None] > cuts - gap), axis=1)
-    part[asked[close | ~np.isfinite(time)]] = _DROPPED
-    note = (
-        f"cut at {', '.join(f'{cut:.0f}' for cut in cuts)} s since 1970, {gap:g} s left out before each cut"
-    )
-    return Split(_query_parts(table, part), int((part == _DROPPED).sum()), (note,))
+    before = gap if unit == "s" else gap + 1  # frames are counted: so many lie between the two sides
+    close = np.any((time[:, None] < cuts) & (time[:, None] > cuts - before), axis=1)
+    part[asked[close | ~np.isfinite(time)]] = DROPPED
+    for number in shares:
+        if not (part == number).any():
+            name = _NAMES.get(number, "references")
+            raise KappaPlaceError(
+                f"Nothing is left for {name} between the cuts, of which {gap:g} {unit} are left out each: "
+                f"choose a smaller --gap, or a larger share of {name}."
+            )
+    where = ", ".join(f"{cut:.0f}" for cut in cuts)
+    kind = "s since 1970" if unit == "s" else "frames"
+    note = f"cut at {where} {kind}, {gap:g} {unit} left out before each cut"
+    notes = (note, *_map_after_queries(moment, part, gap, unit))
+    return Split(_query_parts(table, part), int((part == DROPPED).sum()), notes)
 
 
 def split_by_area(
@@ -89,38 +100,41 @@ def split_by_area(
     *,
     calibration: float = 0.2,
     test: float = 0.2,
-    block: float = 0.0,
-    buffer: float = 0.0,
-    queries: float = 0.3,
+    block: float | None = None,
+    buffer: float | None = None,
+    queries: float = QUERY_SHARE,
     source: Source = "auto",
     seed: int = 0,
 ) -> Split:
     """Square blocks of ground become train, calibration or test; between parts a buffer is left empty.
 
     ``buffer`` is at least the radius of positives (default), so no image lies within the radius of another
-    part. Each part keeps its own queries and references; a table without queries first gets them by session.
+    part, and ``block`` at least twice the buffer. Each part keeps its own queries and references; a query
+    whose positives all fell to the buffer or to another part is left out, for nothing could answer it. A
+    table without queries first gets them by session.
     """
-    buffer = buffer or table.radius
-    if buffer < table.radius:
-        raise KappaPlaceError(
-            f"A buffer of {buffer:g} m is smaller than the radius of {table.radius:g} m and would leak."
-        )
+    shares = checked_shares(calibration, test, rest=True)
     if not table.posed.any():
         raise KappaPlaceError("The table has no positions: split it by session or by time instead.")
     table, note = _with_queries(table, queries, source, seed)
-    shares = _shares({0: 1.0 - calibration - test, 1: calibration, 2: test})
-    side, cells = _cells(
-        table.positions, table.posed, block or BLOCK_RADII * table.radius, buffer, len(shares), not block
-    )
-    part = np.full(len(table), _DROPPED, dtype=np.int64)
-    part[table.posed] = _deal(cells, shares, seed)
-    reach = buffer + 2.0 * (0.0 if table.accuracy is None else float(np.nanmax(table.accuracy, initial=0.0)))
-    for keep in (2, 1):  # test loses nothing, calibration only to test, train to both
-        _clear(part, keep, table.positions, reach)
-    names = {0: "train", 1: "calibration", 2: "test"}
-    parts = {names[k]: _part(table, np.flatnonzero(part == k), names[k]) for k in shares}
-    sentence = f"blocks of {side:g} m, {reach:g} m left empty between parts"
-    return Split(parts, int((part == _DROPPED).sum()), (sentence, *note))
+    part, sentence = split_blocks(table, shares, block=block, buffer=buffer, seed=seed)
+    names = {REFERENCES: "train"} | _NAMES
+    parts: dict[str, PlaceImages] = {}
+    answerable = np.zeros(len(table), dtype=bool)
+    answerable[table.query_rows] = table.positives().counts > 0
+    unanswered = 0
+    for number in shares:
+        rows = np.flatnonzero(part == number)
+        inside = table.select(rows)
+        lost = answerable[rows[inside.query_rows]] & (inside.positives().counts == 0)
+        unanswered += int(lost.sum())
+        rows = np.delete(rows, inside.query_rows[lost])
+        parts[names[number]] = _part(table, rows, names[number])
+        note += _without_queries(table, parts[names[number]])
+    dropped = len(table) - sum(map(len, parts.values()))
+    if unanswered:
+        note = (f"{unanswered:,} queries left out that lost all of their positives", *note)
+    return Split(parts, dropped, (sentence, *note))
 
 
 SPLITS: dict[str, Callable[..., Split]] = {
@@ -130,44 +144,45 @@ SPLITS: dict[str, Callable[..., Split]] = {
 }
 
 
-def _shares(shares: dict[int, float]) -> dict[int, float]:
-    """Shares that sum to 1, without the empty ones."""
-    if any(share < -1e-9 or share > 1 for share in shares.values()):
-        raise KappaPlaceError("The shares of calibration and test must lie in [0, 1] and sum to at most 1.")
-    kept = {key: share for key, share in shares.items() if share > 1e-9}
-    if len(kept) < 2:
-        raise KappaPlaceError("A split needs at least two parts with a share above 0.")
-    total = sum(kept.values())
-    return {key: share / total for key, share in kept.items()}
-
-
-def _deal(groups: NDArray[np.int64], shares: dict[int, float], seed: int) -> NDArray[np.int64]:
-    """Give whole groups to parts, largest first, each to the part that lacks most of its share."""
-    numbers, inverse, sizes = np.unique(groups, return_inverse=True, return_counts=True)
-    if len(numbers) < len(shares):
+def _moments(table: PlaceImages, gap: float | None) -> tuple[NDArray[np.float64], float, str]:
+    """When every image was taken, the gap before a cut, and the unit of both: seconds, else frames."""
+    if np.isfinite(table.timestamp).any():
+        return table.timestamp, TIME_GAP if gap is None else gap, "s"
+    routes = table.neighbourhood.kind == "frames"
+    if table.frame_number is None and not routes:
         raise KappaPlaceError(
-            f"There are {len(numbers)} groups for {len(shares)} parts: too few to split without leaks."
+            "The table has no timestamps and no frame numbers: split it by session or by area instead."
         )
-    shuffled = np.random.default_rng(seed).permutation(len(numbers))
-    lack = {part: share * len(groups) for part, share in shares.items()}
-    given = np.zeros(len(numbers), dtype=np.int64)
-    order = shuffled[np.argsort(-sizes[shuffled], kind="stable")]
-    empty = set(shares)
-    for left, group in zip(range(len(order), 0, -1), order, strict=True):
-        among = empty if left <= len(empty) else set(lack)
-        part = max(among, key=lambda p: (lack[p], -p))
-        given[group] = part
-        lack[part] -= float(sizes[group])
-        empty.discard(part)
-    return given[inverse]
+    least = table.neighbourhood.value if routes else 1.0
+    if gap is not None and gap < least:
+        raise KappaPlaceError(
+            f"--gap {gap:g} frames is smaller than the neighbourhood {table.neighbourhood} and would leak."
+        )
+    return table.frame_numbers().astype(np.float64), least if gap is None else gap, "frames"
+
+
+def _map_after_queries(
+    moment: NDArray[np.float64], part: NDArray[np.int64], gap: float, unit: str
+) -> tuple[str, ...]:
+    """Roles that came with the table may put the map beside or after the queries: then it is said."""
+    if unit != "s" or not (part > 0).any():  # frames of two traverses share numbers, not moments
+        return ()
+    first = np.nanmin(moment[part > 0])
+    late = int((moment[part == REFERENCES] > first - gap).sum())
+    if not late:
+        return ()
+    return (
+        f"warning: {late:,} references are not {gap:g} s older than the first query, as the table came: "
+        "only the queries are cut in time, the map is not the past",
+    )
 
 
 def _query_parts(table: PlaceImages, part: NDArray[np.int64]) -> dict[str, PlaceImages]:
     """The same references, asked once by the calibration queries and once by the test queries."""
     whole = replace(table, is_query=part > 0) if not len(table.query_rows) else table
     parts = {}
-    for name, number in (("calibration", _CALIBRATION), ("test", _TEST)):
-        rows = np.flatnonzero((part == _REFERENCES) | (part == number))
+    for number, name in _NAMES.items():
+        rows = np.flatnonzero((part == REFERENCES) | (part == number))
         if (part == number).any():
             parts[name] = _part(whole, rows, name)
     return parts
@@ -177,12 +192,25 @@ def _part(table: PlaceImages, rows: NDArray[np.int64], name: str) -> PlaceImages
     return replace(table.select(rows), name=f"{table.name or 'table'}-{name}", protocol="")
 
 
-def _shared_sessions(table: PlaceImages, sessions: Sessions, part: NDArray[np.int64]) -> tuple[str, ...]:
+def _shared_sessions(sessions: Sessions, part: NDArray[np.int64]) -> tuple[str, ...]:
     """Given roles may put a session on both sides: that is the table's choice, but it must be known."""
-    both = np.intersect1d(sessions.number[part > 0], sessions.number[part == _REFERENCES])
+    both = np.intersect1d(sessions.number[part > 0], sessions.number[part == REFERENCES])
     if not len(both):
         return ()
     return (f"warning: {len(both)} sessions hold both references and queries, as the table came",)
+
+
+def _folder_leak(table: PlaceImages, sessions: Sessions, part: NDArray[np.int64]) -> tuple[str, ...]:
+    """Folders are sessions only if the user is right: what speaks against it is measured and said."""
+    if sessions.source != "folder":
+        return ()
+    rate = leak_rate(table, np.flatnonzero(part == CALIBRATION), np.flatnonzero(part == TEST))
+    measured = (
+        "without positions the leak cannot be measured"
+        if np.isnan(rate)
+        else f"{rate:.1%} of the test queries lie within {table.radius:g} m of a calibration query"
+    )
+    return (f"warning: folders were taken for sessions; {measured}",)
 
 
 def _with_queries(
@@ -193,38 +221,17 @@ def _with_queries(
     try:
         sessions = find_sessions(table, source)
     except KappaPlaceError:
+        if source != "auto":  # a source that is unknown must not pass for a table of one session
+            raise
         return table, ("warning: one session only, so every part holds references and no queries",)
-    is_query = _deal(sessions.number, _shares({0: 1.0 - share, 1: share}), seed) == 1
-    return replace(table, is_query=is_query), (
-        f"queries are whole sessions, told apart by {sessions.source}",
-    )
+    shares = {0: 1.0 - share, 1: share}
+    what, hint = f"sessions (told apart by {sessions.source})", "choose another --sessions"
+    is_query = deal(sessions.number, shares, seed, what=what, hint=hint) == 1
+    note = f"queries are whole sessions, told apart by {sessions.source}"
+    return replace(table, is_query=is_query), (note,)
 
 
-def _cells(
-    positions: NDArray[np.float64],
-    posed: NDArray[np.bool_],
-    side: float,
-    buffer: float,
-    parts: int,
-    shrink: bool,
-) -> tuple[float, NDArray[np.int64]]:
-    """Block number of every posed image; blocks are halved until there are four for each part."""
-    while True:
-        corners = np.floor(positions[posed] / side).astype(np.int64)
-        numbers = np.unique(corners, axis=0, return_inverse=True)[1].reshape(-1)
-        if not shrink or numbers.max() + 1 >= 4 * parts or side / 2 < 4 * buffer:
-            return side, numbers
-        side /= 2
-
-
-def _clear(part: NDArray[np.int64], keep: int, positions: NDArray[np.float64], reach: float) -> None:
-    """Drop images of lower parts that come within ``reach`` of an image of part ``keep``."""
-    from scipy.spatial import cKDTree
-
-    there = np.flatnonzero(part == keep)
-    lower = np.flatnonzero((part >= 0) & (part < keep))
-    if len(there) and len(lower):
-        distance, _ = cKDTree(positions[there]).query(
-            positions[lower], distance_upper_bound=reach * (1 + 1e-9)
-        )
-        part[lower[distance <= reach]] = _DROPPED
+def _without_queries(table: PlaceImages, part: PlaceImages) -> tuple[str, ...]:
+    if len(part.query_rows) or not len(table.query_rows):
+        return ()
+    return (f"warning: {part.name} holds no queries; another --seed or --block may give it some",)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,13 @@ from numpy.typing import NDArray
 from kappaplace.data.neighbourhood import Neighbourhood
 from kappaplace.data.place_images import COLUMNS, OPTIONAL_COLUMNS, PlaceImages
 from kappaplace.data.positives import Positives
+from kappaplace.data.table_metadata import checked_metadata, metadata_of
+from kappaplace.data.unreadable import telling
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import make_folder, replace_file
 
-FORMATS = (".parquet", ".csv")
+_FORMATS = {".parquet": "Parquet", ".csv": "a CSV table"}
+FORMATS = tuple(_FORMATS)
 _MARK = "# kappaplace "
 _ROWS = 131_072  # rows a block: bounds the memory that writing and reading need beyond the table itself
 _FILE_COLUMNS = ("path", "x", "y", "heading", "timestamp", "place", "condition", "is_query")
@@ -33,7 +35,7 @@ def save_table(table: PlaceImages, path: str | Path) -> None:
     path = Path(path)
     writer = {".parquet": _write_parquet, ".csv": _write_csv}[_format(path)]
     make_folder(path.parent)
-    replace_file(path, lambda temporary: writer(table, temporary, _metadata(table, path)))
+    replace_file(path, lambda temporary: writer(table, temporary, metadata_of(table, path)))
 
 
 def open_table(path: str | Path, root: str | Path | None = None) -> PlaceImages:
@@ -42,24 +44,24 @@ def open_table(path: str | Path, root: str | Path | None = None) -> PlaceImages:
     kind = _format(path)
     if not path.is_file():
         raise KappaPlaceError(f"There is no table at {path}: make one with `kappaplace data import`.")
-    columns, metadata = _read_parquet(path) if kind == ".parquet" else _read_csv(path)
-    where = Path(root) if root is not None else path.parent / metadata.get("root", "")
-    try:
-        neighbourhood = Neighbourhood(**metadata["neighbourhood"])
+    with telling(f"{path} cannot be read as {_FORMATS[kind]}"):
+        columns, metadata = _read_parquet(path) if kind == ".parquet" else _read_csv(path)
+        where = Path(root) if root is not None else path.parent / metadata["root"]
         known = {key: metadata[key] for key in ("frame", "name", "protocol", "radius")}
-    except (KeyError, TypeError) as error:
-        raise KappaPlaceError(f"{path} has incomplete metadata ({error}): import it again.") from None
-    return PlaceImages.create(**columns, **known, root=where, neighbourhood=neighbourhood)
+        near = Neighbourhood(**metadata["neighbourhood"])
+        return PlaceImages.create(**columns, **known, root=where, neighbourhood=near)
 
 
 def recorded_hash(path: str | Path) -> str:
     """The content hash that was written into the file; a hand-edited table no longer has it."""
     path = Path(path)
-    if _format(path) == ".csv":
-        return str(_csv_metadata(path).get("hash", ""))
-    import pyarrow.parquet as pq
+    kind = _format(path)
+    with telling(f"{path} cannot be read as {_FORMATS[kind]}"):
+        if kind == ".csv":
+            return str(_csv_metadata(path).get("hash", ""))
+        import pyarrow.parquet as pq
 
-    return str(_parquet_metadata(path, pq.read_schema(path).metadata).get("hash", ""))
+        return str(_parquet_metadata(path, pq.read_schema(path).metadata).get("hash", ""))
 
 
 def _format(path: Path) -> str:
@@ -68,22 +70,6 @@ def _format(path: Path) -> str:
             f"{path} is neither .parquet nor .csv: tables are kept in one of these formats."
         )
     return path.suffix.lower()
-
-
-def _metadata(table: PlaceImages, path: Path) -> dict[str, Any]:
-    """Images below the table's own folder are found relative to it, so that both can be moved together."""
-    root, folder = os.path.abspath(table.root), os.path.abspath(path.parent)
-    inside = root == folder or root.startswith(folder.rstrip(os.sep) + os.sep)
-    return {
-        "version": 1,
-        "root": Path(os.path.relpath(root, folder) if inside else root).as_posix(),
-        "frame": table.frame,
-        "name": table.name,
-        "protocol": table.protocol,
-        "radius": table.radius,
-        "neighbourhood": table.neighbourhood.to_json(),
-        "hash": table.content_hash,
-    }
 
 
 def _blocks(table: PlaceImages) -> Iterator[dict[str, Any]]:
@@ -144,20 +130,31 @@ def _read_parquet(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    try:
-        with pq.ParquetFile(path) as file:
-            metadata = _parquet_metadata(path, file.schema_arrow.metadata)
-            columns = _empty_columns(file.metadata.num_rows, set(file.schema_arrow.names), path)
-            start, lists = 0, []
-            for batch in file.iter_batches(batch_size=_ROWS):
-                block = {name: batch.column(name) for name in batch.schema.names}
-                lists += [row for row in block.pop("positives", pa.array([])).to_pylist() if row is not None]
-                _fill(columns, start, {k: v.to_numpy(zero_copy_only=False) for k, v in block.items()})
-                start += batch.num_rows
-            given = "positives" in file.schema_arrow.names
-    except pa.ArrowException as error:
-        raise KappaPlaceError(f"{path} cannot be read as Parquet: {error}.") from None
-    return _with_positives(columns, lists if given else None), metadata
+    with pq.ParquetFile(path) as file:
+        schema = file.schema_arrow
+        metadata = _parquet_metadata(path, schema.metadata)
+        columns = _empty_columns(file.metadata.num_rows, set(schema.names), path)
+        _check_types(path, schema)
+        start, lists = 0, []
+        for batch in file.iter_batches(batch_size=_ROWS):
+            block = {name: batch.column(name) for name in batch.schema.names}
+            lists += [row for row in block.pop("positives", pa.array([])).to_pylist() if row is not None]
+            _fill(columns, start, {k: v.to_numpy(zero_copy_only=False) for k, v in block.items()})
+            start += batch.num_rows
+    return _with_positives(columns, lists if "positives" in schema.names else None), metadata
+
+
+def _check_types(path: Path, schema: Any) -> None:
+    """Numbers must be stored as numbers: text would be parsed by chance, or fail far from its cause."""
+    from pyarrow import types
+
+    for field in schema:
+        dtype = _dtype(field.name)
+        numeric = types.is_integer(field.type) or types.is_floating(field.type)
+        if dtype is np.bool_ and not types.is_boolean(field.type):
+            raise KappaPlaceError(f"{path}: column {field.name} holds {field.type}, not true or false.")
+        if np.dtype(dtype).kind in "fi" and not numeric:
+            raise KappaPlaceError(f"{path}: column {field.name} holds {field.type}, not numbers.")
 
 
 def _parquet_metadata(path: Path, metadata: dict[bytes, bytes] | None) -> dict[str, Any]:
@@ -165,7 +162,7 @@ def _parquet_metadata(path: Path, metadata: dict[bytes, bytes] | None) -> dict[s
         raise KappaPlaceError(
             f"{path} is Parquet but no kappaplace table: make one with `kappaplace data import`."
         )
-    return json.loads(metadata[b"kappaplace"])
+    return checked_metadata(path, metadata[b"kappaplace"].decode("utf-8"))
 
 
 def _write_csv(table: PlaceImages, path: Path, metadata: dict[str, Any]) -> None:
@@ -202,10 +199,7 @@ def _csv_metadata(path: Path) -> dict[str, Any]:
             f"{path} does not start with '{_MARK.strip()}', so it is no kappaplace table: "
             "a folder with a CSV of its own is read by `kappaplace data import csv`."
         )
-    try:
-        return json.loads(first[len(_MARK) :])
-    except json.JSONDecodeError as error:
-        raise KappaPlaceError(f"{path}: the JSON of its first line is damaged ({error}).") from None
+    return checked_metadata(path, first[len(_MARK) :])
 
 
 def _read_csv(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -228,8 +222,17 @@ def _read_csv(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     _fill(columns, 0, {name: _parsed(path, name, values) for name, values in cells.items()})
     if given is None:
         return columns, metadata
-    lists = [[int(v) for v in cell.split()] for cell, q in zip(given, columns["is_query"], strict=True) if q]
-    return _with_positives(columns, lists), metadata
+    queries = np.flatnonzero(columns["is_query"]).tolist()
+    return _with_positives(columns, [_indices(path, given[row], row) for row in queries]), metadata
+
+
+def _indices(path: Path, cell: str, row: int) -> list[int]:
+    try:
+        return [int(v) for v in cell.split()]
+    except ValueError as error:
+        raise KappaPlaceError(
+            f"{path} line {row + 3}: its positives are no list of indices ({error})."
+        ) from None
 
 
 def _parsed(path: Path, name: str, values: list[str]) -> NDArray[Any]:
@@ -239,8 +242,10 @@ def _parsed(path: Path, name: str, values: list[str]) -> NDArray[Any]:
     try:
         if np.dtype(dtype).kind == "f":
             return np.array([float(v) if v else np.nan for v in values], dtype=dtype)
+        if name == "is_query" and not set(values) <= {"0", "1"}:
+            raise ValueError(f"{next(v for v in values if v not in ('0', '1'))!r} is neither 0 nor 1")
         return np.array([int(v) for v in values], dtype=dtype)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise KappaPlaceError(f"{path}: column {name} holds something that is no number ({error}).") from None
 
 

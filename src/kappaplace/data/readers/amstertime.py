@@ -57,7 +57,7 @@ def _pairs(root: Path, split: str) -> list[tuple[str, str]]:
 
 
 READER = Reader(
-    "amstertime",
+    "amstertime-csv",
     "AmsterTime: new/*.png and old/*.jpg in pairs, with or without its CSV lists",
     read,
     {"split": "test for the published test lists (default: all pairs)", "queries": "old or new (old)"},

@@ -12,6 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kappaplace.data.geodesy import join_zones
 from kappaplace.data.place_images import DEFAULT_RADIUS, PlaceImages
@@ -26,6 +27,7 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.progress import track
 
 _DATABASE = ("database", "gallery", "ref", "references")
+_BANDS = "CDEFGHJKLMNPQRSTUVWX"  # latitude letters of UTM from south to north; N begins at the equator
 _EAST, _NORTH, _ZONE, _LETTER, _HEADING, _TIME, _NOTE = 1, 2, 3, 4, 9, 13, 14
 
 
@@ -109,6 +111,7 @@ def _table(paths: list[str], is_query: list[bool], root: Path, radius: float) ->
             notes.append(cells[_NOTE] if len(cells) > _NOTE + 1 else "")
             if row % 4096 == 0:
                 bar.advance(min(4096, n - row))
+    _check_zones(zones, paths, root)
     joined, frame = join_zones(positions, zones)
     return PlaceImages.create(
         paths,
@@ -128,7 +131,23 @@ def _epsg(cells: list[str]) -> int:
     """EPSG code of the zone number and latitude letter, 0 where they are left out (made-up coordinates)."""
     if len(cells) <= _LETTER + 1 or not cells[_ZONE] or not cells[_LETTER]:
         return 0
-    return (32600 if cells[_LETTER].upper() >= "N" else 32700) + int(cells[_ZONE])
+    zone, letter = int(cells[_ZONE]), cells[_LETTER].upper()
+    if not 1 <= zone <= 60 or len(letter) != 1 or letter not in _BANDS:
+        raise KappaPlaceError(
+            f"{'@'.join(cells)} states the UTM zone {cells[_ZONE]}{cells[_LETTER]}, which does not exist: "
+            "zones are 1 to 60 with a letter from C to X."
+        )
+    return (32600 if letter >= "N" else 32700) + zone
+
+
+def _check_zones(zones: NDArray[np.int64], paths: list[str], root: Path) -> None:
+    """Coordinates without a zone among others with one would be compared as if they were metres of it."""
+    if zones.any() and not zones.all():
+        without = paths[int(np.argmin(zones))]
+        raise KappaPlaceError(
+            f"{root / without} states no UTM zone but {int((zones > 0).sum()):,} of {len(paths):,} do: "
+            "state it in all names, or in none."
+        )
 
 
 READER = Reader(

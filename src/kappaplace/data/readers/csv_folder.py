@@ -2,56 +2,53 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.data.geodesy import project
 from kappaplace.data.place_images import DEFAULT_RADIUS, PlaceImages
-from kappaplace.data.readers.layout import (
-    Reader,
-    existing_folder,
-    labels,
-    list_images,
-    number,
-    read_rows,
-    unix_time,
-)
+from kappaplace.data.readers.cells import labels, number, parsed, read_rows
+from kappaplace.data.readers.csv_columns import LATLON, LOCAL, PAIR, UTM, understand
+from kappaplace.data.readers.dates import unix_times
+from kappaplace.data.readers.layout import Reader, chosen_file, existing_folder, list_images
 from kappaplace.errors import KappaPlaceError
 
-# Meaning → names that a column may have, best first; compared in lower case without blanks and dashes.
-NAMES: dict[str, tuple[str, ...]] = {
-    "path": ("path", "file", "filename", "image", "imagepath", "img", "name", "key", "picture"),
-    "lat": ("lat", "latitude", "gpslat", "gpslatitude"),
-    "lon": ("lon", "lng", "long", "longitude", "gpslon", "gpslongitude"),
-    "east": ("easting", "utmeast", "east", "utme", "utmx"),
-    "north": ("northing", "utmnorth", "north", "utmn", "utmy"),
-    "x": ("x", "tx", "posx", "positionx"),
-    "y": ("y", "ty", "posy", "positiony"),
-    "latlon": ("coordinates", "coordinatesimage", "latlon", "latlng", "location", "gps", "coords"),
-    "heading": ("heading", "yaw", "compass", "bearing", "azimuth", "ca", "northdeg", "direction"),
-    "timestamp": ("timestamp", "time", "datetime", "date", "capturedat", "t"),
-    "place": ("place", "placeid", "building", "buildingname", "landmark", "class", "label"),
-    "condition": ("condition", "session", "sequence", "sequencekey", "weather", "season", "run"),
-    "query": ("isquery", "query", "role", "split", "subset"),
-    "accuracy": ("accuracy", "gpsaccuracy", "hacc", "hdop"),
-}
+T = TypeVar("T")
+Ask = Callable[[str], bool]
+
 _PAIR = re.compile(r"\s*(-?\d+(?:\.\d+)?)\s*[;, ]\s*(-?\d+(?:\.\d+)?)\s*")
+_QUERY = {"1", "1.0", "true", "t", "yes", "y", "q", "query", "queries", "test"}
+_REFERENCE = {"", "0", "0.0", "false", "f", "no", "n", "r", "ref", "refs", "reference", "references"}
+_REFERENCE |= {"database", "db", "gallery", "index", "map", "train"}
 
 
-def guess_columns(header: list[str]) -> dict[str, str]:
-    """Meaning → column of the file.
+@dataclass(frozen=True)
+class Sheet:
+    """A CSV that is understood: what its columns mean, and the image of every row."""
 
-    >>> guess_columns(["File name", "LATITUDE", "lon", "remark"])
-    {'path': 'File name', 'lat': 'LATITUDE', 'lon': 'lon'}
-    """
-    plain = {re.sub(r"[\s_\-.]", "", name.lower()): name for name in reversed(header)}
-    found = {key: plain[n] for key, names in NAMES.items() for n in reversed(names) if n in plain}
-    return {key: found[key] for key in NAMES if key in found}
+    file: Path
+    rows: list[dict[str, str]]
+    columns: dict[str, str]
+    """Meaning → column."""
+    kind: str
+    paths: list[str]
+
+    def parsed(self, meaning: str, parse: Callable[[str], T]) -> list[T] | None:
+        """A column by its meaning; None where the file has none."""
+        column = self.columns.get(meaning)
+        return None if column is None else parsed(self.rows, column, parse, self.file)
+
+    @property
+    def first_rows(self) -> list[int]:
+        """Rows that name an image for the first time."""
+        return sorted({path: row for row, path in reversed(list(enumerate(self.paths)))}.values())
 
 
 def read(
@@ -61,41 +58,51 @@ def read(
     columns: str = "",
     frame: str = "",
     radius: float = DEFAULT_RADIUS,
-    ask: Callable[[str], bool] = lambda text: True,
+    ask: Ask = lambda text: True,
 ) -> PlaceImages:
     """Read ``csv``; ``columns="path=file,lat=Y,lon=X"`` overrides the guess; every row needs its image."""
     root = existing_folder(folder)
-    file = _csv_file(root, csv)
+    return sheet_table(open_sheet(root, csv, columns, ask), root, frame, radius)
+
+
+def open_sheet(root: Path, csv: str, columns: str, ask: Ask) -> Sheet:
+    """Understand the CSV and ask whether that is right."""
+    file = chosen_file(root, csv, root.glob("*.csv"), "CSV file", "csv")
     rows = read_rows(file)
     if not rows:
         raise KappaPlaceError(f"{file} holds no row.")
-    meaning = guess_columns(list(rows[0])) | _named(columns, rows[0], file)
-    if "path" not in meaning:
-        raise KappaPlaceError(
-            f"{file} has no column of file names among {', '.join(rows[0])}: name it with columns=path=…."
-        )
-    kind = _coordinate_kind(meaning)
-    used = {k: v for k, v in meaning.items() if k not in _OTHER_COORDINATES[kind]}
-    paths = _found(root, [(row[used["path"]] or "").strip() for row in rows], file)
-    first = sorted({path: row for row, path in reversed(list(enumerate(paths)))}.values())
-    text = "Columns: " + ", ".join(f"{k} = {v!r}" for k, v in used.items()) + f"; coordinates: {kind}"
-    if len(first) < len(rows):
-        text += f"; {len(rows) - len(first)} rows repeat an image and are left out"
+    meaning, kind = understand(list(rows[0]), columns, file)
+    paths, by_end = _found(root, parsed(rows, meaning["path"], str, file), file)
+    sheet = Sheet(file, rows, meaning, kind, paths)
+    text = "Columns: " + ", ".join(f"{k} = {v!r}" for k, v in meaning.items()) + f"; coordinates: {kind}"
+    if by_end:
+        text += f"; {by_end} names were matched by the end of the path"
+    repeated = len(rows) - len(sheet.first_rows)
+    if repeated:
+        text += f"; {repeated} rows repeat an image and are left out"
     if not ask(text):
         raise KappaPlaceError("The guess was declined: name the columns with columns=path=…,lat=…,lon=….")
-    rows, paths = [rows[i] for i in first], [paths[i] for i in first]
-    positions, own_frame = _positions(rows, used, kind, frame)
-    cells = {key: [(row[name] or "").strip() for row in rows] for key, name in used.items()}
-    accuracy = np.array([number(c) for c in cells["accuracy"]]) if "accuracy" in cells else None
+    return sheet
+
+
+def sheet_table(sheet: Sheet, root: Path, frame: str, radius: float) -> PlaceImages:
+    """The table of a sheet. All rows are parsed, those that repeat an image too, so that no error hides."""
+    positions, own_frame = _positions(sheet, frame)
+    condition, place = sheet.parsed("condition", str), sheet.parsed("place", str)
+    time = sheet.parsed("timestamp", str)
+    known: dict[str, Any] = {
+        "heading": sheet.parsed("heading", number),
+        "timestamp": None if time is None else unix_times(time),
+        "place": None if place is None else labels(place),
+        "condition": condition,
+        "is_query": sheet.parsed("query", is_query),
+        "accuracy": sheet.parsed("accuracy", number),
+    }
+    first = sheet.first_rows
     return PlaceImages.create(
-        paths,
-        positions,
-        heading=[number(c) for c in cells["heading"]] if "heading" in cells else None,
-        timestamp=[unix_time(c) for c in cells["timestamp"]] if "timestamp" in cells else None,
-        place=labels(cells["place"]) if "place" in cells else None,
-        condition=cells.get("condition"),
-        is_query=[_is_query(c) for c in cells["query"]] if "query" in cells else None,
-        accuracy=accuracy,
+        [sheet.paths[row] for row in first],
+        None if positions is None else positions[first],
+        **{name: None if values is None else np.array(values)[first] for name, values in known.items()},
         root=root,
         frame=own_frame,
         name=root.name,
@@ -103,92 +110,84 @@ def read(
     )
 
 
-_OTHER_COORDINATES = {
-    "latitude and longitude": {"east", "north", "x", "y", "latlon"},
-    "one column of latitude and longitude": {"east", "north", "x", "y", "lat", "lon"},
-    "UTM": {"lat", "lon", "x", "y", "latlon"},
-    "local x and y in metres": {"lat", "lon", "east", "north", "latlon"},
-    "none, images stay unposed": set(),
-}
-
-
-def _csv_file(root: Path, csv: str) -> Path:
-    if csv:
-        file = Path(csv) if Path(csv).is_file() else root / csv
-        if not file.is_file():
-            raise KappaPlaceError(f"There is no file {csv}, neither here nor in {root}.")
-        return file
-    found = sorted(root.glob("*.csv"))
-    if len(found) != 1:
-        names = ", ".join(f.name for f in found) or "none"
-        raise KappaPlaceError(f"{root} must hold one CSV file but holds {names}: choose with csv=….")
-    return found[0]
-
-
-def _named(columns: str, row: dict[str, str], file: Path) -> dict[str, str]:
-    named = dict(part.split("=", 1) for part in columns.split(",") if "=" in part)
-    for meaning, column in named.items():
-        if meaning not in NAMES or column not in row:
-            raise KappaPlaceError(
-                f"columns={meaning}={column}: meanings are {', '.join(NAMES)}; {file} has {', '.join(row)}."
-            )
-    return named
-
-
-def _coordinate_kind(meaning: dict[str, str]) -> str:
-    for pair, kind in (
-        (("lat", "lon"), "latitude and longitude"),
-        (("east", "north"), "UTM"),
-        (("latlon", "latlon"), "one column of latitude and longitude"),
-        (("x", "y"), "local x and y in metres"),
-    ):
-        if pair[0] in meaning and pair[1] in meaning:
-            return kind
-    return "none, images stay unposed"
-
-
-def _positions(
-    rows: list[dict[str, str]], used: dict[str, str], kind: str, frame: str
-) -> tuple[NDArray[np.float64] | None, str]:
+def _positions(sheet: Sheet, frame: str) -> tuple[NDArray[np.float64] | None, str]:
     def pair(a: str, b: str) -> NDArray[np.float64]:
-        return np.array([[number(row[used[a]]), number(row[used[b]])] for row in rows])
+        return np.column_stack([np.array(sheet.parsed(m, number), dtype=np.float64) for m in (a, b)])
 
-    if kind == "latitude and longitude":
+    if sheet.kind == LATLON:
         return project(*pair("lat", "lon").T)
-    if kind == "one column of latitude and longitude":
-        matches = [_PAIR.fullmatch(row[used["latlon"]] or "") for row in rows]
-        degrees = np.array([[float(m[1]), float(m[2])] if m else [np.nan, np.nan] for m in matches])
-        return project(*degrees.T)
-    if kind == "UTM":
+    if sheet.kind == PAIR:
+        return project(*np.array(sheet.parsed("latlon", _degrees), dtype=np.float64).T)
+    if sheet.kind == UTM:
         if not frame:
             raise KappaPlaceError(
                 "UTM coordinates need their zone: give frame=EPSG:32610 (326 north, 327 south, zone)."
             )
         return pair("east", "north"), frame
-    if kind == "local x and y in metres":
+    if sheet.kind == LOCAL:
         return pair("x", "y"), frame or "local"
     return None, "local"
 
 
-def _found(root: Path, names: list[str], file: Path) -> list[str]:
-    """Names of the CSV as paths below the folder: as written, or by file name wherever the image lies."""
+def _degrees(cell: str) -> tuple[float, float]:
+    match = _PAIR.fullmatch(cell)
+    if cell and not match:
+        raise ValueError(f"{cell!r} is no latitude and longitude (leave the column out with columns=latlon=)")
+    return (float(match[1]), float(match[2])) if match else (np.nan, np.nan)
+
+
+def is_query(cell: str) -> bool:
+    """The role a cell states; an empty one is a reference.
+
+    >>> is_query("Query"), is_query("0")
+    (True, False)
+    """
+    word = cell.lower()
+    if word not in _QUERY | _REFERENCE:
+        raise ValueError(
+            f"{cell!r} is no role; use query or reference, 1 or 0, or do without with columns=query="
+        )
+    return word in _QUERY
+
+
+def _found(root: Path, names: list[str], file: Path) -> tuple[list[str], int]:
+    """Names of the CSV as paths below the folder, and how many had to be matched by the end of their path.
+
+    A name is taken as written; or it is the end of one image's path (the image lies deeper); or it goes
+    through a folder called like ``root`` (a path from above it, or from another disk). A folder that the
+    name states is never ignored: cam2/z.jpg is not cam1/z.jpg.
+    """
     images = list_images(root)
     present = set(images)
-    by_name: dict[str, Any] = {}
-    for image in images:
-        by_name[image.rpartition("/")[2]] = None if image.rpartition("/")[2] in by_name else image
-    paths = []
-    for row, name in enumerate(names):
-        name = name.replace("\\", "/").removeprefix("./")
-        path = name if name in present else by_name.get(name.rpartition("/")[2])
-        if path is None:
-            raise KappaPlaceError(f"{file} row {row + 1}: there is no single image {name!r} below {root}.")
+    ends = _ends(images)
+    own_name = root.resolve().name
+    paths, by_end = [], 0
+    for row, written in enumerate(names, start=1):
+        name = posixpath.normpath(written.replace("\\", "/")) if written else ""
+        path = name if name in present else ends.get(name) or _below(own_name, name, present)
+        if not path:
+            raise KappaPlaceError(f"{file} row {row}: there is no single image {written!r} below {root}.")
+        by_end += path != name
         paths.append(path)
-    return paths
+    return paths, by_end
 
 
-def _is_query(cell: str) -> bool:
-    return cell.lower() in ("1", "true", "yes", "q", "query", "queries", "test")
+def _ends(images: list[str]) -> dict[str, str]:
+    """Every end of an image's path, folder by folder → the image; empty where two images share it."""
+    ends: dict[str, str] = {}
+    for image in images:
+        rest = image
+        while "/" in rest:
+            rest = rest.partition("/")[2]
+            ends[rest] = "" if rest in ends else image
+    return ends
+
+
+def _below(folder: str, name: str, present: set[str]) -> str:
+    """The part of a name behind the folder's own name, where exactly one such part is an image."""
+    parts = name.split("/")
+    rests = {"/".join(parts[i + 1 :]) for i, part in enumerate(parts) if part == folder} & present
+    return rests.pop() if len(rests) == 1 else ""
 
 
 READER = Reader(
@@ -197,7 +196,7 @@ READER = Reader(
     read,
     {
         "csv": "the CSV file (default: the only one in the folder)",
-        "columns": "what the guess gets wrong: path=file,lat=Y,lon=X,heading=…,place=…,condition=…,query=…",
+        "columns": "what the guess gets wrong: path=file,lat=Y,lon=X,heading=…; query= leaves one out",
         "frame": "frame of UTM coordinates, e.g. EPSG:32610",
         "radius": "metres within which a reference is a positive (25)",
     },

@@ -9,10 +9,14 @@ import numpy as np
 
 from kappaplace.data.geodesy import project
 from kappaplace.data.place_images import PlaceImages
-from kappaplace.data.readers.layout import Reader, existing_folder, number, read_rows, unix_time
+from kappaplace.data.readers.cells import integer, number, parsed, read_rows
+from kappaplace.data.readers.dates import unix_time
+from kappaplace.data.readers.layout import Reader, existing_folder
 from kappaplace.errors import KappaPlaceError
 
-_COLUMNS = ("place_id", "year", "month", "northdeg", "city_id", "lat", "lon", "panoid")
+_WHOLE = ("place_id", "year", "month", "northdeg")
+_PARSE: dict[str, Any] = dict.fromkeys(_WHOLE, integer) | {"city_id": str, "lat": number, "lon": number}
+_PARSE |= {"panoid": str}
 _PLACES_PER_CITY = 100_000  # place numbers of a city start at its rank times this
 
 
@@ -25,18 +29,18 @@ def read(folder: str | Path, *, cities: str = "", min_images: int = 1) -> PlaceI
         raise KappaPlaceError(f"{frames} holds no CSV file: GSV-Cities keeps one a city there.")
     rows: list[dict[str, Any]] = []
     for rank, name in enumerate(names):
-        for row in read_rows(frames / f"{name}.csv", _COLUMNS):
-            rows.append(row | {"place": rank * _PLACES_PER_CITY + int(row["place_id"])})
+        for row in _city(frames / f"{name}.csv"):
+            rows.append(row | {"place": rank * _PLACES_PER_CITY + row["place_id"]})
     place = np.array([row["place"] for row in rows], dtype=np.int64)
     _, inverse, counts = np.unique(place, return_inverse=True, return_counts=True)
     keep = np.flatnonzero(counts[inverse] >= min_images)
     rows = [rows[i] for i in keep]
-    positions, frame = project([number(r["lat"]) for r in rows], [number(r["lon"]) for r in rows])
+    positions, frame = project([row["lat"] for row in rows], [row["lon"] for row in rows])
     return PlaceImages.create(
         [_path(row) for row in rows],
         positions,
-        heading=[number(row["northdeg"]) for row in rows],
-        timestamp=[unix_time(f"{int(row['year']):04d}{int(row['month']):02d}") for row in rows],
+        heading=[row["northdeg"] for row in rows],
+        timestamp=[unix_time(f"{row['year']:04d}{row['month']:02d}") for row in rows],
         place=place[keep],
         condition=[row["city_id"] for row in rows],
         root=root,
@@ -45,12 +49,20 @@ def read(folder: str | Path, *, cities: str = "", min_images: int = 1) -> PlaceI
     )
 
 
+def _city(file: Path) -> list[dict[str, Any]]:
+    """The rows of one city, each cell as what it is."""
+    rows = read_rows(file, _PARSE)
+    if not rows:
+        raise KappaPlaceError(f"{file} holds no row.")
+    columns = [parsed(rows, name, parse, file) for name, parse in _PARSE.items()]
+    return [dict(zip(_PARSE, cells, strict=True)) for cells in zip(*columns, strict=True)]
+
+
 def _path(row: dict[str, Any]) -> str:
     """The file name repeats the row; numbers are written as Python writes them."""
     city = row["city_id"]
-    date = f"{int(row['year']):04d}_{int(row['month']):02d}_{int(row['northdeg']):03d}"
-    where = f"{float(row['lat'])}_{float(row['lon'])}_{row['panoid']}"
-    return f"Images/{city}/{city}_{int(row['place_id']):07d}_{date}_{where}.jpg"
+    date = f"{row['year']:04d}_{row['month']:02d}_{row['northdeg']:03d}"
+    return f"Images/{city}/{city}_{row['place_id']:07d}_{date}_{row['lat']}_{row['lon']}_{row['panoid']}.jpg"
 
 
 READER = Reader(

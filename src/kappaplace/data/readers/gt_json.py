@@ -8,12 +8,12 @@ from typing import Any
 
 from kappaplace.data.neighbourhood import Neighbourhood
 from kappaplace.data.place_images import PlaceImages
-from kappaplace.data.positives import Positives
 from kappaplace.data.readers.layout import (
     Reader,
     existing_folder,
-    images_or_error,
-    query_and_reference_folders,
+    index_of,
+    query_and_reference_images,
+    query_reference_table,
 )
 from kappaplace.errors import KappaPlaceError
 
@@ -22,24 +22,35 @@ def read(folder: str | Path, *, gt: str = "gt.json", neighbourhood: str = "") ->
     """``tolerance_frames`` in the file makes the neighbourhood; without it each image is only near itself."""
     root = existing_folder(folder)
     truth = _load(root / gt)
-    query, reference = query_and_reference_folders(root)
-    references, queries = images_or_error(reference, natural=True), images_or_error(query, natural=True)
-    lists = truth["positives"]
-    if len(lists) != len(queries):
+    images = query_and_reference_images(root)
+    lists = [_indices(row, query, root / gt) for query, row in enumerate(truth["positives"])]
+    if len(lists) != len(images.queries):
         raise KappaPlaceError(
-            f"{root / gt} lists positives of {len(lists)} queries but {query} holds {len(queries)}."
+            f"{root / gt} lists positives of {len(lists)} queries but {images.query} holds "
+            f"{len(images.queries)}."
         )
+    near = Neighbourhood.parse(neighbourhood) if neighbourhood else _near(truth, root / gt)
+    return query_reference_table(images, lists, near)
+
+
+def _indices(row: Any, query: int, file: Path) -> list[int]:
+    try:
+        if not isinstance(row, list):
+            raise ValueError(f"{row!r} is no list")
+        return [index_of(value) for value in row]
+    except ValueError as error:
+        raise KappaPlaceError(
+            f"{file}: the positives of query {query} must be a list of reference indices ({error})."
+        ) from None
+
+
+def _near(truth: dict[str, Any], file: Path) -> Neighbourhood:
     frames = truth.get("tolerance_frames")
-    near = Neighbourhood("self") if frames is None else Neighbourhood("frames", float(frames))
-    n = len(references)
-    return PlaceImages.create(
-        [f"{reference.name}/{name}" for name in references] + [f"{query.name}/{name}" for name in queries],
-        is_query=[False] * n + [True] * len(queries),
-        root=root,
-        name=root.name,
-        neighbourhood=Neighbourhood.parse(neighbourhood) if neighbourhood else near,
-        given_positives=Positives.from_lists(lists, n),
-    )
+    if frames is None:
+        return Neighbourhood("self")
+    if isinstance(frames, bool) or not isinstance(frames, int | float):
+        raise KappaPlaceError(f"{file}: tolerance_frames must be a number of frames, not {frames!r}.")
+    return Neighbourhood("frames", float(frames))
 
 
 def _load(file: Path) -> dict[str, Any]:
@@ -47,7 +58,9 @@ def _load(file: Path) -> dict[str, Any]:
         truth = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise KappaPlaceError(f"{file} is missing: it lists the positives of each query.") from None
-    except json.JSONDecodeError as error:
+    except OSError as error:
+        raise KappaPlaceError(f"{file} cannot be read ({error.strerror}).") from None
+    except (ValueError, RecursionError) as error:  # bytes that are no UTF-8, text that is no JSON
         raise KappaPlaceError(f"{file} is not valid JSON ({error}).") from None
     if not isinstance(truth, dict) or not isinstance(truth.get("positives"), list):
         raise KappaPlaceError(

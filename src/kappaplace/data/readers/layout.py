@@ -1,20 +1,22 @@
-"""What the readers share: the record of a layout, the listing of image folders, the reading of CSV files."""
+"""What the readers share: the record of a layout, the listing of image folders, tables of given positives."""
 
 from __future__ import annotations
 
-import csv
 import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from kappaplace.data.neighbourhood import Neighbourhood
 from kappaplace.data.place_images import PlaceImages
+from kappaplace.data.positives import Positives
+
+# Cells and dates have files of their own; most readers need these three, so they are found here, too.
+from kappaplace.data.readers.cells import number as number
+from kappaplace.data.readers.cells import read_rows as read_rows
+from kappaplace.data.readers.dates import unix_time as unix_time
 from kappaplace.errors import KappaPlaceError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".heic", ".heif")
@@ -32,7 +34,7 @@ class Reader:
     options: dict[str, str] = field(default_factory=dict)
     """Option → what it means, with its default."""
     extra: str = ""
-    """Optional dependency group that it needs, if any."""
+    """Optional dependency group without which it reads nothing, if any."""
 
 
 def existing_folder(folder: str | Path) -> Path:
@@ -40,6 +42,22 @@ def existing_folder(folder: str | Path) -> Path:
     if not path.is_dir():
         raise KappaPlaceError(f"There is no folder {path}: give the folder that holds the images.")
     return path
+
+
+def chosen_file(root: Path, name: str, candidates: Iterable[Path], what: str, option: str) -> Path:
+    """The file named, from here or in ``root``; without a name the only candidate."""
+    if name:
+        file = Path(name) if Path(name).is_file() else root / name
+        if not file.is_file():
+            raise KappaPlaceError(f"There is no {what} {name}, neither here nor in {root}.")
+        return file
+    found = sorted(candidates)
+    if len(found) != 1:
+        names = ", ".join(f.name for f in found) or "none"
+        raise KappaPlaceError(
+            f"{root} must hold exactly one {what} but holds {names}: choose with {option}=…."
+        )
+    return found[0]
 
 
 def natural_key(text: str) -> list[Any]:
@@ -52,14 +70,43 @@ def natural_key(text: str) -> list[Any]:
 
 
 def list_images(folder: Path, *, natural: bool = False) -> list[str]:
-    """All images below a folder as sorted relative paths with forward slashes; hidden files are left out."""
+    """All images below a folder as sorted relative paths with forward slashes; hidden files are left out.
+
+    Links to folders are followed, but no folder is listed twice: a link that leads back into ``folder`` is
+    passed over, since what it shows is found at its own place.
+    """
     found = []
+    top = os.path.realpath(folder)
+    seen = {top}
     for where, folders, files in os.walk(folder, followlinks=True):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        folders[:] = sorted(
+            f for f in folders if not f.startswith(".") and _is_new(os.path.join(where, f), top, seen)
+        )
         prefix = Path(os.path.relpath(where, folder)).as_posix()
         head = "" if prefix == "." else prefix + "/"
         found += [head + f for f in files if f.lower().endswith(IMAGE_SUFFIXES) and not f.startswith(".")]
+    for name in found:
+        if not name.isascii():
+            _check_utf8(folder, name)
     return sorted(found, key=natural_key) if natural else sorted(found)
+
+
+def _is_new(path: str, top: str, seen: set[str]) -> bool:
+    real = os.path.realpath(path)
+    leads_back = os.path.islink(path) and (real + os.sep).startswith(top.rstrip(os.sep) + os.sep)
+    if leads_back or real in seen:
+        return False
+    seen.add(real)
+    return True
+
+
+def _check_utf8(folder: Path, name: str) -> None:
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        raise KappaPlaceError(
+            f"{folder} holds an image whose name is not UTF-8 ({os.fsencode(name)!r}): rename it."
+        ) from None
 
 
 def images_or_error(folder: Path, *, natural: bool = False) -> list[str]:
@@ -74,89 +121,50 @@ def first_folder(parent: Path, names: Iterable[str]) -> Path | None:
     return next((parent / name for name in names if (parent / name).is_dir()), None)
 
 
-def query_and_reference_folders(folder: Path) -> tuple[Path, Path]:
-    """The two folders of a set that comes as query/ and ref/ (or queries/ and database/)."""
-    query = first_folder(folder, ("query", "queries", "live"))
-    reference = first_folder(folder, ("ref", "reference", "references", "database", "gallery"))
+@dataclass(frozen=True)
+class QueryReferenceImages:
+    """A set that comes as two folders, images of each in natural order (2 before 10)."""
+
+    root: Path
+    query: Path
+    reference: Path
+    queries: list[str]
+    references: list[str]
+
+
+def query_and_reference_images(root: Path) -> QueryReferenceImages:
+    """The images of query/ and ref/ (or queries/ and database/)."""
+    query = first_folder(root, ("query", "queries", "live"))
+    reference = first_folder(root, ("ref", "reference", "references", "database", "gallery"))
     if query is None or reference is None:
-        raise KappaPlaceError(f"{folder} needs a folder query (or queries) and a folder ref (or database).")
-    return query, reference
+        raise KappaPlaceError(f"{root} needs a folder query (or queries) and a folder ref (or database).")
+    queries, references = images_or_error(query, natural=True), images_or_error(reference, natural=True)
+    return QueryReferenceImages(root, query, reference, queries, references)
 
 
-def read_rows(file: Path, needed: Iterable[str] = ()) -> list[dict[str, str]]:
-    """Rows of a CSV file as dictionaries; an absent file or column is told in one sentence."""
-    if not file.is_file():
-        raise KappaPlaceError(f"{file} is missing: the layout needs it.")
-    with file.open(encoding="utf-8-sig", newline="") as stream:
-        sample = stream.read(65_536)
-        stream.seek(0)
-        header = sample.partition("\n")[0]
-        delimiter = max(",;\t", key=header.count)
-        rows = list(csv.DictReader(stream, delimiter=delimiter))
-    missing = [name for name in needed if rows and name not in rows[0]]
-    if missing:
-        raise KappaPlaceError(f"{file} lacks the column {missing[0]}; it has {', '.join(rows[0])}.")
-    return rows
+def query_reference_table(
+    images: QueryReferenceImages, lists: list[list[int]], neighbourhood: Neighbourhood
+) -> PlaceImages:
+    """References, then queries, with one list of positives a query."""
+    n = len(images.references)
+    return PlaceImages.create(
+        [f"{images.reference.name}/{name}" for name in images.references]
+        + [f"{images.query.name}/{name}" for name in images.queries],
+        is_query=[False] * n + [True] * len(images.queries),
+        root=images.root,
+        name=images.root.name,
+        neighbourhood=neighbourhood,
+        given_positives=Positives.from_lists(lists, n),
+    )
 
 
-def number(text: str | None) -> float:
-    """A cell as a number; empty is NaN."""
-    text = (text or "").strip()
-    if not text:
-        return float("nan")
-    try:
-        return float(text)
-    except ValueError:
-        raise KappaPlaceError(f"{text!r} is not a number.") from None
+def index_of(value: Any) -> int:
+    """An index as a file states it: an integer from 0. Truth values and fractions are refused, not rounded.
 
-
-def labels(names: Iterable[str]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Place names → 0, 1, 2 … in order of first appearance; an empty name is −1."""
-    seen: dict[str, int] = {"": -1}
-    return np.array([seen.setdefault(name, len(seen) - 1) for name in names], dtype=np.int64)
-
-
-@lru_cache(maxsize=4096)  # file names repeat the same few months
-def unix_time(text: str) -> float:
-    """Seconds since 1970 of a date or a number; NaN if there is none.
-
-    Dates without a zone are taken as UTC. Known forms: ISO 8601, EXIF's ``2020:05:31 12:00:00``,
-    ``20200531_120000`` and its beginnings (``202005``), seconds, milliseconds or nanoseconds since 1970.
-
-    >>> unix_time("1970-01-02"), unix_time("197001"), unix_time("86400")
-    (86400.0, 0.0, 86400.0)
+    >>> index_of(3), index_of(3.0)
+    (3, 3)
     """
-    text = text.strip()
-    if not text:
-        return float("nan")
-    compact = re.fullmatch(r"(19|20)\d{2}(\d{2}){0,2}(_(\d{2}){1,3})?", text)
-    if compact:
-        digits = text.replace("_", "")
-        padded = digits + "00000101000000"[len(digits) :]
-        return _utc(padded, "%Y%m%d%H%M%S")
-    try:
-        value = float(text)
-    except ValueError:
-        return _utc_iso(text)
-    for unit in (1e9, 1e6, 1e3):  # nano-, micro- and milliseconds are told by their size (after 1973)
-        if abs(value) > 1e8 * unit:
-            return value / unit
-    return value
-
-
-def _utc(text: str, form: str) -> float:
-    try:
-        return datetime.strptime(text, form).replace(tzinfo=timezone.utc).timestamp()
-    except ValueError:
-        return float("nan")
-
-
-def _utc_iso(text: str) -> float:
-    exif = re.fullmatch(r"(\d{4}):(\d{2}):(\d{2})([ T].*)?", text)
-    if exif:
-        text = "-".join(exif.group(1, 2, 3)) + (exif.group(4) or "")
-    try:
-        moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
-    except ValueError:
-        return float("nan")
-    return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
+    whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    if isinstance(value, bool) or not whole or value < 0:
+        raise ValueError(f"{value!r} is no index: integers from 0 are needed")
+    return int(value)

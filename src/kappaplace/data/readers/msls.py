@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.data.geodesy import join_zones, project, utm_epsg
+from kappaplace.data.geodesy import (
+    ZONE_SHIFT,
+    circular_median,
+    frame_codes,
+    join_zones,
+    project,
+    utm_epsg,
+    zone_index,
+)
 from kappaplace.data.place_images import DEFAULT_RADIUS, PlaceImages
 from kappaplace.data.readers.layout import Reader, existing_folder, number, read_rows, unix_time
 from kappaplace.errors import KappaPlaceError
@@ -60,6 +67,7 @@ def read(
                 _read_role(place / role, root, city, role == "query", subtask if queries == "subtask" else "")
             )
     columns: dict[str, Any] = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+    columns["frame_number"] = _frame_numbers(columns["frame_number"])
     positions, frame = join_zones(columns.pop("positions"), columns.pop("zone"))
     table = PlaceImages.create(
         columns.pop("paths"),
@@ -74,7 +82,13 @@ def read(
         keep = np.ones(len(table), dtype=bool)
         keep[table.query_rows] = table.positives().counts > 0
         table = table.select(np.flatnonzero(keep))
-    return replace(table, frame_number=None) if np.all(columns["frame_number"] < 0) else table
+    return table
+
+
+def _frame_numbers(frames: NDArray[np.float64]) -> NDArray[np.int64] | None:
+    """None where no sequence is known; a city without seq_info.csv among others counts in file order."""
+    known = np.isfinite(frames)
+    return np.where(known, frames, np.arange(len(frames))).astype(np.int64) if known.any() else None
 
 
 def _city_folder(root: Path, city: str) -> Path:
@@ -86,7 +100,9 @@ def _city_folder(root: Path, city: str) -> Path:
 
 def _read_role(folder: Path, root: Path, city: str, is_query: bool, subtask: str) -> dict[str, Any]:
     """Columns of one city's queries or references; rows of all its CSV files correspond."""
-    posed = (folder / "raw.csv").is_file()  # the test cities come without poses
+    # Only the test cities are published without poses; elsewhere a missing raw.csv is a broken download.
+    posed = "test" not in folder.relative_to(root).parts[:-2] and city not in CITIES["test"]
+    posed = posed or (folder / "raw.csv").is_file()
     index = read_rows(folder / "subtask_index.csv") if subtask or not posed else []
     raw = read_rows(folder / "raw.csv", ("key", "lon", "lat", "pano")) if posed else index
     post = read_rows(folder / "postprocessed.csv", ("key",)) if posed else index
@@ -104,16 +120,19 @@ def _read_role(folder: Path, root: Path, city: str, is_query: bool, subtask: str
     rows = np.flatnonzero(keep)
     positions, zone = _positions(raw, post, posed)
     head = folder.relative_to(root).as_posix() + "/images/"
-    frames = [int(number(sequence[i].get("frame_number")) if sequence else -1) for i in rows]
+    frames = [number(sequence[i].get("frame_number")) if sequence else np.nan for i in rows]
     return {
         "paths": np.array([f"{head}{raw[i]['key']}.jpg" for i in rows], dtype=np.dtypes.StringDType()),
         "positions": positions[rows],
         "zone": zone[rows],
         "heading": np.array([number(raw[i].get("ca")) for i in rows]),
         "timestamp": np.array([unix_time(raw[i].get("captured_at", "")) for i in rows]),
-        "condition": np.array([_condition(city, post[i]) for i in rows], dtype=np.dtypes.StringDType()),
+        "condition": np.array(
+            [_condition(city, post[i], sequence[i] if sequence else {}) for i in rows],
+            dtype=np.dtypes.StringDType(),
+        ),
         "is_query": np.full(len(rows), is_query),
-        "frame_number": np.array(frames, dtype=np.int64),
+        "frame_number": np.array(frames, dtype=np.float64),
     }
 
 
@@ -126,14 +145,20 @@ def _positions(
     lon = np.array([number(row["lon"]) for row in raw])
     if "easting" in post[0]:
         given = np.array([[number(row["easting"]), number(row["northing"])] for row in post])
-        return given, np.full(len(raw), int(utm_epsg(np.median(lat), np.median(lon))))
+        known = np.isfinite(lat) & np.isfinite(lon)
+        zone = int(utm_epsg(np.median(lat[known]), circular_median(lon[known]))) if known.any() else 0
+        return given, np.full(len(raw), zone)
     positions, frame = project(lat, lon)
-    return positions, np.full(len(raw), int(frame.split(",")[0].removeprefix("EPSG:")))
+    at = zone_index(positions, frame)
+    codes = np.array((*frame_codes(frame), 0), dtype=np.int64)  # the last is for images without a position
+    positions[:, 0] -= np.maximum(at, 0) * ZONE_SHIFT
+    return positions, codes[at]
 
 
-def _condition(city: str, row: dict[str, str]) -> str:
-    light = "" if "night" not in row else " night" if row["night"] == "True" else " day"
-    return f"{city}{light}"
+def _condition(city: str, row: dict[str, str], sequence: dict[str, str]) -> str:
+    """City, light and sequence: frame numbers begin anew in every sequence, and a sequence is a drive."""
+    light = "" if "night" not in row else "night" if row["night"] == "True" else "day"
+    return " ".join(part for part in (city, light, sequence.get("sequence_key", "")) if part)
 
 
 READER = Reader(

@@ -7,15 +7,18 @@ few shapes that an array of lists can take are read from those memories.
 
 from __future__ import annotations
 
+import io
 import pickle
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from kappaplace.data.unreadable import reason
 from kappaplace.errors import KappaPlaceError
 
 _NUMBERS = {f"{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)} | {"f4", "f8"}
+_LONGEST_RANGE = 10_000_000  # more references than any such set has; a damaged file may claim any number
 
 
 class _Standin:
@@ -33,7 +36,12 @@ class _Encode(_Standin):
     """Answers for _codecs.encode, by which protocol 2 pickles write bytes."""
 
 
-class _Unpickler(pickle.Unpickler):
+class _Unpickler(pickle._Unpickler):
+    """The unpickler written in Python: the one in C makes room for as many memories as the file claims.
+
+    A damaged byte can claim four billion, for which it fills 64 GB; here a memory costs what it holds.
+    """
+
     def find_class(self, module: str, name: str) -> Any:
         known = {"_reconstruct", "scalar", "ndarray", "dtype", "_frombuffer"}
         if module.startswith("numpy") and name in known:
@@ -48,14 +56,15 @@ class _Unpickler(pickle.Unpickler):
 def load_rows(file: Path) -> list[Any]:
     """The rows of an ``.npy`` file as plain numbers and lists."""
     try:
-        with file.open("rb") as stream:
-            if not _is_object(stream):
-                stream.seek(0)
-                return np.load(stream, allow_pickle=False).tolist()
-            return _plain(_Unpickler(stream, encoding="latin1").load())
-    except (KappaPlaceError, ValueError, TypeError, IndexError, EOFError, pickle.UnpicklingError) as error:
+        # From memory: a damaged length then asks for no more bytes than the file has.
+        stream = io.BytesIO(file.read_bytes())
+        if not _is_object(stream):
+            stream.seek(0)
+            return np.load(stream, allow_pickle=False).tolist()
+        return _plain(_Unpickler(stream, encoding="latin1").load())
+    except Exception as error:  # a damaged pickle raises whatever its bytes happen to ask for
         raise KappaPlaceError(
-            f"{file} cannot be read safely ({error}): convert it to gt.json with a list `positives` "
+            f"{file} cannot be read safely ({reason(error)}): convert it to gt.json with a list `positives` "
             "of reference indices a query."
         ) from None
 
@@ -74,7 +83,10 @@ def _plain(value: Any) -> Any:
         return value
     name = type(value).__name__
     if name == "range":
-        return list(range(*(int(a) for a in value.arguments)))
+        numbers = range(*(int(a) for a in value.arguments))
+        if len(numbers) > _LONGEST_RANGE:
+            raise ValueError(f"a range of {len(numbers):,} indices")
+        return list(numbers)
     if name == "scalar":
         return _numbers(value.arguments[0], value.arguments[1])[0]
     if name == "_frombuffer":  # protocol 5

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from numpy.typing import NDArray
 
 from kappaplace.data.geodesy import project
+from kappaplace.data.heif import open_image
 from kappaplace.data.place_images import DEFAULT_RADIUS, PlaceImages
+from kappaplace.data.readers.csv_folder import Ask, open_sheet, sheet_table
 from kappaplace.data.readers.layout import Reader, existing_folder, images_or_error, unix_time
 from kappaplace.errors import KappaPlaceError
 from kappaplace.progress import track
@@ -34,112 +37,118 @@ def read(
     *,
     queries: str = "",
     csv: str = "",
+    columns: str = "",
+    frame: str = "",
     max_accuracy: float = MAX_ACCURACY,
     radius: float = DEFAULT_RADIUS,
+    ask: Ask = lambda text: True,
 ) -> PlaceImages:
     """All photos below ``folder``; those below its subfolder ``queries`` are queries.
 
     The stated GPS accuracy widens the radius of positives; a photo whose accuracy is worse than
-    ``max_accuracy`` is kept as unposed.
+    ``max_accuracy`` is kept as unposed. What ``csv`` says of a photo comes before its EXIF; ``columns`` and
+    ``frame`` are those of the layout csv.
     """
     root = existing_folder(folder)
     paths = images_or_error(root)
-    if queries and not (root / queries).is_dir():
-        raise KappaPlaceError(f"{root} has no subfolder {queries!r} for the queries.")
-    if any(path.lower().endswith((".heic", ".heif")) for path in paths):
-        _enable_heic()
+    known: dict[str, Any] = {
+        "condition": np.array([path.rpartition("/")[0] for path in paths], dtype=np.dtypes.StringDType()),
+        "is_query": _roles(root, paths, queries),
+    }
+    lat, lon, known["heading"], accuracy, known["timestamp"] = _exif(root, paths).T
+    vague = accuracy > max_accuracy
+    lat, lon, known["accuracy"] = (np.where(vague, np.nan, c) for c in (lat, lon, accuracy))
+    if csv:
+        sheet = open_sheet(root, csv, columns, ask)
+        given = sheet_table(sheet, root, frame, radius)
+        words = np.array(sheet.parsed("query", str) or [""] * len(sheet.rows))[sheet.first_rows]
+        positions, own_frame, known = _placed_by(given, words != "", paths, (lat, lon), known)
+    else:
+        positions, own_frame = project(lat, lon)
+    if not np.isfinite(known["accuracy"]).any():
+        known["accuracy"] = None
+    return PlaceImages.create(
+        paths, positions, **known, root=root, frame=own_frame, name=root.name, radius=radius
+    )
+
+
+def _exif(root: Path, paths: list[str]) -> NDArray[np.float64]:
     poses = []
     with track("Reading EXIF", len(paths)) as bar:
         for path in paths:
             poses.append(read_pose(root / path))
             bar.advance()
-    columns = np.array(poses, dtype=np.float64).reshape(-1, len(PhotoPose._fields))
-    lat, lon, heading, accuracy, timestamp = columns.T
-    vague = accuracy > max_accuracy
-    lat, lon, accuracy = (np.where(vague, np.nan, c) for c in (lat, lon, accuracy))
-    if csv:
-        return _placed_by_csv(root, paths, csv, queries, radius, (lat, lon, heading, accuracy, timestamp))
-    positions, frame = project(lat, lon)
-    return PlaceImages.create(
-        paths,
-        positions,
-        heading=heading,
-        timestamp=timestamp,
-        condition=[path.rpartition("/")[0] for path in paths],
-        is_query=_roles(paths, queries),
-        accuracy=accuracy if np.isfinite(accuracy).any() else None,
-        root=root,
-        frame=frame,
-        name=root.name,
-        radius=radius,
-    )
+    return np.array(poses, dtype=np.float64).reshape(-1, len(PhotoPose._fields))
 
 
 def read_pose(file: Path) -> PhotoPose:
     """Position, direction, accuracy and time of one photo."""
     try:
-        with Image.open(file) as image:
+        with open_image(file) as image:
             exif = image.getexif()
             gps = dict(exif.get_ifd(_GPS_IFD))
             details = dict(exif.get_ifd(_EXIF_IFD))
-    except (OSError, UnidentifiedImageError, SyntaxError, ValueError) as error:
+    except KappaPlaceError:
+        raise
+    except Exception as error:  # damaged headers raise many types (struct, Syntax, Value, OS errors ...)
         raise KappaPlaceError(f"{file} cannot be read as an image ({error}): remove or repair it.") from None
     lat, lon = _degrees(gps.get(2), gps.get(1)), _degrees(gps.get(4), gps.get(3))
-    if not (np.isfinite(lat) and np.isfinite(lon)) or (
-        lat == 0 and lon == 0
-    ):  # cameras write 0, 0 for no fix
+    nowhere = lat == 0 and lon == 0  # cameras write 0, 0 for no fix
+    if nowhere or not (np.isfinite(lat) and np.isfinite(lon)):
         lat = lon = float("nan")
     return PhotoPose(lat, lon, _number(gps.get(17)), _number(gps.get(31)), _time(exif, details, gps))
 
 
-def _placed_by_csv(
-    root: Path, paths: list[str], csv: str, queries: str, radius: float, exif: tuple[Any, ...]
-) -> PlaceImages:
-    """EXIF first, then the rows of the CSV for the photos it names; both in one frame."""
-    from kappaplace.data.readers.csv_folder import read as read_csv
+def _placed_by(
+    given: PlaceImages,
+    with_role: NDArray[np.bool_],
+    paths: list[str],
+    degrees: tuple[NDArray[Any], NDArray[Any]],
+    known: dict[str, Any],
+) -> tuple[NDArray[np.float64], str, dict[str, Any]]:
+    """EXIF and folders, overruled by what the CSV's table says of the photos it names; all in one frame.
 
-    given = read_csv(root, csv=csv)
-    lat, lon, heading, accuracy, timestamp = exif
+    ``with_role`` marks the rows of the table whose role the CSV states; an empty cell leaves it to folders.
+    """
     row_of = {path: row for row, path in enumerate(given.paths.tolist())}
     rows = np.array([row_of.get(path, -1) for path in paths])
-    placed = (rows >= 0) & given.posed[rows]
-    positions, frame = project(np.where(placed, np.nan, lat), np.where(placed, np.nan, lon))
+    named = rows >= 0
+    placed = named & given.posed[rows]
+    positions, frame = project(*(np.where(placed, np.nan, part) for part in degrees))
     if placed.any() and np.isfinite(positions).any() and given.frame != frame:
         raise KappaPlaceError(
-            f"{csv} places photos in the frame {given.frame} but others have GPS in {frame}: "
+            f"The CSV places photos in the frame {given.frame} but others have GPS in {frame}: "
             "give latitude and longitude in the CSV, or keep the two sets apart."
         )
     positions[placed] = given.positions[rows[placed]]
-    known = placed & np.isfinite(given.heading[rows])
-    heading[known] = given.heading[rows[known]]
-    accuracy[placed] = np.nan
-    return PlaceImages.create(
-        paths,
-        positions,
-        heading=heading,
-        timestamp=timestamp,
-        condition=[path.rpartition("/")[0] for path in paths],
-        is_query=_roles(paths, queries),
-        accuracy=accuracy if np.isfinite(accuracy).any() else None,
-        root=root,
-        frame=given.frame if placed.any() else frame,
-        name=root.name,
-        radius=radius,
-    )
+    said = dict(known)
+    for column in ("heading", "timestamp"):
+        stated = getattr(given, column)[rows]
+        said[column] = np.where(named & np.isfinite(stated), stated, known[column])
+    accuracy = np.full(len(paths), np.nan) if given.accuracy is None else given.accuracy[rows]
+    # The accuracy of a GPS fix says nothing of a position that the CSV gives.
+    said["accuracy"] = np.where(placed | (named & np.isfinite(accuracy)), accuracy, known["accuracy"])
+    said["place"] = np.where(named, given.place[rows], -1)
+    condition = given.condition[rows]
+    said["condition"] = np.where(named & (condition != ""), condition, known["condition"])
+    said["is_query"] = np.where(named & with_role[rows], given.is_query[rows], known["is_query"])
+    return positions, given.frame if placed.any() else frame, said
 
 
-def _roles(paths: list[str], queries: str) -> list[bool]:
-    return [bool(queries) and path.startswith(queries.rstrip("/") + "/") for path in paths]
-
-
-def _enable_heic() -> None:
-    try:
-        from pillow_heif import register_heif_opener
-    except ImportError:
-        raise KappaPlaceError(
-            "HEIC photos need one more package: pip install 'kappaplace[heic]', or convert them to JPEG."
-        ) from None
-    register_heif_opener()
+def _roles(root: Path, paths: list[str], queries: str) -> NDArray[np.bool_]:
+    """Which photos lie below the folder of queries, however it is written (./walk2, walk2/, a full path)."""
+    if not queries:
+        return np.zeros(len(paths), dtype=bool)
+    if not (root / queries).is_dir():
+        raise KappaPlaceError(f"{root} has no subfolder {queries!r} for the queries.")
+    below = Path(os.path.relpath(root / queries, root))  # by name first: the subfolder may be a link
+    if ".." in below.parts and (root / queries).resolve().is_relative_to(root.resolve()):
+        below = (root / queries).resolve().relative_to(root.resolve())
+    head = "" if below == Path() else below.as_posix() + "/"
+    roles = np.array([path.startswith(head) for path in paths])
+    if not roles.any():
+        raise KappaPlaceError(f"{root / queries} holds no photo of {root}, so there would be no query.")
+    return roles
 
 
 def _number(value: Any) -> float:
@@ -173,13 +182,14 @@ def _time(exif: Any, details: dict[int, Any], gps: dict[int, Any]) -> float:
 
 READER = Reader(
     "photos",
-    "a folder of photos with GPS and direction in EXIF (JPEG, PNG, WebP, HEIC)",
+    "a folder of photos with GPS and direction in EXIF (JPEG, PNG, WebP; extra heic for HEIC files)",
     read,
     {
         "queries": "subfolder whose photos are queries (none)",
-        "csv": "CSV that places photos without GPS: path and lat/lon, UTM or x/y",
+        "csv": "CSV that places photos without GPS: path and lat/lon, UTM or x/y, and what else it says",
+        "columns": "what the guess of the CSV's columns gets wrong, as in the layout csv",
+        "frame": "frame of UTM coordinates in the CSV, e.g. EPSG:32610",
         "max_accuracy": "metres; photos with a worse stated accuracy count as unposed (100)",
         "radius": "metres within which a reference is a positive, before the accuracy is added (25)",
     },
-    extra="heic",
 )

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kappaplace.data.place_images import PlaceImages
-from kappaplace.data.readers.layout import Reader, existing_folder
+from kappaplace.data.readers.layout import Reader, chosen_file, existing_folder
+from kappaplace.data.unreadable import reason
 from kappaplace.errors import KappaPlaceError
 
 _ZONES = {"pitts": "EPSG:32617", "tokyo": "EPSG:32654"}  # the files give coordinates without their zone
@@ -19,16 +21,17 @@ def read(
 ) -> PlaceImages:
     """Read a ``dbStruct`` file; images need not be there. Query images lie in ``query_folder``."""
     root = existing_folder(folder)
-    file = _mat_file(root, mat, split)
+    found = [f for place in (root, root / "datasets") for f in place.glob("*.mat") if split in f.stem]
+    file = chosen_file(root, mat, found, "matching .mat file", "mat")
     struct = _load(file)
-    references = [str(name) for name in np.atleast_1d(struct.dbImageFns)]
-    queries = [str(name) for name in np.atleast_1d(struct.qImageFns)]
-    prefix = f"{query_folder}/" if query_folder and not str(queries[0]).startswith(query_folder) else ""
-    positions = np.concatenate([_columns(struct.utmDb), _columns(struct.utmQ)])
-    if len(positions) != len(references) + len(queries):
-        raise KappaPlaceError(
-            f"{file} holds {len(positions)} coordinates for {len(references) + len(queries)} images."
-        )
+    references, queries = (_names(struct, field, file) for field in ("dbImageFns", "qImageFns"))
+    prefix = f"{query_folder}/" if query_folder and not queries[0].startswith(query_folder) else ""
+    positions = np.concatenate(
+        [
+            _positions(struct, "utmDb", len(references), file),
+            _positions(struct, "utmQ", len(queries), file),
+        ]
+    )
     known = next((zone for key, zone in _ZONES.items() if key in file.stem.lower()), "local")
     return PlaceImages.create(
         references + [prefix + name for name in queries],
@@ -41,21 +44,6 @@ def read(
     )
 
 
-def _mat_file(root: Path, mat: str, split: str) -> Path:
-    if mat:
-        file = Path(mat) if Path(mat).is_file() else root / mat
-        if not file.is_file():
-            raise KappaPlaceError(f"There is no file {mat}, neither here nor in {root}.")
-        return file
-    found = sorted(f for place in (root, root / "datasets") for f in place.glob("*.mat") if split in f.stem)
-    if len(found) != 1:
-        names = ", ".join(f.name for f in found) or "none"
-        raise KappaPlaceError(
-            f"{root} must hold exactly one matching .mat file but holds {names}: choose with mat=…."
-        )
-    return found[0]
-
-
 def _load(file: Path) -> Any:
     from scipy.io import loadmat
 
@@ -65,14 +53,25 @@ def _load(file: Path) -> Any:
             getattr(struct, name)
     except (KeyError, AttributeError) as error:
         raise KappaPlaceError(f"{file} has no complete dbStruct ({error}).") from None
-    except (ValueError, NotImplementedError) as error:
-        raise KappaPlaceError(f"{file} is no Matlab file that can be read ({error}).") from None
+    except Exception as error:  # SciPy meets damaged bytes with many types (zlib, MatRead, Type errors ...)
+        raise KappaPlaceError(f"{file} is no Matlab file that can be read ({reason(error)}).") from error
     return struct
 
 
-def _columns(utm: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
-    array = np.asarray(utm, dtype=np.float64).reshape(2, -1)
-    return array.T
+def _names(struct: Any, field: str, file: Path) -> list[str]:
+    names = [str(name) for name in np.atleast_1d(getattr(struct, field))]
+    if not names:
+        raise KappaPlaceError(f"{file} names no image in {field}: queries and references are needed.")
+    return names
+
+
+def _positions(struct: Any, field: str, count: int, file: Path) -> NDArray[np.float64]:
+    """Coordinates of so many images, N×2; the file holds them 2×N, and plain 2 for a single one."""
+    array = np.asarray(getattr(struct, field), dtype=np.float64)
+    if array.shape != (2, count) and not (count == 1 and array.shape == (2,)):
+        shape = "×".join(map(str, array.shape)) or "one number"
+        raise KappaPlaceError(f"{file}: {field} is {shape} but {count} images need 2×{count}.")
+    return array.reshape(2, count).T
 
 
 READER = Reader(

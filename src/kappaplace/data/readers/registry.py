@@ -22,6 +22,7 @@ from kappaplace.data.readers import (
     vpr_bench,
 )
 from kappaplace.data.readers.layout import Reader
+from kappaplace.data.unreadable import telling
 from kappaplace.errors import KappaPlaceError
 
 _MODULES = (
@@ -40,7 +41,10 @@ def get_reader(layout: str) -> Reader:
 def read_layout(
     layout: str, folder: str | Path, *, ask: Callable[[str], bool] | None = None, **options: Any
 ) -> PlaceImages:
-    """Read a folder of a named layout; option values may be text, as they come from a command line."""
+    """Read a folder of a named layout; option values may be text, as they come from a command line.
+
+    A damaged or foreign file is told in one sentence, and a table without images is never returned.
+    """
     reader = get_reader(layout)
     parameters = inspect.signature(reader.read).parameters
     converted: dict[str, Any] = {}
@@ -55,4 +59,8 @@ def read_layout(
             raise KappaPlaceError(f"Option {name}={value!r} must be a {kind.__name__}.") from None
     if ask is not None and "ask" in parameters:
         converted["ask"] = ask
-    return reader.read(folder, **converted)
+    with telling(f"{folder} cannot be read as {layout}"):
+        table = reader.read(folder, **converted)
+    if not len(table):
+        raise KappaPlaceError(f"{folder} holds no image of the layout {layout}: the table would be empty.")
+    return table

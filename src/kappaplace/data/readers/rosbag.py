@@ -13,10 +13,12 @@ from PIL import Image
 
 from kappaplace.data.geodesy import project
 from kappaplace.data.place_images import DEFAULT_RADIUS, PlaceImages
+from kappaplace.data.readers.frames_folder import frames_folder
 from kappaplace.data.readers.layout import Reader
 from kappaplace.data.readers.trajectory import Trajectory, headings, sample_by_distance
+from kappaplace.data.unreadable import reason
 from kappaplace.errors import KappaPlaceError
-from kappaplace.files import make_folder, replace_file
+from kappaplace.files import replace_file
 from kappaplace.progress import track
 
 _IMAGES = ("sensor_msgs/msg/CompressedImage", "sensor_msgs/msg/Image")
@@ -51,9 +53,9 @@ def read(
     bag = Path(folder)
     if not bag.exists():
         raise KappaPlaceError(f"There is no bag {bag}.")
-    reader_kind, failures = _rosbags()
+    open_bag = _rosbags()
     try:
-        with reader_kind([bag]) as reader:
+        with open_bag([bag]) as reader:
             images = _connections(reader, image_topic, _IMAGES, "image_topic")
             poses = _connections(reader, pose_topic, _POSES, "pose_topic")
             path = _trajectory(reader, poses)
@@ -62,10 +64,13 @@ def read(
             rows = sample_by_distance(positions, every)
             if not len(rows):
                 raise KappaPlaceError(f"{bag}: no image falls into the time of {poses[0].topic}.")
-            out = make_folder(Path(frames) if frames else bag.parent / f"{bag.stem}_frames")
+            place = Path(frames) if frames else bag.parent / f"{bag.stem}_frames"
+            out = frames_folder(place, bag, images[0].topic)
             names = _write_images(reader, images, set(rows.tolist()), out)
-    except failures as error:
-        raise KappaPlaceError(f"{bag} cannot be read as a bag ({error}).") from None
+    except KappaPlaceError:
+        raise
+    except Exception as error:  # damaged bags raise what SQLite, YAML, MCAP, zstd and the decoders raise
+        raise KappaPlaceError(f"{bag} cannot be read as a bag ({reason(error)}).") from error
     accuracy = path.accuracy_at(stamps[rows])
     return PlaceImages.create(
         names,
@@ -82,16 +87,16 @@ def read(
     )
 
 
-def _rosbags() -> tuple[Any, tuple[type[Exception], ...]]:
-    """The reader of any bag, and what it raises on files that are none."""
+def _rosbags() -> Any:
+    """The reader of any bag."""
     try:
-        from rosbags.highlevel import AnyReader, AnyReaderError
+        from rosbags.highlevel import AnyReader
         from rosbags.typesys import Stores, get_typestore
     except ImportError:
         raise KappaPlaceError("ROS bags need one more package: pip install 'kappaplace[rosbag]'.") from None
     # Bags of ROS 2 Foxy and older carry no message definitions; the common ones have not changed since.
     types = get_typestore(Stores.ROS2_HUMBLE)
-    return partial(AnyReader, default_typestore=types), (AnyReaderError, OSError, ValueError)
+    return partial(AnyReader, default_typestore=types)
 
 
 def _connections(reader: Any, topic: str, kinds: tuple[str, ...], option: str) -> list[Any]:

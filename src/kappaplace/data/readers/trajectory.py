@@ -50,11 +50,15 @@ class Trajectory:
 def sample_by_distance(positions: NDArray[np.float64], every: float) -> NDArray[np.int64]:
     """Rows to keep so that about one remains every ``every`` metres of the way; unposed rows are left out.
 
+    Zero keeps every posed row.
+
     >>> sample_by_distance(np.column_stack([np.arange(10.0), np.zeros(10)]), every=3.0).tolist()
     [0, 3, 6, 9]
     """
+    if not every >= 0:
+        raise KappaPlaceError(f"every={every:g} is no distance: give metres, or 0 for every image.")
     rows = np.flatnonzero(np.isfinite(positions[:, 0]))
-    if not len(rows) or every <= 0:
+    if not len(rows) or every == 0:
         return rows
     way = np.concatenate([[0.0], np.cumsum(np.hypot(*np.diff(positions[rows], axis=0).T))])
     step = np.floor(way / every + 1e-9)
@@ -79,8 +83,11 @@ def read_trajectory(file: Path, plane: str = "") -> Trajectory:
         raise KappaPlaceError(f"There is no trajectory {file}.")
     if file.suffix.lower() == ".gpx":
         return _read_gpx(file)
+    first = _first_line(file)
+    if not first:
+        raise KappaPlaceError(f"{file} is empty: a trajectory needs at least two poses.")
     try:
-        numbers = np.loadtxt(file, comments="#", ndmin=2, delimiter="," if "," in _first_line(file) else None)
+        numbers = np.loadtxt(file, comments="#", ndmin=2, delimiter="," if "," in first else None)
     except ValueError as error:
         raise KappaPlaceError(f"{file} is no table of numbers ({error}).") from None
     width = numbers.shape[1]
@@ -102,7 +109,10 @@ def _first_line(file: Path) -> str:
 
 
 def _read_gpx(file: Path) -> Trajectory:
-    text = file.read_text(encoding="utf-8")
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise KappaPlaceError(f"{file} is not UTF-8 text: save it as UTF-8.") from None
     if "<!DOCTYPE" in text or "<!ENTITY" in text:
         raise KappaPlaceError(f"{file} declares XML entities, which no GPX needs: it is refused.")
     try:
@@ -116,7 +126,15 @@ def _read_gpx(file: Path) -> Trajectory:
         times.append(unix_time(stamp))
     if len(points) < 2 or np.isnan(times).any():
         raise KappaPlaceError(f"{file} needs at least two points, each with a time.")
-    positions, frame = project(
-        [float(p.get("lat", "nan")) for p in points], [float(p.get("lon", "nan")) for p in points]
-    )
+    positions, frame = project(*(_degrees(points, side, file) for side in ("lat", "lon")))
     return Trajectory(np.array(times), positions, frame)
+
+
+def _degrees(points: list[ElementTree.Element], side: str, file: Path) -> list[float]:
+    degrees = []
+    for i, point in enumerate(points, start=1):
+        try:
+            degrees.append(float(point.get(side, "")))
+        except ValueError:
+            raise KappaPlaceError(f"{file}: {side} of point {i} is not a number.") from None
+    return degrees

@@ -10,13 +10,15 @@ from PIL import Image
 
 from kappaplace.data.neighbourhood import Neighbourhood
 from kappaplace.data.place_images import DEFAULT_RADIUS, PlaceImages
-from kappaplace.data.readers.layout import Reader
+from kappaplace.data.readers.frames_folder import frames_folder
+from kappaplace.data.readers.layout import Reader, chosen_file, existing_folder
 from kappaplace.data.readers.trajectory import headings, read_trajectory, sample_by_distance
 from kappaplace.errors import KappaPlaceError
-from kappaplace.files import make_folder, replace_file
+from kappaplace.files import replace_file
 from kappaplace.progress import track
 
 _VIDEOS = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v")
+_TRAJECTORIES = (".txt", ".tum", ".kitti", ".csv", ".gpx")
 
 
 def read(
@@ -33,13 +35,13 @@ def read(
     """``folder`` holds video and trajectory; frames go to ``frames`` (default: folder/frames/VIDEO).
 
     ``offset`` is the trajectory's time of the first frame in seconds (default: its first pose). Frames
-    already written are kept, so an interrupted import goes on where it stopped.
+    already written are kept, so an interrupted import goes on where it stopped; those of an earlier film
+    under the same name are replaced.
     """
-    root = Path(folder)
-    film = _single(root, video, _VIDEOS, "video")
-    path = read_trajectory(
-        _single(root, trajectory, (".txt", ".tum", ".kitti", ".csv", ".gpx"), "trajectory"), plane
-    )
+    root = existing_folder(folder)
+    film = chosen_file(root, video, _with_suffix(root, _VIDEOS), "video", "video")
+    poses = chosen_file(root, trajectory, _with_suffix(root, _TRAJECTORIES), "trajectory", "trajectory")
+    path = read_trajectory(poses, plane)
     count, rate = _facts(film)
     start = path.time[0] if np.isnan(offset) else offset
     seconds = np.arange(count) / rate
@@ -50,7 +52,7 @@ def read(
         raise KappaPlaceError(
             f"No frame of {film.name} falls into the trajectory's time: set offset=… (seconds)."
         )
-    out = make_folder(Path(frames) if frames else root / "frames" / film.stem)
+    out = frames_folder(Path(frames) if frames else root / "frames" / film.stem, film)
     names = _write_frames(film, rows, out)
     return PlaceImages.create(
         names,
@@ -67,17 +69,8 @@ def read(
     )
 
 
-def _single(root: Path, name: str, suffixes: tuple[str, ...], what: str) -> Path:
-    if name:
-        file = Path(name) if Path(name).is_file() else root / name
-        if not file.is_file():
-            raise KappaPlaceError(f"There is no {what} {name}, neither here nor in {root}.")
-        return file
-    found = sorted(f for f in root.glob("*") if f.suffix.lower() in suffixes)
-    if len(found) != 1:
-        names = ", ".join(f.name for f in found) or "none"
-        raise KappaPlaceError(f"{root} must hold one {what} but holds {names}: choose with {what}=….")
-    return found[0]
+def _with_suffix(root: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    return [file for file in root.glob("*") if file.suffix.lower() in suffixes]
 
 
 def _opencv() -> Any:

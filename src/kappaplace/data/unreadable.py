@@ -1,0 +1,48 @@
+"""Files that others wrote fail in a hundred ways: one border that turns each of them into one sentence."""
+
+from __future__ import annotations
+
+import csv
+import struct
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kappaplace.errors import KappaPlaceError
+
+_LONGEST = 200  # characters of a foreign message; libraries may quote a whole row
+
+
+@contextmanager
+def telling(what: str) -> Iterator[None]:
+    """What damaged or foreign input raises inside becomes ``WHAT (reason).``; our own sentences pass.
+
+    Only what bad input is known to raise is caught, so that most mistakes of ours stay visible, and the
+    cause stays chained for those who debug.
+    """
+    try:
+        yield
+    except _failures() as error:
+        raise KappaPlaceError(printable(f"{what} ({reason(error)}).")) from error
+
+
+def reason(error: BaseException) -> str:
+    """What an exception says, on one line; its kind where the words alone would be empty or a bare key."""
+    words = " ".join(str(error).split()).rstrip(".")[:_LONGEST]
+    kind = type(error).__name__
+    return kind if not words else f"{kind} {words}" if isinstance(error, KeyError) else words
+
+
+def printable(text: str) -> str:
+    """Text that any terminal takes: a file name that is no UTF-8 carries bytes that cannot be printed."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _failures() -> tuple[type[BaseException], ...]:
+    """Evaluated only when something was raised, so that pyarrow and pyproj load no earlier than needed."""
+    from pyarrow import ArrowException
+    from pyproj.exceptions import ProjError
+
+    plain = (OSError, ValueError, TypeError, LookupError, AttributeError, MemoryError, ArithmeticError)
+    rare = (EOFError, RecursionError, NotImplementedError, SyntaxError, csv.Error, struct.error, zlib.error)
+    return (*plain, *rare, ArrowException, ProjError)
