@@ -88,7 +88,7 @@ def test_start_at_sets_kappa_of_a_zero_feature(kappa: float) -> None:
     head = LinearKappaHead(DIM)
     head.start_at(kappa)
     zero = torch.zeros(1, DIM)
-    assert float(head(zero, zero, zero)) == pytest.approx(kappa + 1e-6, rel=1e-4)
+    assert float(head(zero, zero, zero).detach()) == pytest.approx(kappa + 1e-6, rel=1e-4)
     assert math.log1p(math.exp(inverse_softplus(0.3))) == pytest.approx(0.3)
 
 
