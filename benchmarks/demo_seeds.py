@@ -8,9 +8,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from record import append_row
-
 from kappaplace.demo.run import DemoSettings, run_demo
+from record import append_row
 
 
 def rows_of(seed: int) -> list[dict[str, float | int | str]]:

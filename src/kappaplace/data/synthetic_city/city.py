@@ -194,13 +194,8 @@ class SyntheticCity:
         ]
         for district in {job[1] for job in jobs}:  # before any thread starts, so that it is painted once
             self._painted(district)
-        threads = min(checked_workers(workers), len(jobs))
-        if threads <= 1:
-            for job in jobs:
-                draw_block(job)
-        else:
-            with ThreadPoolExecutor(threads) as pool:
-                list(pool.map(draw_block, jobs))
+        with ThreadPoolExecutor(checked_workers(workers)) as pool:
+            list(pool.map(draw_block, jobs))
         return out
 
     def views(
