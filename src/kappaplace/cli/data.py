@@ -58,11 +58,15 @@ def import_(
 ) -> None:
     """Read a folder into one table.
 
-    \b
-    kappaplace data import photos ~/walk --out walk.parquet
-    kappaplace data import csv ~/drive -o csv=poses.csv --out drive.parquet
-    kappaplace data import at-names ~/sf_xl -o split=test -o queries=v1 --out sfxl.parquet
-    kappaplace data import pitts30k-test ~/pittsburgh --out pitts30k.parquet
+    Examples:
+
+        kappaplace data import photos ~/walk --out walk.parquet
+
+        kappaplace data import csv ~/drive -o csv=poses.csv --out drive.parquet
+
+        kappaplace data import at-names ~/sf_xl -o split=test -o queries=v1 --out sfxl.parquet
+
+        kappaplace data import pitts30k-test ~/pittsburgh --out pitts30k.parquet
     """
     if out.suffix.lower() not in FORMATS:
         raise KappaPlaceError(f"{out} is neither .parquet nor .csv: tables are kept in one of these formats.")
@@ -99,10 +103,13 @@ def check(
 ) -> None:
     """Tell what a table holds and what is wrong with it; exit code 1 if something is.
 
-    \b
-    kappaplace data check walk.parquet
-    kappaplace data check walk.parquet --decode
-    kappaplace data check pitts30k.parquet --root /disk/pittsburgh --policy error
+    Examples:
+
+        kappaplace data check walk.parquet
+
+        kappaplace data check walk.parquet --decode
+
+        kappaplace data check pitts30k.parquet --root /disk/pittsburgh --policy error
     """
     opened = PlaceImages.open(table, root)
     found = find_problems(opened, images=images, decode=decode, recorded_hash=recorded_hash(table))
@@ -120,8 +127,9 @@ def show(
 ) -> None:
     """Draw the map: references, queries, lines to positives, coverage.
 
-    \b
-    kappaplace data show walk.parquet --out walk.png --out walk.html
+    Examples:
+
+        kappaplace data show walk.parquet --out walk.png --out walk.html
     """
     from kappaplace.data.show import show as draw
 

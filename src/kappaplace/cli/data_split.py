@@ -58,9 +58,11 @@ def split(
     train, calibration and test are separate places with a buffer between them. Queries that the table came
     with are shared out between calibration and test in the proportion of the two shares.
 
-    \b
-    kappaplace data split walks.parquet --by session --out walks/
-    kappaplace data split city.parquet --by area --calibration 0.3 --test 0.3 --out city/
+    Examples:
+
+        kappaplace data split walks.parquet --by session --out walks/
+
+        kappaplace data split city.parquet --by area --calibration 0.3 --test 0.3 --out city/
     """
     if f".{suffix}" not in FORMATS:
         raise KappaPlaceError(f"--format {suffix} is unknown; choose parquet or csv.")
