@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 
 from kappaplace.data.images import Preprocessing
 from kappaplace.models.place_model import PlaceModel
+
+# Development looks for new counter-examples in every run; continuous integration repeats one set of them.
+settings.register_profile("ci", derandomize=True)
+if os.environ.get("CI"):
+    settings.load_profile("ci")
 
 
 @pytest.fixture(autouse=True)

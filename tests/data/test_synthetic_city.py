@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kappaplace.data.synthetic_city import CONDITION_NAMES, SPLITS, Conditions, SyntheticCity
@@ -77,6 +77,7 @@ def test_districts_can_be_mixed_in_one_batch(city):
     heading=st.floats(-720, 720),
     size=st.tuples(st.integers(4, 40), st.integers(4, 40)),
 )
+@example(cell=18, offset=(0.0, 7.8125), heading=-5e-324, size=(5, 18))
 def test_any_pose_on_a_street_renders(city, cell, offset, heading, size):
     corners, axis = city.road_cells("test")
     shift = np.clip(

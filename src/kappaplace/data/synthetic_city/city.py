@@ -274,4 +274,5 @@ def _checked_heading(heading: np.ndarray, count: int) -> np.ndarray:
     heading = np.asarray(heading, np.float64)
     if heading.shape != (count,) or not np.isfinite(heading).all():
         raise KappaPlaceError(f"{count} positions need as many finite headings.")
-    return np.asarray(heading % 360.0)
+    turned = np.asarray(heading % 360.0)
+    return np.where(turned == 360.0, 0.0, turned)  # the modulo of a tiny negative heading rounds up to 360
