@@ -54,6 +54,35 @@ def test_descriptor_is_the_encoders_own_at_unit_length(
     assert (output.kappa > 0).all()
 
 
+class MapAndToken(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 10, 14, 14)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.conv(images)
+        return features, features.mean((-2, -1))
+
+
+class TokenEncoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = MapAndToken()
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.backbone(images)[1]
+
+
+def test_a_layer_that_returns_map_and_token_gives_the_map() -> None:
+    encoder, kappas = TokenEncoder(), []
+    images = torch.randn(2, 3, 56, 56)
+    for layer in ("backbone", "backbone.conv"):
+        torch.manual_seed(0)
+        model = FrozenEncoder(encoder, layer=layer, preprocessing=Preprocessing(56, "exact"))
+        kappas.append(model(images).kappa)
+    torch.testing.assert_close(kappas[0], kappas[1])
+
+
 def test_prefix_tokens_do_not_reach_the_head() -> None:
     encoder = Tokens()
     model = FrozenEncoder(encoder, layer="norm").eval()

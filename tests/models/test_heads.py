@@ -71,6 +71,7 @@ def test_folded_head_of_resnet50_has_2050_parameters() -> None:
     own = sum(p.numel() for p in MirroredKappaHead(2048, 512).fold().parameters())
     tied = sum(p.numel() for p in MirroredKappaHead(2048, 512, tied=True).fold().parameters())
     assert (own, tied) == (2050, 2049)
+    assert sum(p.numel() for p in MirroredKappaHead(2048, 512).parameters()) == 1_049_602
 
 
 @pytest.mark.parametrize("name", ["mirrored", "mirrored-tied", "folded", "folded-tied", "linear"])

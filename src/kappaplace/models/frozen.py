@@ -44,7 +44,8 @@ class FrozenEncoder(nn.Module):
     ) -> None:
         """``layer`` names the module whose output the head reads (a dotted name as in ``named_modules``).
 
-        Its output may be a B×C×H×W map or B×N×C tokens, of which the first ``prefix_tokens`` are dropped.
+        Its output may be a B×C×H×W map or B×N×C tokens, of which the first ``prefix_tokens`` are dropped;
+        of a tuple (map and class token, as SALAD and MegaLoc have it) the first is taken.
         ``preprocessing`` must be the one the encoder was trained with (default: 512×512, ImageNet);
         ``name`` is that of a hub model, so that a saved head can find its encoder again.
         """
@@ -90,17 +91,18 @@ class FrozenEncoder(nn.Module):
         finally:
             if handle is not None:
                 handle.remove()
-        descriptor = output[0] if isinstance(output, tuple | list) else output
+        descriptor = _first(output)
         if not isinstance(descriptor, Tensor) or descriptor.ndim != 2:
             shape = tuple(descriptor.shape) if isinstance(descriptor, Tensor) else type(descriptor).__name__
             raise KappaPlaceError(f"The encoder must return a descriptor of shape B×d, it returned {shape}.")
         if self.layer is None:
             return None, descriptor
-        if not captured or not isinstance(captured[-1], Tensor):
+        features = _first(captured[-1]) if captured else None
+        if not isinstance(features, Tensor):
             raise KappaPlaceError(
                 f"The layer '{self.layer}' gave no tensor in the forward pass; name another layer."
             )
-        return normalise_channels(self._as_map(captured[-1])), descriptor
+        return normalise_channels(self._as_map(features)), descriptor
 
     def _as_map(self, features: Tensor) -> Tensor:
         if features.ndim == 4:
@@ -162,3 +164,8 @@ class FrozenEncoder(nn.Module):
         super().train(mode)
         self.encoder.eval()
         return self
+
+
+def _first(output: Any) -> Any:
+    """Encoders and layers may return more beside what is wanted, which then comes first."""
+    return output[0] if isinstance(output, tuple | list) and output else output
