@@ -17,7 +17,7 @@ def with_city_conditions(table: PlaceImages) -> PlaceImages:
     It lies in the table's root, or above it where a single split was imported; without it, or for images
     that it does not name, nothing changes.
     """
-    from kappaplace.data.readers.layout import number, read_rows
+    from kappaplace.data.readers.cells import number, read_rows
     from kappaplace.data.synthetic_city.conditions import WEIGHTS
     from kappaplace.data.synthetic_city.files import CONDITIONS_FILE
 

@@ -6,7 +6,8 @@ import csv
 import struct
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib import import_module
 
 from kappaplace.errors import KappaPlaceError
 
@@ -40,9 +41,10 @@ def printable(text: str) -> str:
 
 def _failures() -> tuple[type[BaseException], ...]:
     """Evaluated only when something was raised, so that pyarrow and pyproj load no earlier than needed."""
-    from pyarrow import ArrowException
-    from pyproj.exceptions import ProjError
-
+    foreign: list[type[BaseException]] = []
+    for module, name in (("pyarrow", "ArrowException"), ("pyproj.exceptions", "ProjError")):
+        with suppress(ImportError):  # what is not installed has raised nothing
+            foreign.append(getattr(import_module(module), name))
     plain = (OSError, ValueError, TypeError, LookupError, AttributeError, MemoryError, ArithmeticError)
     rare = (EOFError, RecursionError, NotImplementedError, SyntaxError, csv.Error, struct.error, zlib.error)
-    return (*plain, *rare, ArrowException, ProjError)
+    return (*plain, *rare, *foreign)

@@ -9,7 +9,8 @@ import numpy as np
 from kappaplace.data.neighbourhood import Neighbourhood
 from kappaplace.data.place_images import PlaceImages
 from kappaplace.data.positives import Positives
-from kappaplace.data.readers.layout import Reader, existing_folder, list_images, read_rows
+from kappaplace.data.readers.cells import read_rows
+from kappaplace.data.readers.layout import Reader, existing_folder, list_images
 from kappaplace.errors import KappaPlaceError
 
 

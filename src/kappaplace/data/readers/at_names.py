@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from kappaplace.data.geodesy import join_zones
 from kappaplace.data.place_images import DEFAULT_RADIUS, PlaceImages
+from kappaplace.data.readers.dates import unix_time
 from kappaplace.data.readers.layout import (
     Reader,
     existing_folder,
     first_folder,
     images_or_error,
-    unix_time,
 )
 from kappaplace.errors import KappaPlaceError
 from kappaplace.progress import track

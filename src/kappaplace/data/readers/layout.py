@@ -12,11 +12,6 @@ from typing import Any
 from kappaplace.data.neighbourhood import Neighbourhood
 from kappaplace.data.place_images import PlaceImages
 from kappaplace.data.positives import Positives
-
-# Cells and dates have files of their own; most readers need these three, so they are found here, too.
-from kappaplace.data.readers.cells import number as number
-from kappaplace.data.readers.cells import read_rows as read_rows
-from kappaplace.data.readers.dates import unix_time as unix_time
 from kappaplace.errors import KappaPlaceError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".heic", ".heif")

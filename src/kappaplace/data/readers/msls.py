@@ -18,7 +18,9 @@ from kappaplace.data.geodesy import (
     zone_index,
 )
 from kappaplace.data.place_images import DEFAULT_RADIUS, PlaceImages
-from kappaplace.data.readers.layout import Reader, existing_folder, number, read_rows, unix_time
+from kappaplace.data.readers.cells import number, read_rows
+from kappaplace.data.readers.dates import unix_time
+from kappaplace.data.readers.layout import Reader, existing_folder
 from kappaplace.errors import KappaPlaceError
 
 CITIES = {

@@ -14,7 +14,8 @@ from kappaplace.data.geodesy import project
 from kappaplace.data.heif import open_image
 from kappaplace.data.place_images import DEFAULT_RADIUS, PlaceImages
 from kappaplace.data.readers.csv_folder import Ask, open_sheet, sheet_table
-from kappaplace.data.readers.layout import Reader, existing_folder, images_or_error, unix_time
+from kappaplace.data.readers.dates import unix_time
+from kappaplace.data.readers.layout import Reader, existing_folder, images_or_error
 from kappaplace.errors import KappaPlaceError
 from kappaplace.progress import track
 

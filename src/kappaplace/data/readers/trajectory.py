@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.data.geodesy import project
-from kappaplace.data.readers.layout import unix_time
+from kappaplace.data.readers.dates import unix_time
 from kappaplace.errors import KappaPlaceError
 
 _PLANES = {"xy": (0, 1), "xz": (0, 2), "yz": (1, 2)}
