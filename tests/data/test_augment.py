@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import colorsys
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 from torch.nn import functional as F
 
 from kappaplace.data.augment import (
     CosPlaceAugmentation,
     Jitter,
+    _enlarge,
     colour_jitter,
     crop_resize,
     sample_crops,
     sample_jitter,
     shift_hue,
 )
+from kappaplace.data.randomness import item_key
 from kappaplace.errors import KappaPlaceError
 
 
@@ -77,8 +82,15 @@ def test_no_jitter_is_the_identity() -> None:
     torch.testing.assert_close(colour_jitter(batch(), still), batch())
 
 
-def test_jitter_ranges() -> None:
-    amount, order = sample_jitter(4000, generator=seeded())
+@pytest.mark.parametrize("source", [{"generator": seeded()}, {"keys": np.arange(4000)}])
+def test_jitter_ranges(source: dict[str, Any]) -> None:
+    amount, order = sample_jitter(4000, **source)
+    assert amount.dtype == torch.float32
+    np.testing.assert_allclose(amount.mean(0), [1, 1, 1, 0], atol=0.03)
+    np.testing.assert_allclose(amount.std(0), np.array([1.4, 1.4, 1.4, 1.0]) / math.sqrt(12), atol=0.02)
+    orders = np.unique(order.numpy(), axis=0, return_counts=True)[1]
+    assert len(orders) == 24
+    assert stats.chisquare(orders).pvalue > 1e-3
     assert amount[:, :3].min() == pytest.approx(0.3, abs=0.01)
     assert amount[:, :3].max() == pytest.approx(1.7, abs=0.01)
     assert amount[:, 3].min() == pytest.approx(-0.5, abs=0.01)
@@ -105,9 +117,11 @@ def test_crops_lie_inside_with_the_asked_area_and_aspect(height: int, width: int
         assert ((w / h) >= 3 / 4 - 4 * slack).all()
 
 
-def test_crop_statistics_are_uniform_in_area_and_position() -> None:
-    boxes = sample_crops(20_000, 1000, 1000, scale=(0.1, 0.3), generator=seeded()).double()
+@pytest.mark.parametrize("source", [{"generator": seeded()}, {"keys": np.arange(20_000)}])
+def test_crop_statistics_are_uniform_in_area_and_position(source: dict[str, Any]) -> None:
+    boxes = sample_crops(20_000, 1000, 1000, scale=(0.1, 0.3), **source).double()
     share = boxes[:, 2] * boxes[:, 3] / 1e6
+    assert stats.kstest((share - 0.1) / 0.2, "uniform").statistic < 0.02
     assert float(share.mean()) == pytest.approx(0.2, abs=0.002)
     assert float(torch.log(boxes[:, 3] / boxes[:, 2]).abs().max()) == pytest.approx(math.log(4 / 3), abs=0.01)
     assert float((boxes[:, 0] / (1000 - boxes[:, 2])).mean()) == pytest.approx(0.5, abs=0.01)
@@ -126,6 +140,17 @@ def test_crop_is_cut_then_resized_with_antialias() -> None:
         cut = image[:, t : t + h, x : x + w].numpy()
         expected = triangle(h, 12) @ cut @ triangle(w, 16).T
         np.testing.assert_allclose(result.numpy(), expected, atol=1e-5)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 60), st.integers(1, 60), st.integers(0, 2**31))
+def test_enlarging_in_one_call_agrees_with_a_call_per_box(height: int, width: int, seed: int) -> None:
+    # The one call is the GPU's way; it needs no GPU to be checked.
+    images, boxes = batch(5, height, width, seed), sample_crops(5, height, width, generator=seeded(seed))
+    size = (height + seed % 40, width + seed % 7)
+    torch.testing.assert_close(
+        _enlarge(images, boxes, size), crop_resize(images, boxes, size), atol=1e-5, rtol=0
+    )
 
 
 def triangle(old: int, new: int) -> np.ndarray:
@@ -163,10 +188,34 @@ def test_nothing_to_do_is_a_plain_resize() -> None:
     torch.testing.assert_close(still(images, seeded()), expected)
 
 
+@pytest.mark.parametrize("shape", [(64, 64), (37, 29), (5, 3)])
+def test_with_a_key_the_company_does_not_matter(shape: tuple[int, int]) -> None:
+    images, keys = batch(24, *shape), item_key(3, np.arange(24))
+    augment = CosPlaceAugmentation(size=40)
+    whole = augment(images, keys=keys)
+    parts = torch.cat([augment(images[a:b], keys=keys[a:b]) for a, b in ((0, 1), (1, 8), (8, 24))])
+    assert torch.equal(parts, whole)
+    shuffled = np.random.default_rng(0).permutation(24)
+    assert torch.equal(augment(images[shuffled], keys=keys[shuffled]), whole[shuffled])
+    assert torch.equal(augment(images, keys=keys), whole)
+
+
+def test_keys_differ_and_are_checked() -> None:
+    images = batch(1, 32, 32).repeat(50, 1, 1, 1)
+    out = CosPlaceAugmentation(size=16)(images, keys=np.arange(50))
+    assert len(torch.unique(out.flatten(1), dim=0)) == 50
+    with pytest.raises(KappaPlaceError, match="one key for each of the 50 images"):
+        CosPlaceAugmentation(size=16)(images, keys=np.arange(49))
+    with pytest.raises(KappaPlaceError, match="not both"):
+        CosPlaceAugmentation(size=16)(images, seeded(), keys=np.arange(50))
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_gpu_agrees_with_cpu() -> None:
+@pytest.mark.parametrize("size", [32, 80])
+@pytest.mark.parametrize("source", [lambda: {"generator": seeded()}, lambda: {"keys": np.arange(8)}])
+def test_gpu_agrees_with_cpu(size: int, source: Callable[[], dict[str, Any]]) -> None:
     images = batch(8, 64, 48)
-    augment = CosPlaceAugmentation(size=32)
+    augment = CosPlaceAugmentation(size=size)
     torch.testing.assert_close(
-        augment(images.cuda(), seeded()).cpu(), augment(images, seeded()), atol=1e-4, rtol=0
+        augment(images.cuda(), **source()).cpu(), augment(images, **source()), atol=1e-4, rtol=0
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,10 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from scipy import special
+from scipy import special, stats
 from torch.nn import functional as F
 
 from kappaplace.data.degrade import KINDS, degrade, discrete_gaussian, random_degradation
+from kappaplace.data.randomness import item_key
 from kappaplace.errors import KappaPlaceError
 
 LEVELS = (0.0, 0.1, 0.25, 0.4, 0.6, 0.8, 1.0)
@@ -188,6 +190,74 @@ def test_random_degradation_says_what_it_did() -> None:
     assert changed[~clean].float().mean() > 0.9  # a faint level may change no pixel of so small an image
     assert set(random_degradation(images, seeded(), p=1.0, kinds=["fog", "night"]).kind.tolist()) == {0, 1}
     assert torch.equal(random_degradation(images, seeded(), p=0.0).images, images)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", [(64, 64), (37, 29), (224, 150)])
+def test_with_a_key_the_company_does_not_matter(kind: str, shape: tuple[int, int]) -> None:
+    images, keys, levels = scenes(7, *shape), item_key(3, np.arange(7)), torch.linspace(0.1, 1, 7)
+    whole = degrade(images, kind, levels, keys=keys)
+    parts = [degrade(images[a:b], kind, levels[a:b], keys=keys[a:b]) for a, b in ((0, 1), (1, 3), (3, 7))]
+    assert torch.equal(torch.cat(parts), whole)
+    back = degrade(images.flip(0), kind, levels.flip(0), keys=keys[::-1])
+    assert torch.equal(back.flip(0), whole)
+    if kind not in ("blur", "compression"):
+        assert not torch.equal(degrade(images, kind, levels, keys=keys + np.uint64(1)), whole)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_damage_grows_for_one_key(kind: str) -> None:
+    images, keys = scenes(), np.arange(2)
+    outs = torch.stack([degrade(images, kind, level, keys=keys) for level in LEVELS])
+    assert ((outs - images).square().mean(dim=(2, 3, 4)).diff(dim=0) > 0).all()
+
+
+def test_random_degradation_by_key() -> None:
+    images, keys = scenes(1, 24, 24).repeat(600, 1, 1, 1), item_key(0, np.arange(600))
+    out = random_degradation(images, p=0.6, keys=keys)
+    clean = out.kind == -1
+    assert torch.equal(out.images[clean], images[clean])
+    assert float(clean.float().mean()) == pytest.approx(0.4, abs=0.06)
+    shares = torch.bincount(out.kind[~clean], minlength=len(KINDS)) / (~clean).sum()
+    assert ((shares - 1 / len(KINDS)).abs() < 0.06).all()
+    assert stats.kstest(out.level[~clean].numpy(), "uniform").pvalue > 1e-3
+    for part in (slice(0, 200), slice(200, 600)):
+        again = random_degradation(images[part], p=0.6, keys=keys[part])
+        assert torch.equal(again.images, out.images[part])
+        assert torch.equal(again.kind, out.kind[part])
+        assert torch.equal(again.level, out.level[part])
+    noisy = random_degradation(images, p=1.0, kinds=["noise"], keys=keys)
+    assert len(torch.unique(noisy.images.flatten(1), dim=0)) == 600
+
+
+@pytest.mark.parametrize("source", [{"generator": seeded()}, {"keys": np.arange(2000)}])
+def test_highest_level(source: dict[str, Any]) -> None:
+    level = random_degradation(
+        torch.zeros(2000, 3, 4, 4), p=1.0, kinds=["fog"], max_level=0.4, **source
+    ).level
+    assert 0 < level.min() < 0.01
+    assert 0.39 < level.max() <= 0.4
+    assert float(level.mean()) == pytest.approx(0.2, abs=0.01)
+    with pytest.raises(KappaPlaceError, match="highest degradation level"):
+        random_degradation(torch.zeros(1, 3, 4, 4), max_level=1.5)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_keys_choose_the_same_kind_and_level_on_a_gpu() -> None:
+    images, keys = scenes(40), np.arange(40)
+    ours, theirs = random_degradation(images, keys=keys), random_degradation(images.cuda(), keys=keys)
+    assert torch.equal(ours.kind, theirs.kind.cpu())
+    assert torch.equal(ours.level, theirs.level.cpu())
+    part = random_degradation(images[7:20].cuda(), keys=keys[7:20])
+    torch.testing.assert_close(part.images, theirs.images[7:20], atol=1e-3, rtol=0)
+
+
+def test_bad_keys_are_refused() -> None:
+    images = torch.zeros(2, 3, 8, 8)
+    with pytest.raises(KappaPlaceError, match="one key for each of the 2 images"):
+        degrade(images, "fog", 0.5, keys=np.arange(3))
+    with pytest.raises(KappaPlaceError, match="not both"):
+        degrade(images, "fog", 0.5, seeded(), keys=np.arange(2))
 
 
 @pytest.mark.parametrize(

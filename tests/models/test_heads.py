@@ -13,13 +13,16 @@ from hypothesis import strategies as st
 from kappaplace.errors import KappaPlaceError
 from kappaplace.models.aggregation import Aggregation, normalise_channels
 from kappaplace.models.heads import (
+    DropoutHead,
     FoldedKappaHead,
     LinearKappaHead,
     MirroredKappaHead,
     StunHead,
+    VarianceHead,
     build_head,
     inverse_softplus,
 )
+from kappaplace.models.place_model import PlaceModel
 
 CHANNELS, DIM = 48, 16
 
@@ -118,3 +121,125 @@ def test_unknown_head_names_the_known_ones() -> None:
 def test_start_at_refuses_zero() -> None:
     with pytest.raises(KappaPlaceError, match="above zero"):
         FoldedKappaHead(CHANNELS).start_at(0.0)
+
+
+@pytest.mark.parametrize(
+    "name", ["mirrored", "mirrored-tied", "folded", "folded-tied", "linear", "variance", "stun"]
+)
+def test_a_pass_is_what_the_head_reads_and_then_the_rest(name: str) -> None:
+    head = build_head(name, CHANNELS, DIM)
+    values = inputs()
+    reduced = head.reduce(*values)
+    assert reduced.shape == (5, DIM if name in ("linear", "stun") else CHANNELS)
+    assert not any(parameter.shape == (1,) and "gem" in key for key, parameter in _used_after(head, reduced))
+    torch.testing.assert_close(head.from_reduced(reduced), head(*values), rtol=0, atol=0)
+
+
+def _used_after(head: torch.nn.Module, reduced: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+    """Weights that the second step depends on: features kept from the first stay right while they move."""
+    head.zero_grad()
+    head.from_reduced(reduced.detach()).sum().backward()
+    return [(name, p) for name, p in head.named_parameters() if p.grad is not None]
+
+
+def test_heads_say_what_they_mean_and_models_pass_it_on() -> None:
+    images = torch.randn(3, 3, 64, 64)
+    for name, spread in (
+        ("mirrored", "kappa"),
+        ("linear", "kappa"),
+        ("variance", "variance"),
+        ("stun", "log-variance"),
+    ):
+        model = PlaceModel.create("resnet_tiny", DIM, name).eval()  # type: ignore[arg-type]
+        assert model.head.spread == spread
+        found, own = model(images), model.outputs(images)[1]
+        assert (found.kappa is None, found.variance is None) == (spread != "kappa", spread == "kappa")
+        if spread == "log-variance":
+            np.testing.assert_allclose(found.variance.detach(), own.detach().exp().mean(1), rtol=1e-6)
+        else:
+            torch.testing.assert_close(found.kappa if spread == "kappa" else found.variance, own)
+
+
+def test_variance_head_is_the_mirrored_one_under_another_meaning() -> None:
+    head = VarianceHead(CHANNELS, DIM)
+    normalised, pooled, raw = inputs()
+    variance = head(normalised, pooled, raw)
+    np.testing.assert_allclose(variance.detach(), by_hand(head, normalised), rtol=1e-5)
+    assert (variance > 0).all()
+    head.start_at(0.3)
+    assert float(head(normalised, pooled, raw).detach().mean()) == pytest.approx(0.3, abs=0.2)
+
+
+def test_a_variance_is_not_folded_into_a_kappa() -> None:
+    with pytest.raises(KappaPlaceError, match="Only a mirrored kappa head can be folded"):
+        PlaceModel.create("resnet_tiny", DIM, "variance").fold()
+
+
+def dropout_model() -> PlaceModel:
+    return PlaceModel.create("resnet_tiny", DIM, "dropout").eval()
+
+
+def test_dropout_spread_by_hand() -> None:
+    """Mean and variance over the masks, image by image and mask by mask."""
+    head, aggregation = DropoutHead(CHANNELS, p=0.3, samples=5), Aggregation(CHANNELS, DIM)
+    pooled = torch.rand(4, CHANNELS)
+    descriptor, variance = head.spread_of(pooled, aggregation)
+    weight, bias = (
+        x.detach().double().numpy() for x in (aggregation.project.weight, aggregation.project.bias)
+    )
+    for image in range(4):
+        samples = []
+        for mask in head.masks.double().numpy():
+            raw = weight @ (pooled[image].double().numpy() * mask) + bias
+            samples.append(raw / np.linalg.norm(raw))
+        mean = np.mean(samples, axis=0)
+        np.testing.assert_allclose(descriptor[image].detach(), mean / np.linalg.norm(mean), atol=1e-5)
+        by_dimension = np.mean((np.array(samples) - mean) ** 2, axis=0)
+        assert float(variance[image].detach()) == pytest.approx(by_dimension.mean(), rel=1e-3)
+
+
+def test_dropout_masks_keep_their_share_and_the_expectation() -> None:
+    head = DropoutHead(20_000, p=0.2, samples=4)
+    assert head.masks.unique().tolist() == pytest.approx([0.0, 1 / 0.8])
+    np.testing.assert_allclose(head.masks.mean(1), 1, atol=0.02)
+    assert not torch.equal(head.masks[0], head.masks[1])
+    assert not list(head.parameters())
+
+
+def test_dropout_depends_on_nothing_but_the_image() -> None:
+    model, images = dropout_model(), torch.randn(5, 3, 64, 64)
+    with torch.no_grad():
+        together = model(images)
+        torch.manual_seed(77)
+        again = model(images)
+        alone = [model(image[None]) for image in images]
+    torch.testing.assert_close(again.variance, together.variance, rtol=0, atol=0)
+    np.testing.assert_allclose(torch.cat([one.variance for one in alone]), together.variance, rtol=1e-4)
+    np.testing.assert_allclose(torch.cat([one.descriptor for one in alone]), together.descriptor, atol=1e-5)
+    assert together.kappa is None
+    assert (together.variance > 0).all()
+    np.testing.assert_allclose(together.descriptor.norm(dim=1), 1, rtol=1e-5)
+
+
+def test_dropout_masks_travel_with_the_weights() -> None:
+    torch.manual_seed(1)
+    source, images = dropout_model(), torch.randn(2, 3, 64, 64)
+    source.head.masks.copy_(source.head.masks.flip(1))
+    copy = dropout_model()
+    copy.load_state_dict(source.state_dict())
+    torch.testing.assert_close(copy(images).variance, source(images).variance, rtol=0, atol=0)
+
+
+def test_training_drops_at_random_and_evaluation_does_not() -> None:
+    model, images = dropout_model(), torch.randn(2, 3, 64, 64)
+    pooled = torch.ones(400, CHANNELS)
+    head = DropoutHead(CHANNELS, p=0.2)
+    dropped = head.train().drop(pooled)
+    assert float((dropped == 0).float().mean()) == pytest.approx(0.2, abs=0.02)
+    torch.testing.assert_close(dropped[dropped > 0].unique(), torch.tensor([1.25]))
+    torch.testing.assert_close(head.eval().drop(pooled), pooled, rtol=0, atol=0)
+    torch.testing.assert_close(model.outputs(images)[0], model.outputs(images)[0], rtol=0, atol=0)
+    assert model.outputs(images)[1] is None
+    model.head.train()
+    first, second = (model.outputs(images)[0] for _ in range(2))
+    assert not torch.equal(first, second)

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from kappaplace.errors import KappaPlaceError
 from kappaplace.training.anchors import batch_centroids, class_anchors
-from kappaplace.training.losses import large_margin_cosine_loss, vmf_loss
+from kappaplace.training.losses import gaussian_nll, large_margin_cosine_loss, stun_loss, vmf_loss
 
 
 def unit(*shape: int) -> torch.Tensor:
@@ -57,3 +58,50 @@ def test_batch_centroid_leaves_the_image_itself_out() -> None:
         total = sum(z[j].numpy() for j in range(3) if j != i)
         np.testing.assert_allclose(anchors[i], total / np.linalg.norm(total), rtol=1e-9)
     assert not anchors[3:].any()
+
+
+def test_gaussian_nll_by_hand_and_against_torch() -> None:
+    z, mu = unit(5, 7), unit(5, 7)
+    for variance in (torch.rand(5, dtype=torch.float64) + 0.1, torch.rand(5, 7, dtype=torch.float64) + 0.1):
+        total = 0.0
+        for i in range(5):
+            for j in range(7):
+                v = float(variance[i] if variance.ndim == 1 else variance[i, j])
+                # The density of a Gaussian of variance v at √7·z, without its constant.
+                gap = math.sqrt(7) * float(z[i, j]) - math.sqrt(7) * float(mu[i, j])
+                total += -math.log(math.exp(-(gap**2) / (2 * v)) / math.sqrt(v))
+        assert float(gaussian_nll(z, mu, variance)) == pytest.approx(total / 35, rel=1e-9)
+        wide = variance.view(5, -1).expand(5, 7)
+        theirs = torch.nn.functional.gaussian_nll_loss(math.sqrt(7) * z, math.sqrt(7) * mu, wide)
+        torch.testing.assert_close(gaussian_nll(z, mu, variance), theirs)
+    with pytest.raises(KappaPlaceError, match="variance for each image"):
+        gaussian_nll(z, mu, torch.ones(7, dtype=torch.float64))
+
+
+def test_the_best_variance_of_the_gaussian_is_the_scaled_mean_square() -> None:
+    z, mu = unit(3, 16), unit(3, 16)
+    best = (16 * (z - mu).square()).mean(1).requires_grad_()
+    gaussian_nll(z, mu, best).backward()
+    np.testing.assert_allclose(best.grad, 0, atol=1e-12)
+
+
+@pytest.mark.parametrize("squared", [False, True])
+def test_stun_loss_by_hand(squared: bool) -> None:
+    student, teacher, s = unit(4, 6), unit(4, 6), torch.rand(4, 6, dtype=torch.float64)
+    total = 0.0
+    for i in range(4):
+        gap = np.linalg.norm(teacher[i].numpy() - student[i].numpy()) ** (2 if squared else 1)
+        for x in s[i].tolist():
+            total += gap / math.exp(x) + math.log(math.exp(x))
+    assert float(stun_loss(student, teacher, s, squared)) == pytest.approx(total / 24, rel=1e-9)
+    with pytest.raises(KappaPlaceError, match="one shape"):
+        stun_loss(student, teacher, s[:, 0])
+
+
+@pytest.mark.parametrize("squared", [False, True])
+def test_stun_starts_where_student_and_teacher_agree(squared: bool) -> None:
+    teacher, s = unit(4, 6), torch.full((4, 6), 0.5, dtype=torch.float64)
+    student = teacher.clone().requires_grad_()
+    stun_loss(student, teacher, s, squared).backward()
+    assert student.grad is not None
+    assert torch.isfinite(student.grad).all()

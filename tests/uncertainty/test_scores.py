@@ -1,37 +1,33 @@
-"""Scores against their formulas, written out pair by pair."""
+"""Scores of one pair or one match list against their formulas, written out pair by pair."""
 
 from __future__ import annotations
 
 import math
+import statistics
 
+import mpmath
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.retrieval.exact import search
 from kappaplace.types import Embeddings, Matches
 from kappaplace.uncertainty.base import Evidence
-from kappaplace.uncertainty.registry import SCORES, score_named
+from kappaplace.uncertainty.registry import score_named
+from tests.uncertainty.helpers import world
 
 
-def evidence(seed: int = 0, queries: int = 6, references: int = 9, k: int = 4) -> Evidence:
-    rng = np.random.default_rng(seed)
-
-    def embeddings(rows: int) -> Embeddings:
-        z = rng.standard_normal((rows, 8)).astype(np.float32)
-        z /= np.linalg.norm(z, axis=1, keepdims=True)
-        return Embeddings(z, rng.lognormal(2, 2, rows).astype(np.float32))
-
-    q, r = embeddings(queries), embeddings(references)
-    return Evidence(search(q.descriptor, r.descriptor, k), q, r)
+def listed(*similarities: list[float]) -> Evidence:
+    """Matches with these similarities, and nothing else."""
+    s = np.array(similarities, np.float32)
+    return Evidence(Matches(np.tile(np.arange(s.shape[1]), (len(s), 1)), s))
 
 
 @settings(deadline=None, max_examples=25)
 @given(seed=st.integers(0, 10_000))
 def test_kappaplace_is_the_inverse_resultant(seed: int) -> None:
-    e = evidence(seed)
+    e = world(seed)
     ours = score_named("kappaplace").match(e)
     for i, row in enumerate(e.matches.indices):
         for j, r in enumerate(row):
@@ -50,24 +46,24 @@ def test_more_evidence_means_less_uncertainty_at_equal_similarity() -> None:
     assert sure < unsure / 9
 
 
-def test_l2_is_the_distance() -> None:
-    e = evidence()
-    ours = score_named("l2").match(e)
+def test_l2_is_the_distance_and_cosine_half_its_square() -> None:
+    e = world()
+    l2, cosine = (score_named(name).match(e) for name in ("l2", "cosine"))
     for i, row in enumerate(e.matches.indices):
         for j, r in enumerate(row):
-            assert ours[i, j] == pytest.approx(
-                math.dist(e.query.descriptor[i], e.reference.descriptor[r]), abs=1e-6
-            )
+            distance = math.dist(e.query.descriptor[i], e.reference.descriptor[r])
+            assert l2[i, j] == pytest.approx(distance, abs=1e-6)
+            assert cosine[i, j] == pytest.approx(distance**2 / 2, abs=1e-6)
+    np.testing.assert_array_equal(score_named("cosine").query(e), cosine[:, 0])
 
 
 def test_pa_is_the_ratio_of_two_distances_and_one_where_both_vanish() -> None:
-    e = evidence()
+    e = world()
     distances = score_named("l2").match(e)
     np.testing.assert_allclose(score_named("pa").query(e), distances[:, 0] / distances[:, 1])
-    same = Evidence(Matches(np.array([[0, 1]]), np.ones((1, 2), np.float32)))
-    assert score_named("pa").query(same).tolist() == [1.0]
+    assert score_named("pa").query(listed([1.0, 1.0])).tolist() == [1.0]
     with pytest.raises(KappaPlaceError, match="at least two"):
-        score_named("pa").query(Evidence(Matches(np.array([[0]]), np.ones((1, 1), np.float32))))
+        score_named("pa").query(listed([1.0]))
 
 
 def test_inverse_kappa_is_floored_at_one() -> None:
@@ -75,20 +71,93 @@ def test_inverse_kappa_is_floored_at_one() -> None:
     assert score_named("inverse-kappa").query(e).tolist() == [1.0, 0.25]
 
 
-@pytest.mark.parametrize("score", SCORES.values(), ids=SCORES)
-def test_every_score_has_one_number_a_query_and_says_what_it_needs(score) -> None:
-    e = evidence()
-    assert score.query(e).shape == (6,)
-    if score.match is not None:
-        assert score.match(e).shape == (6, 4)
-    bare = Evidence(e.matches)
-    if score.needs_kappa:
-        with pytest.raises(KappaPlaceError, match="use a model with a kappa head"):
-            score.query(bare)
+def test_variance_is_what_the_model_says() -> None:
+    e = world()
+    np.testing.assert_array_equal(score_named("variance").query(e), e.query.variance.astype(np.float64))
+
+
+def overlap_on_the_sphere(dim: int, kappas: tuple[float, float], angle: float) -> float:
+    """∫ of the product of two vMF densities in 2 or 3 dimensions by quadrature."""
+    first, second = mpmath.mpf(kappas[0]), mpmath.mpf(kappas[1])
+
+    def normaliser(kappa: mpmath.mpf) -> mpmath.mpf:
+        v = mpmath.mpf(dim) / 2 - 1
+        return kappa**v / ((2 * mpmath.pi) ** (mpmath.mpf(dim) / 2) * mpmath.besseli(v, kappa))
+
+    def in_plane(t: mpmath.mpf) -> mpmath.mpf:
+        return mpmath.exp(first * mpmath.cos(t) + second * mpmath.cos(t - angle))
+
+    def on_ball(t: mpmath.mpf) -> mpmath.mpf:
+        # Around the first mean: the second's cosine is cos t·cos a + sin t·sin a·cos φ; φ gives 2π·I₀.
+        turn = 2 * mpmath.pi * mpmath.besseli(0, second * mpmath.sin(t) * mpmath.sin(angle))
+        return mpmath.sin(t) * turn * mpmath.exp((first + second * mpmath.cos(angle)) * mpmath.cos(t))
+
+    if dim == 2:
+        integral = mpmath.quad(in_plane, mpmath.linspace(-mpmath.pi, mpmath.pi, 9))
     else:
-        assert np.isfinite(score.query(bare)).all()
+        integral = mpmath.quad(on_ball, mpmath.linspace(0, mpmath.pi, 5))
+    return float(normaliser(first) * normaliser(second) * integral)
 
 
-def test_unknown_score_names_the_known_ones() -> None:
-    with pytest.raises(KappaPlaceError, match="l2, pa, inverse-kappa, kappaplace"):
-        score_named("sue")
+@pytest.mark.parametrize("dim", [2, 3])
+@pytest.mark.parametrize("kappas", [(0.5, 2.0), (3.0, 3.0), (20.0, 7.0)])
+@pytest.mark.parametrize("angle", [0.0, 1.0, 3.0])
+def test_expected_likelihood_is_the_integral(dim: int, kappas: tuple[float, float], angle: float) -> None:
+    z = np.zeros((1, dim))
+    e = Evidence(
+        Matches(np.array([[0]]), np.array([[math.cos(angle)]])),
+        Embeddings(z, np.array(kappas[:1])),
+        Embeddings(z, np.array(kappas[1:])),
+    )
+    (ours,) = score_named("expected-likelihood").query(e)
+    assert ours == pytest.approx(-math.log(overlap_on_the_sphere(dim, kappas, angle)), abs=1e-9)
+
+
+def test_expected_likelihood_in_high_dimension() -> None:
+    mpmath.mp.dps = 40
+    d, a, b, cosine = 512, mpmath.mpf(700), mpmath.mpf(300), mpmath.mpf("0.25")
+
+    def log_c(kappa: mpmath.mpf) -> mpmath.mpf:
+        v = mpmath.mpf(d) / 2 - 1
+        return (
+            v * mpmath.log(kappa) - d * mpmath.log(2 * mpmath.pi) / 2 - mpmath.log(mpmath.besseli(v, kappa))
+        )
+
+    expected = log_c(mpmath.sqrt(a * a + b * b + 2 * a * b * cosine)) - log_c(a) - log_c(b)
+    mpmath.mp.dps = 15
+    z = np.zeros((1, d))
+    e = Evidence(
+        Matches(np.array([[0]]), np.array([[0.25]], np.float32)),
+        Embeddings(z, np.array([700.0])),
+        Embeddings(z, np.array([300.0])),
+    )
+    assert score_named("expected-likelihood").query(e)[0] == pytest.approx(float(expected), rel=1e-10)
+
+
+def test_expected_likelihood_of_queries_is_that_of_their_top_match() -> None:
+    e = world()
+    score = score_named("expected-likelihood")
+    np.testing.assert_array_equal(score.query(e), score.match(e)[:, 0])
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.floats(-1, 1, width=32), min_size=3, max_size=12))
+def test_tld_readings(similarities: list[float]) -> None:
+    s = sorted(similarities, reverse=True)
+    e = listed(s)
+    deviation, gap = statistics.pstdev(s[1:]), s[0] - statistics.fmean(s[1:])
+    distribution = 1.0 if deviation + gap == 0 else deviation / (deviation + gap)
+    ratio = 1.0 if s[0] == -1 else statistics.fmean((1 + x) / (1 + s[0]) for x in s[1:])
+    assert score_named("tld-distribution").query(e)[0] == pytest.approx(distribution, abs=1e-6)
+    assert score_named("tld-ratio-spread").query(e)[0] == pytest.approx(ratio, abs=1e-6)
+    assert score_named("tld-statistical").query(e)[0] == pytest.approx(
+        math.sqrt(max(distribution * ratio, 0)), abs=1e-3
+    )
+
+
+def test_tld_ties_and_short_lists() -> None:
+    for name in ("tld-distribution", "tld-ratio-spread", "tld-statistical"):
+        assert score_named(name).query(listed([0.3] * 5, [-1.0] * 5)).tolist() == [1.0, 1.0]
+    assert score_named("tld-ratio-spread").query(listed([0.5, 0.2]))[0] == pytest.approx(0.8)
+    with pytest.raises(KappaPlaceError, match="at least three"):
+        score_named("tld-statistical").query(listed([0.5, 0.2]))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kappaplace.cli import city, data, demo, models
+from kappaplace.cli import city, compare, data, demo, evaluate, models, train
 from kappaplace.errors import KappaPlaceError
 
 BAD_INPUT, INTERRUPTED = 2, 130
@@ -23,6 +23,9 @@ app = typer.Typer(
 app.command("demo")(demo.demo)
 app.command("city")(city.city)
 app.command("models")(models.models)
+app.command("train")(train.train)
+app.command("evaluate")(evaluate.evaluate)
+app.command("compare")(compare.compare)
 app.add_typer(data.app, name="data")
 
 

@@ -1,7 +1,8 @@
 """CosPlace's training augmentation on whole batches: colour jitter, then a random resized crop.
 
-Parameters differ per sample. They are drawn on the generator's device and only then sent to the images, so a
-CPU generator gives the same augmentation wherever the images live.
+Parameters differ per sample. They come from a generator, or from one key per image: the same image with the
+same key is then augmented alike in any batch, order or process. They are drawn away from the images and sent
+to them without waiting, so keys and CPU generators give the same augmentation wherever the images live.
 """
 
 from __future__ import annotations
@@ -14,10 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from kappaplace.data.randomness import Keys, Stream, Uniforms
 from kappaplace.errors import KappaPlaceError
 
-# Luma of ITU-R BT.601, as in Pillow's and torchvision's greyscale.
-_LUMA = (0.299, 0.587, 0.114)
 _BRIGHTNESS, _CONTRAST, _SATURATION, _HUE = range(4)
 
 
@@ -37,27 +37,30 @@ def sample_jitter(
     saturation: float = 0.7,
     hue: float = 0.5,
     generator: torch.Generator | None = None,
+    *,
+    keys: Keys | None = None,
 ) -> Jitter:
     """Factors uniform in [max(0, 1 − x), 1 + x], hue in [−hue, hue], the order of the four at random."""
     spread = torch.tensor([brightness, contrast, saturation, hue])
     low = torch.cat([(1 - spread[:3]).clamp(min=0), -spread[3:]])
     high = torch.cat([1 + spread[:3], spread[3:]])
-    place = generator.device if generator is not None else torch.device("cpu")
-    amount = torch.rand(count, 4, generator=generator, device=place).cpu() * (high - low) + low
-    return Jitter(amount, torch.rand(count, 4, generator=generator, device=place).argsort(dim=1).cpu())
+    uniform = Uniforms(count, generator, keys, Stream.JITTER)
+    amount = uniform(4) * (high - low) + low
+    return Jitter(amount.float(), uniform(4).argsort(dim=1))
 
 
 def colour_jitter(images: Tensor, jitter: Jitter) -> Tensor:
     """Apply the four colour operations to each image, N×3×H×W in [0, 1], in its own order."""
     out = images.clone()
+    amount = jitter.amount.to(images.dtype).to(images.device, non_blocking=True)
+    # Samples sorted by operation, step by step: the groups are cut on the CPU, and indices travel only once.
+    ranked = jitter.order.argsort(dim=0, stable=True).to(images.device, non_blocking=True)
+    sizes = F.one_hot(jitter.order, 4).sum(dim=0).tolist()
     for step in range(4):
-        for op in range(4):
-            # A few samples share an operation at each step, so every pixel is still touched only four times.
-            chosen = torch.nonzero(jitter.order[:, step] == op).flatten()
+        # A few samples share an operation at each step, so every pixel is still touched only four times.
+        for op, chosen in enumerate(ranked[:, step].split(sizes[step])):
             if len(chosen):
-                amount = jitter.amount[chosen, op].to(images).view(-1, 1, 1, 1)
-                chosen = chosen.to(images.device)
-                out[chosen] = _colour_op(op, out[chosen], amount)
+                out[chosen] = _colour_op(op, out[chosen], amount[chosen, op].view(-1, 1, 1, 1))
     return out
 
 
@@ -68,14 +71,15 @@ def _colour_op(op: int, images: Tensor, amount: Tensor) -> Tensor:
         return (images * amount).clamp(0, 1)
     towards = greyscale(images)
     if op == _CONTRAST:
-        towards = towards.mean(dim=(1, 2, 3), keepdim=True)
+        # Row by row, then over rows: an image's mean is then the same to the last bit in any batch.
+        towards = towards.mean(dim=3, keepdim=True).mean(dim=2, keepdim=True)
     return (amount * images + (1 - amount) * towards).clamp(0, 1)
 
 
 def greyscale(images: Tensor) -> Tensor:
-    """Luma, N×1×H×W."""
-    weights = torch.tensor(_LUMA, device=images.device, dtype=images.dtype).view(3, 1, 1)
-    return (images * weights).sum(dim=1, keepdim=True)
+    """Luma of ITU-R BT.601, as in Pillow and torchvision: N×1×H×W."""
+    red, green, blue = images.split(1, dim=1)
+    return 0.299 * red + 0.587 * green + 0.114 * blue
 
 
 def shift_hue(images: Tensor, turns: Tensor) -> Tensor:
@@ -91,8 +95,10 @@ def shift_hue(images: Tensor, turns: Tensor) -> Tensor:
     )
     hue = sixth / 6 + turns
     # Back: channel n is value − chroma·clamp(min(k, 4 − k), 0, 1) with k = (n + 6·hue) mod 6, n = 5, 3, 1.
-    n = torch.tensor([5.0, 3.0, 1.0], device=images.device, dtype=images.dtype).view(3, 1, 1)
-    k = torch.remainder(n + 6 * hue, 6)
+    n = torch.arange(5, 0, -2, device=images.device, dtype=images.dtype).view(3, 1, 1)
+    k = n + 6 * hue
+    # torch.remainder rounds by where a pixel lies in memory, so it would depend on the batch.
+    k = k - 6 * torch.floor(k / 6)
     return value - chroma * torch.minimum(k, 4 - k).clamp(0, 1)
 
 
@@ -104,14 +110,16 @@ def sample_crops(
     ratio: tuple[float, float] = (3 / 4, 4 / 3),
     generator: torch.Generator | None = None,
     attempts: int = 10,
+    *,
+    keys: Keys | None = None,
 ) -> Tensor:
     """Boxes (top, left, height, width), N×4: area share uniform in `scale`, aspect log-uniform in `ratio`.
 
     Of several attempts the first that fits into the image counts; if none does, the largest centred box with
     the nearest allowed aspect.
     """
-    place = generator.device if generator is not None else torch.device("cpu")
-    u = torch.rand(4, count, attempts, generator=generator, device=place, dtype=torch.float64).cpu()
+    uniform = Uniforms(count, generator, keys, Stream.CROPS)
+    u = [uniform(attempts, torch.float64) for _ in range(4)]
     area = height * width * (scale[0] + (scale[1] - scale[0]) * u[0])
     low, high = math.log(ratio[0]), math.log(ratio[1])
     aspect = torch.exp(low + (high - low) * u[1])
@@ -131,12 +139,33 @@ def _centred(height: int, width: int, ratio: tuple[float, float]) -> Tensor:
 
 def crop_resize(images: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
     """Each image's box, resized to (height, width) by antialiased bilinear interpolation."""
+    enlarged = bool((boxes[:, 2:] <= torch.tensor(size)).all())
+    if images.is_cuda and enlarged:
+        return _enlarge(images, boxes, size)
     # Boxes differ in size, so each takes a call of its own; the work inside is the same as in one batch.
     parts = [
         F.interpolate(image[None, :, t : t + h, w0 : w0 + w], size, mode="bilinear", antialias=True)
         for image, (t, w0, h, w) in zip(images, boxes.tolist(), strict=True)
     ]
     return torch.cat(parts)
+
+
+def _enlarge(images: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
+    """`crop_resize` in one call, for boxes not larger than the result, where antialiasing does nothing."""
+    axes = []
+    for out, whole, start, length in zip(
+        size, images.shape[2:], boxes[:, :2].T.double(), boxes[:, 2:].T.double(), strict=True
+    ):
+        # Pixel centres of the result, in pixels of the box; its border pixels reach outwards.
+        inside = (torch.arange(out) + 0.5) * (length / out)[:, None] - 0.5
+        pixel = start[:, None] + inside.clamp(min=0).minimum(length[:, None] - 1)
+        axes.append(((2 * pixel + 1) / whole - 1).float().to(images.device, non_blocking=True))
+    y, x = axes[0][:, :, None], axes[1][:, None, :]
+    grid = torch.stack(torch.broadcast_tensors(x, y), dim=-1)
+    enlarged = F.grid_sample(
+        images.float(), grid, mode="bilinear", padding_mode="border", align_corners=False
+    )
+    return enlarged.to(images.dtype)
 
 
 @dataclass(frozen=True)
@@ -158,14 +187,17 @@ class CosPlaceAugmentation:
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     """Aspect of a crop, width over height."""
 
-    def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def __call__(
+        self, images: Tensor, generator: torch.Generator | None = None, *, keys: Keys | None = None
+    ) -> Tensor:
+        """Augment with a generator, or with one key per image (see `kappaplace.data.randomness`)."""
         if images.ndim != 4 or images.shape[1] != 3:
             raise KappaPlaceError(f"Augmentation needs images of N×3×H×W; got {tuple(images.shape)}.")
         count, _, height, width = images.shape
         size = (self.size, self.size) if isinstance(self.size, int) else self.size
         strength = (self.brightness, self.contrast, self.saturation, self.hue)
-        jitter = sample_jitter(count, *strength, generator=generator)
-        boxes = sample_crops(count, height, width, self.scale, self.ratio, generator)
+        jitter = sample_jitter(count, *strength, generator=generator, keys=keys)
+        boxes = sample_crops(count, height, width, self.scale, self.ratio, generator, keys=keys)
         unit = images if images.is_floating_point() else images.float() / 255
         if any(strength):  # without it, crops alone cost a third
             unit = colour_jitter(unit, jitter)

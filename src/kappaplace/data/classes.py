@@ -78,13 +78,14 @@ class PlaceClasses:
         """The classes of group i with local labels for its classifier."""
         if not 0 <= i < self.n_groups:
             raise KappaPlaceError(f"There is no group {i}; groups count from 0 to {self.n_groups - 1}.")
-        return self._select(np.flatnonzero(self.group_of_class == i))
+        return self.select(np.flatnonzero(self.group_of_class == i))
 
     def all(self) -> PlaceGroup:
         """Every class as one group, for losses that need no separation."""
-        return self._select(np.arange(len(self)))
+        return self.select(np.arange(len(self)))
 
-    def _select(self, classes: Ints) -> PlaceGroup:
+    def select(self, classes: Ints) -> PlaceGroup:
+        """Some classes, ascending, as one group."""
         counts = self.counts[classes]
         offsets = np.concatenate([[0], np.cumsum(counts)])
         # Positions in `images`: within each class a run that starts at its own offset.
@@ -128,6 +129,20 @@ def assign_classes(
     return _build(
         len(place), known, key_of_image, cells, sectors, groups_per_axis, groups_per_heading, min_images
     )
+
+
+def classes_of_places(place: ArrayLike, min_images: int = 10) -> PlaceClasses:
+    """Classes from place labels (below 0: none), all in one group: labels alone do not say who is near whom.
+
+    >>> classes_of_places([7, 7, 3, -1], min_images=1).class_of_image.tolist()
+    [1, 1, 0, -1]
+    """
+    labels = np.asarray(place, np.int64)
+    known = np.flatnonzero(labels >= 0)
+    values, key_of_image = np.unique(labels[known], return_inverse=True)
+    cells = np.zeros((len(values), 3), np.int64)
+    cells[:, 0] = values
+    return _build(len(labels), known, key_of_image, cells, 1, 1, 1, min_images)
 
 
 def _check(cell: float, angle: float, per_axis: int, per_heading: int) -> None:

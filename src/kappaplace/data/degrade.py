@@ -5,20 +5,25 @@ one state of the generator a higher level does more damage. Sizes are relative t
 the same at every resolution. Images are N×3×H×W in [0, 1], on any device.
 
 Random numbers come from the generator's device: with a CPU generator the damage is the same wherever the
-images live, with one of the images' own device it is faster.
+images live, with one of the images' own device it is faster. Or they come from one key per image: kind and
+level are then the same everywhere, grain and drops the same on one kind of device, whatever else is in the
+batch. For that, no formula here may round an image differently beside others.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from kappaplace.data.augment import greyscale
+from kappaplace.data.randomness import Keys, Stream, Uniforms, checked_keys, item_key, item_uniforms
 from kappaplace.errors import KappaPlaceError
 
 Draw = Callable[..., Tensor]
@@ -37,15 +42,15 @@ class Degraded(NamedTuple):
 def night(images: Tensor, level: Tensor, draw: Draw) -> Tensor:
     """Less light, down to 1/30, with colours fading to a cold tint, darker corners and sensor noise."""
     shade, grain = draw(len(images), 1, 1, 1), _gaussian(draw, images.shape)
-    linear = images**2.2
-    tint = torch.tensor([0.85, 0.95, 1.2], device=images.device).view(3, 1, 1)
-    faded = torch.lerp(linear, greyscale(linear) * tint, 0.7 * level)
+    linear = _power(images, 2.2)
+    tint = _constant([0.85, 0.95, 1.2], images).view(3, 1, 1)
+    faded = (1 - 0.7 * level) * linear + 0.7 * level * greyscale(linear) * tint
     y, x = _grid(images)
     corners = 1 - 0.6 * level * (0.5 + 0.5 * shade) * (x**2 + y**2) / 2
     light = faded * torch.exp(-math.log(30) * level) * corners
     # Shot noise grows with the root of the light, read noise is always there.
     noise = grain * level * (0.02 * light.clamp(min=0).sqrt() + 0.004)
-    return (light + noise).clamp(min=0) ** (1 / 2.2)
+    return _power((light + noise).clamp(min=0), 1 / 2.2)
 
 
 def fog(images: Tensor, level: Tensor, draw: Draw) -> Tensor:
@@ -79,11 +84,13 @@ def blur(images: Tensor, level: Tensor, draw: Draw) -> Tensor:
     most = 0.025 * min(height, width)
     radius = math.ceil(3 * most) + 1
     kernel = discrete_gaussian((most * level.view(n, 1)) ** 2, radius).view(n, 1, 1, -1)
-    # Samples become groups of one convolution, since each has its own kernel.
-    out = images.transpose(0, 1)
-    out = F.conv2d(F.pad(out, (radius, radius, 0, 0), mode="replicate"), kernel, groups=n)
-    out = F.conv2d(F.pad(out, (0, 0, radius, radius), mode="replicate"), kernel.transpose(2, 3), groups=n)
-    return out.transpose(0, 1)
+    # All channels of all samples become groups of one convolution, since each sample has its own kernel. (A
+    # sample as one group would take another algorithm when it is alone, and round differently.)
+    kernel = kernel.repeat_interleave(3, dim=0)
+    out = images.reshape(1, 3 * n, height, width)
+    out = F.conv2d(F.pad(out, (radius, radius, 0, 0), mode="replicate"), kernel, groups=3 * n)
+    out = F.conv2d(F.pad(out, (0, 0, radius, radius), mode="replicate"), kernel.transpose(2, 3), groups=3 * n)
+    return out.view_as(images)
 
 
 def discrete_gaussian(variance: Tensor, radius: int) -> Tensor:
@@ -95,7 +102,9 @@ def discrete_gaussian(variance: Tensor, radius: int) -> Tensor:
     points = 4 * radius + 4
     theta = 2 * math.pi / points * torch.arange(points, device=variance.device, dtype=variance.dtype)
     offset = torch.arange(-radius, radius + 1, device=variance.device)
-    kernel = torch.exp(variance * (torch.cos(theta) - 1)) @ torch.cos(theta[:, None] * offset)
+    transfer = torch.exp(variance * (torch.cos(theta) - 1))
+    # A plain sum: a matrix product takes another way, and rounds differently, for a single row.
+    kernel = (transfer[:, :, None] * torch.cos(theta[:, None] * offset)).sum(dim=1)
     return kernel / kernel.sum(dim=1, keepdim=True)
 
 
@@ -120,18 +129,18 @@ def occlusion(images: Tensor, level: Tensor, draw: Draw) -> Tensor:
 def compression(images: Tensor, level: Tensor, draw: Draw) -> Tensor:
     """JPEG's loss, from quality 100 to about 3: DCT coefficients of 8×8 blocks rounded to coarser steps."""
     height, width = images.shape[2:]
-    to_ycc = torch.tensor(_YCC, device=images.device)
+    to_ycc, to_rgb = (_constant(matrix, images) for matrix in (_YCC, torch.linalg.inv(torch.tensor(_YCC))))
     padded = F.pad(images, (0, -width % 8, 0, -height % 8), mode="replicate")
     ycc = torch.einsum("ij,njhw->nihw", to_ycc, padded * 255 - 128)
     blocks = ycc.unflatten(3, (-1, 8)).unflatten(2, (-1, 8)).transpose(3, 4)
     dct = _dct_matrix(images.device)
-    luma, chroma = (torch.tensor(table, device=images.device).view(8, 8) for table in (_LUMA, _CHROMA))
+    luma, chroma = (_constant(table, images).view(8, 8) for table in (_LUMA, _CHROMA))
     # Quality q below 50 multiplies the tables by 50/q.
     steps = torch.stack([luma, chroma, chroma]).view(1, 3, 1, 1, 8, 8)
     steps = (steps * (16 * level**2).view(-1, 1, 1, 1, 1, 1)).clamp(min=1e-3)
     coded = torch.round(dct @ blocks @ dct.T / steps) * steps
     ycc = (dct.T @ coded @ dct).transpose(3, 4).flatten(4, 5).flatten(2, 3)
-    rgb = torch.einsum("ij,njhw->nihw", torch.linalg.inv(to_ycc), ycc)
+    rgb = torch.einsum("ij,njhw->nihw", to_rgb, ycc)
     return ((rgb + 128) / 255)[:, :, :height, :width]
 
 
@@ -140,16 +149,22 @@ _KIND_FUNCTIONS: dict[str, Callable[[Tensor, Tensor, Draw], Tensor]] = {
 }
 KINDS: tuple[str, ...] = tuple(_KIND_FUNCTIONS)
 
+# Up to so many numbers per image, hashing all images at once is cheaper than a seeded generator for each.
+_FEW = 64
+
 
 def degrade(
     images: Tensor,
     kinds: str | Sequence[str] | Tensor,
     levels: float | Sequence[float] | Tensor,
     generator: torch.Generator | None = None,
+    *,
+    keys: Keys | None = None,
 ) -> Tensor:
     """Damage each image by its kind and level.
 
-    `kinds` is a name, one name per image, or indices into `KINDS` with −1 for none.
+    `kinds` is a name, one name per image, or indices into `KINDS` with −1 for none. Instead of a generator,
+    one key per image makes the damage independent of the rest of the batch.
     """
     if images.ndim != 4 or images.shape[1] != 3 or not images.is_floating_point():
         found = f"{tuple(images.shape)} of {images.dtype}"
@@ -158,6 +173,8 @@ def degrade(
     level = torch.as_tensor(levels, dtype=torch.float32).cpu().expand(len(images))
     if not bool(((level >= 0) & (level <= 1)).all()):
         raise KappaPlaceError("Degradation levels must lie in [0, 1].")
+    if keys is not None:
+        keys = checked_keys(keys, len(images), generator)
     out = images.clone()
 
     def draw(*shape: int) -> Tensor:
@@ -167,9 +184,10 @@ def degrade(
     for index, name in enumerate(KINDS):
         chosen = torch.nonzero((kind == index) & (level > 0)).flatten()
         if len(chosen):
-            strength = level[chosen].to(images.device).view(-1, 1, 1, 1)
-            chosen = chosen.to(images.device)
-            damaged = _KIND_FUNCTIONS[name](images[chosen].float(), strength, draw)
+            source = draw if keys is None else _keyed_draw(keys[chosen.numpy()], images.device)
+            strength = level[chosen].to(images.device, non_blocking=True).view(-1, 1, 1, 1)
+            chosen = chosen.to(images.device, non_blocking=True)
+            damaged = _KIND_FUNCTIONS[name](images[chosen].float(), strength, source)
             out[chosen] = damaged.clamp(0, 1).to(images.dtype)
     return out
 
@@ -179,17 +197,44 @@ def random_degradation(
     generator: torch.Generator | None = None,
     p: float = 0.6,
     kinds: Sequence[str] = KINDS,
+    *,
+    max_level: float = 1.0,
+    keys: Keys | None = None,
 ) -> Degraded:
-    """Damage each image with probability p by a random kind to a random level, and say which."""
-    n = len(images)
-    device = generator.device if generator is not None else torch.device("cpu")
-    u = torch.rand(3, n, generator=generator, device=device).cpu()
+    """Damage each image with probability p by a random kind to a random level, and say which.
+
+    Levels are uniform in (0, max_level]. Instead of a generator, one key per image decides all of it.
+    """
+    if not 0 < max_level <= 1:
+        raise KappaPlaceError(f"The highest degradation level must lie in (0, 1]; got {max_level}.")
+    uniform = Uniforms(len(images), generator, keys, Stream.DAMAGE)
+    whether, which, strength = (uniform(1).squeeze(1) for _ in range(3))
     allowed = _kind_indices(kinds, len(kinds))
-    damaged = u[0] < p
-    kind = torch.where(damaged, allowed[(u[1] * len(allowed)).long()], -1)
-    level = torch.where(damaged, 1 - u[2], 0.0)  # in (0, 1]
-    out = degrade(images, kind, level, generator)
-    return Degraded(out, kind.to(images.device), level.to(images.device))
+    damaged = whether < p
+    kind = torch.where(damaged, allowed[(which * len(allowed)).long()], -1)
+    level = torch.where(damaged, max_level * (1 - strength), 0.0).float()
+    out = degrade(images, kind, level, generator, keys=keys)
+    device = images.device
+    return Degraded(out, kind.to(device, non_blocking=True), level.to(device, non_blocking=True))
+
+
+def _keyed_draw(keys: Keys, device: torch.device) -> Draw:
+    """Uniform fields, each image's from its own key alone; every call gives new ones."""
+    generator = torch.Generator(device)
+    calls = itertools.count()
+
+    def draw(*shape: int) -> Tensor:
+        seeds = item_key(keys, Stream.FIELDS, next(calls))
+        each = math.prod(shape[1:])
+        if each <= _FEW:
+            few = torch.from_numpy(item_uniforms(seeds, each).astype(np.float32))
+            return few.view(shape).to(device, non_blocking=True)
+        fields = torch.empty(shape, device=device)
+        for field, seed in zip(fields, seeds.tolist(), strict=True):
+            field.uniform_(generator=generator.manual_seed(seed))
+        return fields
+
+    return draw
 
 
 def _kind_indices(kinds: str | Sequence[str] | Tensor, count: int) -> Tensor:
@@ -208,6 +253,16 @@ def _kind_indices(kinds: str | Sequence[str] | Tensor, count: int) -> Tensor:
 
 def _gaussian(draw: Draw, shape: Sequence[int]) -> Tensor:
     return math.sqrt(2) * torch.erfinv((2 * draw(*shape) - 1).clamp(-0.9999999, 0.9999999))
+
+
+def _power(base: Tensor, exponent: float) -> Tensor:
+    # torch.pow rounds by where a pixel lies in memory, so it would depend on the batch.
+    return torch.exp(exponent * torch.log(base))
+
+
+def _constant(values: Sequence | Tensor, images: Tensor) -> Tensor:
+    """A small table beside the images, sent without waiting for what their device is doing."""
+    return torch.as_tensor(values).to(images.device, non_blocking=True)
 
 
 def _grid(images: Tensor) -> tuple[Tensor, Tensor]:

@@ -21,6 +21,7 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.files import make_folder, replace_file
 from kappaplace.models.digest import sha256_of, state_digest
 from kappaplace.models.frozen import FrozenEncoder
+from kappaplace.models.heads import KappaHead
 from kappaplace.models.place_model import Architecture, PlaceModel
 
 CARD = "card.json"
@@ -94,6 +95,8 @@ def load_head(folder: Path, encoder: nn.Module, *, dim: int | None = None) -> Fr
     )
     check_dim(model.dim, dim, str(folder))
     load_state(model.head, _read_weights(folder, record), str(folder))
+    if isinstance(model.head, KappaHead):
+        model.head.trained = True
     return model.eval()
 
 

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kappaplace.data.images import Preprocessing, Source
@@ -19,6 +18,7 @@ from kappaplace.models.aggregation import GeM, normalise_channels
 from kappaplace.models.digest import state_digest
 from kappaplace.models.embedding import check_images, embed_images
 from kappaplace.models.heads import FoldedKappaHead, LinearKappaHead, MirroredKappaHead, with_folded_head
+from kappaplace.models.place_model import Features, unit
 from kappaplace.types import Embeddings
 
 PROBE_SIDE = 224  # a multiple of 14, 16 and 32, for encoders that take any size
@@ -114,12 +114,22 @@ class FrozenEncoder(nn.Module):
             "are needed."
         )
 
-    def forward(self, images: Tensor) -> Embeddings:
-        """The encoder's descriptor at unit length, and κ of shape B."""
+    def features(self, images: Tensor) -> Features:
+        """What the head may read; without a watched layer that is the encoder's output alone."""
         check_images(images)
         normalised, raw = self._encode(images)
-        pooled = raw if normalised is None else self.gem(normalised)
-        return Embeddings(F.normalize(raw.float(), dim=-1), self.head(normalised, pooled, raw))
+        if normalised is None:
+            return Features(raw, raw, raw)
+        return Features(normalised, self.gem(normalised), raw)
+
+    def outputs(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """What losses are made of: descriptors B×d at unit length, and the head's own output."""
+        features = self.features(images)
+        return unit(features.raw), self.head(*features)
+
+    def forward(self, images: Tensor) -> Embeddings:
+        """The encoder's descriptor at unit length, and κ of shape B."""
+        return Embeddings(*self.outputs(images))
 
     def to_dict(self) -> dict[str, Any]:
         """What a saved head must know of the encoder it belongs to."""

@@ -6,7 +6,9 @@ Every head has ``forward(normalised, pooled, raw) -> Tensor`` of shape B (STUN: 
 * ``pooled`` is that map after the descriptor's own GeM, B×C,
 * ``raw`` is the descriptor before its final normalisation, B×d.
 
-Taking all three lets a head share work with the descriptor path instead of doing it again.
+Taking all three lets a head share work with the descriptor path instead of doing it again. A pass has two
+steps: ``reduce`` takes what the head reads, one vector an image, and ``from_reduced`` does the rest. Beside
+a frozen encoder the first needs to be done only once an image.
 """
 
 from __future__ import annotations
@@ -24,7 +26,10 @@ from kappaplace.models.aggregation import Aggregation, GeM
 
 KAPPA_FLOOR = 1e-6  # κ stays positive where Softplus underflows
 
-HeadName = Literal["mirrored", "mirrored-tied", "folded", "folded-tied", "linear", "stun", "none"]
+HeadName = Literal[
+    "mirrored", "mirrored-tied", "folded", "folded-tied", "linear", "variance", "stun", "dropout", "none"
+]
+Spread = Literal["kappa", "variance", "log-variance"]
 
 
 def positive(x: Tensor) -> Tensor:
@@ -44,10 +49,30 @@ def inverse_softplus(y: float) -> float:
     return y + math.log(-math.expm1(-y))
 
 
-class KappaHead(nn.Module):
+class Head(nn.Module):
+    """Base of all heads."""
+
+    spread: Spread = "kappa"
+    """What the output means."""
+
+    def reduce(self, normalised: Tensor, pooled: Tensor, raw: Tensor) -> Tensor:
+        """What the head reads of the features, B×C."""
+        raise NotImplementedError
+
+    def from_reduced(self, reduced: Tensor) -> Tensor:
+        """The head's output from what `reduce` gave."""
+        raise NotImplementedError
+
+    def forward(self, normalised: Tensor, pooled: Tensor, raw: Tensor) -> Tensor:
+        return self.from_reduced(self.reduce(normalised, pooled, raw))
+
+
+class KappaHead(Head):
     """Base of the heads that predict κ: knows its last layer."""
 
     last: nn.Linear
+    trained = False
+    """Whether its weights come from an earlier run, so that its κ must not be set anew."""
 
     def start_at(self, kappa: float) -> None:
         """Set the last bias so that κ starts near a plausible value instead of at softplus(0) = 0.7.
@@ -72,19 +97,16 @@ class MirroredKappaHead(KappaHead):
         self.aggregation: nn.Module = nn.Linear(channels, dim) if tied else Aggregation(channels, dim)
         self.last = nn.Linear(dim, 1)
 
-    def forward(self, normalised: Tensor, pooled: Tensor, raw: Tensor) -> Tensor:
-        if not self.tied:
-            pooled = self.aggregation.gem(normalised)  # type: ignore[operator]
-        return self.from_pooled(pooled)
+    def reduce(self, normalised: Tensor, pooled: Tensor, raw: Tensor) -> Tensor:
+        return pooled if self.tied else self.aggregation.gem(normalised)  # type: ignore[operator]
 
     @property
     def first(self) -> nn.Linear:
         """The projection before the last layer."""
         return self.aggregation if self.tied else self.aggregation.project  # type: ignore[return-value]
 
-    def from_pooled(self, pooled: Tensor) -> Tensor:
-        """κ from pooled features B×C, which a frozen encoder needs to compute only once."""
-        return positive(exact_linear(self.last, exact_linear(self.first, pooled)))
+    def from_reduced(self, reduced: Tensor) -> Tensor:
+        return positive(exact_linear(self.last, exact_linear(self.first, reduced)))
 
     def copy_aggregation(self, source: Aggregation) -> None:
         """Start from the descriptor's aggregation (trained or not) instead of from fresh weights."""
@@ -116,8 +138,11 @@ class FoldedKappaHead(KappaHead):
         self.tied = tied
         self.last = nn.Linear(channels, 1)
 
-    def forward(self, normalised: Tensor, pooled: Tensor, raw: Tensor) -> Tensor:
-        return positive(exact_linear(self.last, pooled if self.tied else self.gem(normalised)))
+    def reduce(self, normalised: Tensor, pooled: Tensor, raw: Tensor) -> Tensor:
+        return pooled if self.tied else self.gem(normalised)
+
+    def from_reduced(self, reduced: Tensor) -> Tensor:
+        return positive(exact_linear(self.last, reduced))
 
 
 class LinearKappaHead(KappaHead):
@@ -127,19 +152,60 @@ class LinearKappaHead(KappaHead):
         super().__init__()
         self.last = nn.Linear(dim, 1)
 
-    def forward(self, normalised: Tensor, pooled: Tensor, raw: Tensor) -> Tensor:
-        return positive(exact_linear(self.last, raw))
+    def reduce(self, normalised: Tensor, pooled: Tensor, raw: Tensor) -> Tensor:
+        return raw
+
+    def from_reduced(self, reduced: Tensor) -> Tensor:
+        return positive(exact_linear(self.last, reduced))
 
 
-class StunHead(nn.Module):
+class VarianceHead(MirroredKappaHead):
+    """The mirrored form with a Gaussian's variance as its output (GNLL ablation, Bayesian triplet loss)."""
+
+    spread: Spread = "variance"
+
+
+class StunHead(Head):
     """STUN's student: a sigmoid output s per dimension; the variance is exp(s)."""
+
+    spread: Spread = "log-variance"
 
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.last = nn.Linear(dim, dim)
 
-    def forward(self, normalised: Tensor, pooled: Tensor, raw: Tensor) -> Tensor:
-        return torch.sigmoid(self.last(raw))
+    def reduce(self, normalised: Tensor, pooled: Tensor, raw: Tensor) -> Tensor:
+        return raw
+
+    def from_reduced(self, reduced: Tensor) -> Tensor:
+        return torch.sigmoid(self.last(reduced))
+
+
+class DropoutHead(nn.Module):
+    """MC-dropout: how far descriptors spread when parts of the pooled features are left out.
+
+    Training drops at random. Inference uses ``samples`` masks that are drawn once and kept with the weights,
+    so that an image's variance depends on nothing but the image.
+    """
+
+    masks: Tensor
+
+    def __init__(self, channels: int, p: float = 0.2, samples: int = 16) -> None:
+        super().__init__()
+        self.p = p
+        generator = torch.Generator().manual_seed(0)
+        kept = torch.rand(samples, channels, generator=generator) >= p
+        self.register_buffer("masks", kept.float() / (1 - p))
+
+    def drop(self, pooled: Tensor) -> Tensor:
+        """Training's dropout of pooled features."""
+        return F.dropout(pooled, self.p, self.training)
+
+    def spread_of(self, pooled: Tensor, aggregation: Aggregation) -> tuple[Tensor, Tensor]:
+        """Mean descriptor B×d at unit length, and the mean variance of its dimensions, B."""
+        samples = aggregation.from_pooled(pooled[:, None] * self.masks).float()
+        samples = F.normalize(samples, dim=-1)
+        return F.normalize(samples.mean(1), dim=-1), samples.var(1, correction=0).mean(-1)
 
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -148,7 +214,7 @@ Model = TypeVar("Model", bound=nn.Module)
 def with_folded_head(model: Model) -> Model:
     """A copy of a model that shares everything but its ``head``, which is folded."""
     head = model.head
-    if not isinstance(head, MirroredKappaHead):
+    if not isinstance(head, MirroredKappaHead) or head.spread != "kappa":
         kind = type(head).__name__ if head is not None else "none"
         raise KappaPlaceError(f"Only a mirrored kappa head can be folded; this model's head is {kind}.")
     folded = copy.copy(model)
@@ -165,7 +231,9 @@ def build_head(name: HeadName, channels: int, dim: int) -> nn.Module | None:
         "folded": lambda: FoldedKappaHead(channels),
         "folded-tied": lambda: FoldedKappaHead(channels, tied=True),
         "linear": lambda: LinearKappaHead(dim),
+        "variance": lambda: VarianceHead(channels, dim),
         "stun": lambda: StunHead(dim),
+        "dropout": lambda: DropoutHead(channels),
         "none": lambda: None,
     }
     if name not in builders:

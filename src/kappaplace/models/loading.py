@@ -13,6 +13,8 @@ from kappaplace.models.frozen import FrozenEncoder
 from kappaplace.models.hub import HUB, fetch, load_torch_hub
 from kappaplace.models.place_model import PlaceModel
 
+AnyModel = PlaceModel | FrozenEncoder
+
 
 def load_model(
     source: str | Path,
@@ -20,7 +22,7 @@ def load_model(
     dim: int | None = None,
     backbone: str | None = None,
     encoder: nn.Module | None = None,
-) -> PlaceModel | FrozenEncoder:
+) -> AnyModel:
     """Load a model for inference.
 
     ``source`` is a folder written by `save_model`, a foreign weights file, or a name that
@@ -49,7 +51,7 @@ def load_model(
     return load_foreign(fetch(hub), dim=dim)
 
 
-def _from_folder(folder: Path, dim: int | None, encoder: nn.Module | None) -> PlaceModel | FrozenEncoder:
+def _from_folder(folder: Path, dim: int | None, encoder: nn.Module | None) -> AnyModel:
     record = read_card(folder)
     if record["kind"] == "place-model":
         return load_checkpoint(folder, dim=dim)[0]

@@ -15,7 +15,7 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.models.aggregation import Aggregation, normalise_channels
 from kappaplace.models.backbones import backbone_spec, build_backbone, freeze_stages, frozen_modules
 from kappaplace.models.embedding import check_images, embed_images
-from kappaplace.models.heads import HeadName, StunHead, build_head, with_folded_head
+from kappaplace.models.heads import DropoutHead, Head, HeadName, build_head, with_folded_head
 from kappaplace.types import Embeddings
 
 
@@ -99,19 +99,24 @@ class PlaceModel(nn.Module):
         check_images(images)
         normalised = normalise_channels(self.backbone(images))
         pooled = self.aggregation.gem(normalised)
+        if isinstance(self.head, DropoutHead):
+            pooled = self.head.drop(pooled)
         return Features(normalised, pooled, self.aggregation.from_pooled(pooled))
+
+    def outputs(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What losses are made of: descriptors B×d at unit length, and the head's own output."""
+        features = self.features(images)
+        spread = self.head(*features) if isinstance(self.head, Head) else None
+        return unit(features.raw), spread
 
     def forward(self, images: Tensor) -> Embeddings:
         """B×3×H×W, normalised as ``preprocessing`` says → descriptors B×d and κ of shape B."""
         features = self.features(images)
-        raw = features.raw if features.raw.dtype == torch.float64 else features.raw.float()
-        descriptor = F.normalize(raw, dim=-1)
-        if self.head is None:
-            return Embeddings(descriptor)
-        spread = self.head(*features)
-        if isinstance(self.head, StunHead):
-            return Embeddings(descriptor, variance=spread.float().exp().mean(-1))
-        return Embeddings(descriptor, spread)
+        if isinstance(self.head, DropoutHead):
+            descriptor, variance = self.head.spread_of(features.pooled, self.aggregation)
+            return Embeddings(descriptor, variance=variance)
+        descriptor = unit(features.raw)
+        return with_spread(descriptor, self.head, None if self.head is None else self.head(*features))
 
     def embed(self, images: Iterable[Source] | Source, **options: Any) -> Embeddings:
         """Embed paths, Pillow images or H×W×3 arrays; see `kappaplace.models.embedding.embed_images`."""
@@ -149,6 +154,21 @@ class PlaceModel(nn.Module):
             for module in frozen_modules(self.backbone, self._frozen_stages):
                 module.eval()
         return self
+
+
+def unit(raw: Tensor) -> Tensor:
+    """Unit length, in float32 even after a half-precision layer."""
+    return F.normalize(raw if raw.dtype == torch.float64 else raw.float(), dim=-1)
+
+
+def with_spread(descriptor: Any, head: nn.Module | None, spread: Tensor | None) -> Embeddings:
+    """Embeddings with the head's output in the place that its meaning asks for."""
+    if spread is None or not isinstance(head, Head):
+        return Embeddings(descriptor)
+    if head.spread == "kappa":
+        return Embeddings(descriptor, spread)
+    variance = spread.float().exp().mean(-1) if head.spread == "log-variance" else spread
+    return Embeddings(descriptor, variance=variance)
 
 
 def default_preprocessing(backbone: str) -> Preprocessing:

@@ -25,6 +25,9 @@ PLOT_STYLE: Any = {
     "font.size": 9,
     "svg.hashsalt": "kappaplace",  # the same data gives the same bytes
 }
+WIDTH = 4.6
+"""Inches of a figure whose letters can be read on a phone."""
+_DASHES = ("-", "--", ":", "-.")
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -34,31 +37,74 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def reliability_figure(curves: Mapping[str, ReliabilityCurve], errors: Mapping[str, float], k: int) -> Figure:
-    """One small plot a score: success in each bin against what the bin promises; bars show the counts."""
+def panels(
+    count: int, columns: int, width: float, height: float, sharey: bool = False
+) -> tuple[Figure, list[Any], list[Any]]:
+    """A figure of small plots row by row: the figure, its plots, and those that start a row."""
+    rows = -(-count // columns)
+    figure = new_figure(width * columns, height * rows)
+    grid = figure.subplots(rows, columns, squeeze=False, sharey=sharey)
+    for axis in grid.ravel()[count:]:
+        axis.remove()
+    return figure, list(grid.ravel()[:count]), list(grid[:, 0])
+
+
+def plain(text: str) -> str:
+    """A name as it is: matplotlib would read formulas between dollar signs."""
+    return text.replace("$", r"\$")
+
+
+def line_style(position: int) -> dict[str, str]:
+    """Colour and dashes of the n-th line: two dozen are told apart."""
+    dashes = _DASHES[position // len(COLOURS) % len(_DASHES)]
+    return {"color": COLOURS[position % len(COLOURS)], "linestyle": dashes}
+
+
+def reliability_figure(
+    curves: Mapping[str, ReliabilityCurve],
+    errors: Mapping[str, float],
+    k: int,
+    columns: int | None = None,
+) -> Figure:
+    """One small plot a score: success in each bin against what the bin promises; bars show the counts.
+
+    All in one row, or so many ``columns`` to a row; the numbers then stand below the bars.
+    """
     import matplotlib
 
     with matplotlib.rc_context(PLOT_STYLE):
-        figure = new_figure(2.6 * len(curves), 3.2)
-        axes = figure.subplots(1, len(curves), sharey=True, squeeze=False)[0]
-        for position, (label, curve) in enumerate(curves.items()):
-            axis = axes[position]
+        if columns is None:
+            figure, axes, starts = panels(len(curves), len(curves), 2.6, 3.2, sharey=True)
+        else:
+            figure, axes, starts = panels(len(curves), columns, WIDTH / columns, 2.1, sharey=True)
+        for position, (axis, (label, curve)) in enumerate(zip(axes, curves.items(), strict=True)):
             bins = np.arange(1, len(curve.counts) + 1)
-            axis.bar(
-                bins, curve.counts / curve.counts.sum(), color="#bbbbbb", width=0.9, label="share of queries"
-            )
+            shares = curve.counts / curve.counts.sum()
+            axis.bar(bins, shares, color="#bbbbbb", width=0.9, label="share of queries")
             axis.plot(bins, curve.expected, "--", color="#666666", label="expected")
             filled = curve.counts > 0
-            axis.plot(bins[filled], curve.observed[filled], "o-", color=COLOURS[position], label="observed")
-            axis.set(
-                title=f"{label}: ECE@{k} {errors[label]:.3f}",
-                xlabel="bin, certain → uncertain",
-                ylim=(0, 1.04),
-            )
+            colour = COLOURS[position % len(COLOURS)]
+            axis.plot(bins[filled], curve.observed[filled], "o-", color=colour, label="observed")
+            title = f"{plain(label)}{': ' if columns is None else chr(10)}ECE@{k} {errors[label]:.3f}"
+            axis.set(title=title, xlabel="bin, certain → uncertain", ylim=(0, 1.04))
             axis.set_xticks(bins[::3])
-        axes[0].set_ylabel(f"R@{k}")
+            if columns is not None:
+                axis.title.set_fontsize(8)
+                axis.xaxis.label.set_fontsize(8)
+                _counts_below(axis, bins, curve.counts)
+        for axis in starts:
+            axis.set_ylabel(f"R@{k}")
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
         return figure
+
+
+def _counts_below(axis: Any, bins: NDArray[Any], counts: NDArray[np.int64]) -> None:
+    """Write each bin's count into a strip below zero, where no curve crosses it."""
+    axis.set(ylim=(-0.34, 1.04), yticks=(0, 0.5, 1))
+    for position, count in zip(bins, counts, strict=True):
+        text = str(count) if count < 10_000 else f"{count / 1000:.0f}k"
+        words = axis.text(position, -0.03, text, fontsize=6, rotation=90, ha="center", va="top")
+        words.set_in_layout(False)  # inside the plot in any case; asking for its size is slow
 
 
 def kappa_figure(
@@ -116,7 +162,7 @@ def gallery_figure(rows: Sequence[GalleryRow]) -> Figure:
 def _picture(axis: Any, image: NDArray[np.uint8], colour: str, caption: str) -> None:
     axis.imshow(image)
     axis.set_title(caption, fontsize=8)
-    axis.set_xticks([])
-    axis.set_yticks([])
+    axis.xaxis.set_visible(False)
+    axis.yaxis.set_visible(False)
     for spine in axis.spines.values():
         spine.set(color=colour, linewidth=4)

@@ -47,6 +47,31 @@ def search(
     return Matches(indices, similarities)
 
 
+@torch.inference_mode()
+def search_matrix(similarities: NDArray[np.floating], k: int = 10) -> Matches:
+    """The k highest columns of each row of a given N×R matrix, which may be a memory map; as ``search``."""
+    if similarities.ndim != 2:
+        raise KappaPlaceError(
+            f"A similarity matrix has one row a query and one column a reference, got {similarities.shape}."
+        )
+    queries, references = similarities.shape
+    if k < 1 or k > references:
+        raise KappaPlaceError(
+            f"Cannot retrieve {k} matches: there are {references} references; choose k from 1 to that."
+        )
+    indices = np.empty((queries, k), np.int64)
+    best = np.empty((queries, k), np.float32)
+    step = max(1, QUERY_BLOCK * REFERENCE_BLOCK // references)
+    for start in range(0, queries, step):
+        rows = slice(start, start + step)
+        block = torch.nan_to_num(torch.from_numpy(np.array(similarities[rows], np.float32)), nan=torch.inf)
+        values, columns = _first_top(block, k)
+        best[rows], indices[rows] = values.numpy(), columns.numpy()
+    if not np.isfinite(best).all():
+        raise KappaPlaceError("Some similarities are NaN or infinite; check how the matrix was made.")
+    return Matches(indices, best)
+
+
 def _tensor(descriptors: NDArray[np.floating], device: str | torch.device) -> Tensor:
     return torch.as_tensor(np.asarray(descriptors, np.float32), device=device)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from kappaplace import vmf
+from kappaplace.errors import KappaPlaceError
 
 SCALE, MARGIN = 30.0, 0.40
 
@@ -30,3 +32,30 @@ def vmf_loss(descriptors: Tensor, anchors: Tensor, kappa: Tensor, dim: int | Non
     """
     cosine = (descriptors * anchors).sum(-1)
     return vmf.nll(cosine, kappa, dim or descriptors.shape[-1]).mean()
+
+
+def gaussian_nll(descriptors: Tensor, anchors: Tensor, variance: Tensor) -> Tensor:
+    """Gaussian ablation: mean over images and dimensions of ½(log σ² + d(z − μ)²/σ²), up to a constant.
+
+    Descriptors and anchors B×d are scaled by √d, so that a dimension has a variance of about 1. ``variance``
+    is one per image, B, or one per dimension, B×d.
+    """
+    if variance.shape not in (descriptors.shape[:1], descriptors.shape):
+        found = f"{tuple(variance.shape)} for descriptors {tuple(descriptors.shape)}"
+        raise KappaPlaceError(f"The Gaussian loss needs a variance for each image or dimension; got {found}.")
+    variance = variance.view(len(descriptors), -1)
+    error = descriptors.shape[1] * (descriptors - anchors).square()
+    return 0.5 * (torch.log(variance) + error / variance).mean()
+
+
+def stun_loss(student: Tensor, teacher: Tensor, s: Tensor, squared: bool = False) -> Tensor:
+    """STUN's distillation: mean over images and dimensions of ‖μ_T − μ_S‖₂/σ² + log σ², with σ² = exp(s).
+
+    All B×d; ``s`` is the head's sigmoid output. STUN's code does not square the norm; ``squared`` does, which
+    makes it a Gaussian likelihood.
+    """
+    if not student.shape == teacher.shape == s.shape:
+        found = f"{tuple(student.shape)}, {tuple(teacher.shape)} and {tuple(s.shape)}"
+        raise KappaPlaceError(f"Student, teacher and s must have one shape; got {found}.")
+    gap = torch.linalg.vector_norm(teacher - student, dim=1, keepdim=True)
+    return ((gap.square() if squared else gap) * torch.exp(-s) + s).mean()

@@ -1,15 +1,48 @@
-"""All scores by name."""
+"""All scores by name, and which of them some evidence allows."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from kappaplace.errors import KappaPlaceError
-from kappaplace.uncertainty.base import Score
+from kappaplace.uncertainty.aliasing import ALIASING
+from kappaplace.uncertainty.base import Evidence, Score
+from kappaplace.uncertainty.cosine import COSINE
+from kappaplace.uncertainty.expected_likelihood import EXPECTED_LIKELIHOOD
+from kappaplace.uncertainty.geometric import GEOMETRIC
 from kappaplace.uncertainty.inverse_kappa import INVERSE_KAPPA
 from kappaplace.uncertainty.kappaplace import KAPPAPLACE
 from kappaplace.uncertainty.l2 import L2
+from kappaplace.uncertainty.margin import MARGIN
 from kappaplace.uncertainty.pa import PA
+from kappaplace.uncertainty.sue import LOG_SUE, SUE
+from kappaplace.uncertainty.tld import TLD_DISTRIBUTION, TLD_RATIO_SPREAD, TLD_STATISTICAL
+from kappaplace.uncertainty.variance import VARIANCE
+from kappaplace.uncertainty.z_score import Z_SCORE
 
-SCORES: dict[str, Score] = {score.name: score for score in (L2, PA, INVERSE_KAPPA, KAPPAPLACE)}
+# The order of tables: from the match list alone, with poses, from the model's own doubt, from the whole map,
+# from the images.
+SCORES: dict[str, Score] = {
+    score.name: score
+    for score in (
+        L2,
+        COSINE,
+        PA,
+        TLD_DISTRIBUTION,
+        TLD_RATIO_SPREAD,
+        TLD_STATISTICAL,
+        SUE,
+        LOG_SUE,
+        VARIANCE,
+        INVERSE_KAPPA,
+        KAPPAPLACE,
+        EXPECTED_LIKELIHOOD,
+        MARGIN,
+        ALIASING,
+        Z_SCORE,
+        GEOMETRIC,
+    )
+}
 
 
 def score_named(name: str) -> Score:
@@ -18,3 +51,15 @@ def score_named(name: str) -> Score:
         return SCORES[name]
     except KeyError:
         raise KappaPlaceError(f"Unknown score '{name}'; choose among: {', '.join(SCORES)}.") from None
+
+
+def available(scores: Iterable[Score], evidence: Evidence) -> tuple[list[Score], dict[str, str]]:
+    """The scores that this evidence allows, and for each of the others one sentence that says why not."""
+    usable, left_out = [], {}
+    for score in scores:
+        reason = score.reason(evidence)
+        if reason is None:
+            usable.append(score)
+        else:
+            left_out[score.name] = reason
+    return usable, left_out

@@ -1,0 +1,124 @@
+"""Peak memory of an evaluation against a large map: search, scores and metrics on memory-mapped descriptors.
+
+    python benchmarks/evaluate_memory.py --references 300000
+    python benchmarks/evaluate_memory.py --references 2800000 --most 8 --folder /somewhere/with/6/GB
+
+Descriptors are random unit vectors in a file, written block by block; κ is one float an image; positions are
+those of a city, so that every score except geometric verification is computed. The peak counts the mapped
+pages of the file, although the system may take them back at any time; "own" is what the process itself
+allocated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+from kappaplace.data.place_images import PlaceImages
+from kappaplace.evaluation.measuring import measure
+from kappaplace.evaluation.results import EvaluationResult
+from kappaplace.evaluation.scoring import chosen_scores, score_set
+from kappaplace.evaluation.sources import from_descriptors
+from kappaplace.evaluation.store import write_result
+from kappaplace.types import Embeddings
+from record import append_row
+
+GIB = 2.0**30
+BLOCK = 1 << 14
+
+
+def unit_vectors(file: Path, rows: int, dim: int, kind: str, seed: int) -> np.ndarray:
+    """Random unit vectors as a memory map."""
+    array = np.lib.format.open_memmap(file, mode="w+", dtype=kind, shape=(rows, dim))
+    rng = np.random.default_rng(seed)
+    for start in range(0, rows, BLOCK):
+        block = rng.standard_normal((min(BLOCK, rows - start), dim), dtype=np.float32)
+        array[start : start + BLOCK] = block / np.linalg.norm(block, axis=1, keepdims=True)
+    array.flush()
+    del array
+    return np.load(file, mmap_mode="c")
+
+
+def city(queries: int, references: int) -> PlaceImages:
+    """Positions all over a city; no image is ever opened."""
+    rng = np.random.default_rng(2)
+    names = np.empty(queries + references, np.dtypes.StringDType())
+    for start in range(0, len(names), BLOCK):
+        stop = min(start + BLOCK, len(names))
+        names[start:stop] = [f"@{i:0100d}@.jpg" for i in range(start, stop)]  # as long as those of SF-XL
+    positions = rng.uniform(0, 5000, (len(names), 2))
+    return PlaceImages.create(names, positions, is_query=np.arange(len(names)) < queries, name="city")
+
+
+class OwnMemory(threading.Thread):
+    """Watches the anonymous memory of the process: without pages of mapped files."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.peak, self.over = 0.0, threading.Event()
+
+    def run(self) -> None:
+        while not self.over.wait(0.02):
+            try:
+                text = Path("/proc/self/status").read_text()
+            except OSError:
+                return
+            line = next((line for line in text.splitlines() if line.startswith("RssAnon")), "RssAnon: 0")
+            self.peak = max(self.peak, int(line.split()[1]) * 1024 / GIB)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--references", type=int, default=300_000)
+    parser.add_argument("--queries", type=int, default=1000)
+    parser.add_argument("--dim", type=int, default=512)
+    parser.add_argument("--dtype", choices=["float32", "float16"], default="float32")
+    parser.add_argument("--folder", type=Path, help="where the file of descriptors is made for a while")
+    parser.add_argument("--most", type=float, help="fail above this peak, in GiB")
+    parser.add_argument("--csv", type=Path, help="append the result to this file as a dated row")
+    arguments = parser.parse_args()
+    n, r, d = arguments.queries, arguments.references, arguments.dim
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
+        folder = Path(name)
+        reference = unit_vectors(folder / "r.npy", r, d, arguments.dtype, 0)
+        query = unit_vectors(folder / "q.npy", n, d, arguments.dtype, 1)
+        table = city(n, r)
+        rng = np.random.default_rng(3)
+        kappas = [rng.uniform(10, 500, size).astype(np.float32) for size in (n, r)]
+        watch = OwnMemory()
+        watch.start()
+        start = time.perf_counter()
+        found = from_descriptors(Embeddings(query, kappas[0]), Embeddings(reference, kappas[1]), None, table)
+        searched = time.perf_counter() - start
+        scores, not_asked = chosen_scores()
+        result = score_set(found, scores, not_asked=not_asked)
+        scored = time.perf_counter() - start - searched
+        metrics = measure([result], resamples=0)
+        write_result(EvaluationResult("random", (result,), metrics), folder / "out")
+        watch.over.set()
+        seconds = time.perf_counter() - start
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB
+    size = r * d * np.dtype(arguments.dtype).itemsize / GIB
+    print(f"{n:,} queries, {r:,} × {d} references ({arguments.dtype}, {size:.2f} GiB)")
+    print(f"{len(result.scores)} scores")
+    print(f"peak {peak:.2f} GiB with mapped pages, own {watch.peak:.2f} GiB")
+    print(f"search {searched:.1f} s, scores {scored:.1f} s, all {seconds:.1f} s")
+    if arguments.csv:
+        sizes = {"references": r, "queries": n, "dim": d, "dtype": arguments.dtype}
+        times = {"search_s": searched, "scores_s": scored, "all_s": seconds}
+        append_row(arguments.csv, {**sizes, "peak_GiB": peak, "own_GiB": watch.peak, **times})
+    if arguments.most is not None and peak > arguments.most:
+        sys.exit(f"The peak of {peak:.2f} GiB is above {arguments.most:g} GiB.")
+
+
+if __name__ == "__main__":
+    main()

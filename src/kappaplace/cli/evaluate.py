@@ -1,0 +1,232 @@
+"""``kappaplace evaluate``: every score and every metric, from a model, descriptors or a similarity matrix."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kappaplace.data.positives import NoPositives
+from kappaplace.errors import KappaPlaceError
+
+if TYPE_CHECKING:
+    from kappaplace.evaluation.jobs import Machine
+    from kappaplace.evaluation.results import EvaluationResult
+    from kappaplace.evaluation.run import Choices
+
+_Words = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[MODEL] TABLE…",
+        help="A model (folder, weights file or name) and tables; with --similarities or --descriptors only "
+        "the tables that belong to them; with --protocol paper only models.",
+    ),
+]
+_Pair = tuple[Path, Path]
+
+
+def evaluate(
+    words: _Words = None,
+    out: Annotated[Path, typer.Option(help="Folder of results and report.")] = Path("evaluation"),
+    similarities: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Cosines of queries × references, .npy or .npz with one matrix a method; repeatable."
+        ),
+    ] = None,
+    positives: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Right references of each query: .json list of lists, or .npy/.npz; one for each set."
+        ),
+    ] = None,
+    method: Annotated[str, typer.Option(help="Which matrix of an .npz file; without it every one.")] = "",
+    descriptors: Annotated[
+        _Pair | None, typer.Option(help="Descriptors of queries and of references, two .npy files.")
+    ] = None,
+    kappa: Annotated[_Pair | None, typer.Option(help="Their κ, two .npy files.")] = None,
+    uncertainty: Annotated[
+        list[Path] | None,
+        typer.Option(help="A score of yours: CSV with query[,reference],uncertainty; repeatable."),
+    ] = None,
+    neighbourhood: Annotated[
+        str, typer.Option(help="Without a table: which references show one place, frames:5 or self.")
+    ] = "",
+    scores: Annotated[
+        str, typer.Option(help="Names with commas between them, or all; without it all that are quick.")
+    ] = "",
+    fuse: Annotated[str, typer.Option(help="Scores to combine, names with commas; needs --fit-on.")] = "",
+    fit_on: Annotated[
+        Path | None, typer.Option(help="Validation table: calibrates every score and fits --fuse.")
+    ] = None,
+    k: Annotated[int, typer.Option(help="Matches a query.")] = 10,
+    policy: Annotated[
+        NoPositives | None,
+        typer.Option(help="Queries without positives; by default as the table's protocol says, else fail."),
+    ] = None,
+    resamples: Annotated[int, typer.Option(help="Bootstrap resamples; 0 leaves intervals out.")] = 1000,
+    seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 0,
+    name: Annotated[str, typer.Option(help="Name in tables (default: that of the model or file).")] = "",
+    resize: Annotated[
+        str, typer.Option(help="Images as the model wants them (model) or as the protocol says (protocol).")
+    ] = "model",
+    cache: Annotated[
+        Path | None,
+        typer.Option(help="Where embeddings are kept (default: $KAPPAPLACE_CACHE or the user's)."),
+    ] = None,
+    root: Annotated[Path | None, typer.Option(help="Where the images lie now, if they have moved.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "",
+    batch_size: Annotated[int, typer.Option(help="Images embedded together.")] = 32,
+    protocol: Annotated[
+        str, typer.Option(help="paper: every table of the paper for which data is there.")
+    ] = "",
+    data: Annotated[
+        Path | None, typer.Option(help="With --protocol: folder with PROTOCOL.parquet tables.")
+    ] = None,
+    report: Annotated[bool, typer.Option(help="Write report.html.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+) -> None:
+    """Judge retrieval and every uncertainty score, with intervals, per set and pooled.
+
+    Examples:
+
+        kappaplace evaluate runs/pt/model pitts30k.parquet sfxl.parquet --out results/pt
+
+        kappaplace evaluate cosplace-resnet50-512 walk.parquet --scores l2,pa,margin --out results/walk
+
+        kappaplace evaluate --similarities SPED.npz --positives SPED.json --method NetVLAD --out netvlad
+
+        kappaplace evaluate --descriptors q.npy r.npy --uncertainty mine.csv walk.parquet --out results/mine
+
+        kappaplace evaluate runs/pt/model test.parquet --fuse margin,pa --fit-on val.parquet --out fused
+
+        kappaplace evaluate --protocol paper --data tables/ runs/pt/model --out results/paper
+    """
+    from kappaplace.evaluation.jobs import Machine, evaluate_descriptors, evaluate_matrices, evaluate_model
+    from kappaplace.evaluation.run import Choices
+    from kappaplace.files import make_folder
+
+    given, own = list(words or []), list(uncertainty or [])
+    if resize not in ("model", "protocol"):
+        raise KappaPlaceError(f"--resize is model or protocol, not {resize!r}.")
+    _check_inputs(bool(similarities), descriptors is not None, protocol, kappa is not None)
+    fused = tuple(part.strip() for part in fuse.split(",") if part.strip())
+    choices = Choices(scores, k, policy, resamples, seed, fused)
+    machine = Machine(cache, device or None, batch_size, root)
+    make_folder(out)  # before the work, not after it
+    if protocol:
+        _paper(given, data, out, choices, machine, report, as_json)
+        return
+    tables = [Path(word) for word in given]
+    if (similarities or descriptors is not None) and (fuse or fit_on):
+        raise KappaPlaceError("--fuse and --fit-on need a model; give MODEL TABLE… instead.")
+    options: dict[str, Any] = {"name": name, "neighbourhood": neighbourhood, "own": own, "root": root}
+    if similarities:
+        results = list(
+            evaluate_matrices(similarities, positives or [], tables, choices, method=method, **options)
+        )
+    elif descriptors is not None:
+        results = [
+            evaluate_descriptors(
+                descriptors, kappa, positives or [], tables, choices, device=machine.device, **options
+            )
+        ]
+    elif len(given) < 2:
+        raise KappaPlaceError(
+            "Give a model and at least one table, or --similarities, or --descriptors; see "
+            "`kappaplace evaluate --help`."
+        )
+    else:
+        results = [
+            evaluate_model(
+                given[0],
+                tables[1:],
+                choices,
+                machine,
+                name=name,
+                validation=fit_on,
+                own=own,
+                resize=resize,  # type: ignore[arg-type]  # checked above
+            )
+        ]
+    _write_and_show(results, out, report, as_json)
+
+
+def _check_inputs(similarities: bool, descriptors: bool, protocol: str, kappa: bool) -> None:
+    if similarities + descriptors + bool(protocol) > 1:
+        raise KappaPlaceError("Give one of --similarities, --descriptors and --protocol.")
+    if kappa and not descriptors:
+        raise KappaPlaceError("--kappa belongs to --descriptors.")
+    if protocol not in ("", "paper"):
+        raise KappaPlaceError(f"--protocol knows paper only, not {protocol!r}.")
+
+
+def _write_and_show(results: list[EvaluationResult], out: Path, report: bool, as_json: bool) -> None:
+    """Results into DIR, or of several methods into one folder each below it."""
+    import json
+
+    from rich.console import Console
+
+    from kappaplace.cli.result_tables import set_tables
+    from kappaplace.evaluation.store import plain, write_result
+
+    console = Console()
+    answers = []
+    for result in results:
+        folder = out if len(results) == 1 else out / result.name.replace("/", "_")
+        write_result(result, folder)
+        files = {"results": str(folder)}
+        if report:
+            files["report"] = str(_write_report(result, folder))
+        answers.append({"name": result.name, "metrics": plain(result.metrics), "files": files})
+        if not as_json:
+            for table in set_tables(result):
+                console.print(table)
+            console.print(f"{result.name}: everything is in [bold]{folder}[/bold].")
+    if as_json:
+        typer.echo(json.dumps(answers[0] if len(answers) == 1 else {"evaluations": answers}))
+
+
+def _write_report(result: EvaluationResult, folder: Path) -> Path:
+    from kappaplace.reports.evaluation import write_report
+
+    return write_report(result, folder)
+
+
+def _paper(
+    models: list[str],
+    data: Path | None,
+    out: Path,
+    choices: Choices,
+    machine: Machine,
+    report: bool,
+    as_json: bool,
+) -> None:
+    """The paper's numbers beside ours, and each model's evaluation in a folder of its own."""
+    import json
+
+    from rich.console import Console
+
+    from kappaplace.cli.result_tables import missing_table, paper_tables
+    from kappaplace.evaluation.paper_run import compare_with_paper, paper_rows, write_paper
+    from kappaplace.evaluation.store import plain, write_result
+
+    if data is None:
+        raise KappaPlaceError(
+            "--protocol paper needs --data DIR with tables made by `kappaplace data import`."
+        )
+    comparison = compare_with_paper(models, data, choices, machine)
+    for role, result in comparison.evaluations.items():
+        write_result(result, out / role)
+        if report:
+            _write_report(result, out / role)
+    file = write_paper(comparison, out)
+    rows = paper_rows(comparison)
+    if as_json:
+        typer.echo(json.dumps(plain({"rows": rows, "files": {"paper": str(file)}})))
+        return
+    console = Console()
+    for table in (*paper_tables(rows), missing_table(rows)):
+        console.print(table)
+    console.print(f"All rows are in [bold]{file}[/bold].")

@@ -1,0 +1,118 @@
+"""Evaluations as tables for a terminal."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.table import Table
+
+from kappaplace.evaluation.measuring import MEAN, POOLED
+from kappaplace.evaluation.results import EvaluationResult
+
+if TYPE_CHECKING:
+    from kappaplace.evaluation.comparison import Cell, ComparedSet
+
+# What decides, in the order in which it should be read; the files have the rest.
+SHOWN = {
+    "AUROC": "AUROC",
+    "AURC": "AURC",
+    "coverage@10%": "cov@10%",
+    "ECE@1": "ECE@1",
+    "ECE@5": "@5",
+    "ECE@10": "@10",
+    "smooth ECE": "smECE",
+    "Brier": "Brier",
+}
+LESS = ("ECE@5", "ECE@10")  # left to the files where probabilities need the place: 80 columns must do
+
+
+def set_tables(result: EvaluationResult) -> Iterator[Table]:
+    """One table a set, one line a score; then pooled and the mean over sets."""
+    by_name = {each.name: each for each in result.sets}
+    labels = {name: score.label for each in result.sets for name, score in each.scores.items()}
+    for name, found in result.metrics.items():
+        recall = ", ".join(
+            f"{metric} {value:.3f}" for metric, value in found["recall"].items() if "R@" in metric
+        )
+        where = {POOLED: "all sets pooled", MEAN: "mean over sets"}.get(name, name)
+        title = f"{result.name}, {where}: {found['queries']:,} queries, {recall}"
+        table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption_justify="left")
+        measured = {metric for row in found["scores"].values() for metric in row}
+        crowded = set(LESS) if "Brier" in measured else set()
+        shown = [metric for metric in SHOWN if metric in measured - crowded]
+        table.add_column("score", no_wrap=True)
+        for metric in shown:
+            table.add_column(SHOWN[metric], justify="right", no_wrap=True)
+        intervals = found.get("intervals", {}).get("scores", {})
+        for score, metrics in found["scores"].items():
+            limits = intervals.get(score, {}).get("AUROC")
+            cells = [number(metrics.get(metric)) for metric in shown]
+            if limits is not None and not math.isnan(limits[0]):
+                cells[0] += f" ({number(limits[0])}–{number(limits[1])})"
+            table.add_row(labels.get(score, score), *cells)
+        if name in by_name:
+            table.caption = _caption(by_name[name])
+        yield table
+
+
+def _caption(each: Any) -> str:
+    counted = str(each.facts.get("counted", ""))
+    missing = f"left out: {', '.join(each.left_out)} (reasons in results.json)" if each.left_out else ""
+    return "; ".join(part for part in (counted, missing) if part)
+
+
+def comparison_table(compared: ComparedSet, names: tuple[str, ...]) -> Table:
+    """Scores down, evaluations across; ✓ where a difference is significant at 5 % after Holm's correction."""
+    title = f"{compared.metric} on {compared.name} ({compared.queries:,} queries)"
+    table = Table(title=title, caption=compared.note or None, box=box.SIMPLE_HEAD)
+    table.add_column("score", no_wrap=True)
+    for name in names:
+        table.add_column(name, justify="right")
+    for score, cells in compared.rows.items():
+        table.add_row(score or "retrieval", *(_cell(cell) for cell in cells))
+    return table
+
+
+def _cell(cell: Cell | None) -> str:
+    if cell is None:
+        return "–"
+    text = f"{number(cell.value)} ({number(cell.low)}–{number(cell.high)})"
+    if not math.isnan(cell.p_value):
+        text += f"\n{cell.difference:+.3f}, p {cell.p_value:.3f}{' ✓' if cell.p_value < 0.05 else ''}"
+    return text
+
+
+def paper_tables(rows: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
+    """The paper's numbers that could be measured, one table for each of the paper's."""
+    for label in dict.fromkeys(row["table"] for row in rows if not row["reason"]):
+        table = Table(title=label, box=box.SIMPLE_HEAD)
+        for column in ("method", "set", "metric"):
+            table.add_column(column)
+        for column in ("paper", "ours", "difference"):
+            table.add_column(column, justify="right")
+        for row in rows:
+            if row["table"] == label and not row["reason"]:
+                values = number(row["paper"]), number(row["ours"]), f"{row['difference']:+.3f}"
+                table.add_row(row["method"], row["set"], row["metric"], *values)
+        yield table
+
+
+def missing_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """What could not be measured, and why."""
+    table = Table("numbers", "of", "reason", title="Not measured", box=box.SIMPLE_HEAD)
+    counts = Counter((row["table"], row["reason"]) for row in rows if row["reason"])
+    for (label, reason), count in counts.items():
+        table.add_row(str(count), label, reason)
+    return table
+
+
+def number(value: float | None) -> str:
+    """Three decimals without a leading zero, as the field's tables have it."""
+    if value is None or math.isnan(value):
+        return "–"
+    text = f"{value:.3f}"
+    return text[1:] if text.startswith("0") else text

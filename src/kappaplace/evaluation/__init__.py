@@ -1,0 +1,47 @@
+"""From images, descriptors or similarities to the numbers that judge them, and to files that keep them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kappaplace.evaluation.judge import KS, Evaluation, ScoreResult, evaluate
+from kappaplace.evaluation.results import EvaluationResult, ScoreColumns, SetResult
+
+if TYPE_CHECKING:
+    from kappaplace.evaluation.measuring import measure
+    from kappaplace.evaluation.run import Choices, evaluate_sets, evaluate_table
+    from kappaplace.evaluation.store import read_result, write_result
+
+__all__ = [
+    "KS",
+    "Choices",
+    "Evaluation",
+    "EvaluationResult",
+    "ScoreColumns",
+    "ScoreResult",
+    "SetResult",
+    "evaluate",
+    "evaluate_sets",
+    "evaluate_table",
+    "measure",
+    "read_result",
+    "write_result",
+]
+
+# Imported on first use: training needs KS alone, and these bring models and files along.
+_LATER = {
+    "measure": "measuring",
+    "Choices": "run",
+    "evaluate_sets": "run",
+    "evaluate_table": "run",
+    "read_result": "store",
+    "write_result": "store",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_LATER[name]}"), name)

@@ -1,0 +1,188 @@
+"""Embeddings on disk: made once for a model and a list of images, resumed where a run was stopped.
+
+A list of images (the queries of a table, or its references) is one folder with memory-mapped float32
+descriptors, one κ an image, and a mark for every image that is done. Its name is made of the model's weights,
+the preprocessing and the content of the images: the four San Francisco sets share one map, and neither
+another model nor another picture can be mistaken for the one wanted. Images that another list of the same
+model holds already are copied from there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kappaplace.data.images import Preprocessing
+from kappaplace.evaluation.identity import DIGEST, image_digests
+from kappaplace.files import make_folder
+from kappaplace.models.digest import state_digest
+from kappaplace.models.embedding import embed_images
+from kappaplace.models.hub import cache_folder
+from kappaplace.models.loading import AnyModel
+from kappaplace.models.place_model import PlaceModel
+from kappaplace.progress import track
+from kappaplace.types import Embeddings
+
+VERSION = 1  # part of the key: raised when the same model and images would give other numbers
+BLOCK = 1024  # images between two marks: what a killed process may have to embed again
+COPY = 1 << 16  # rows copied from another list at a time
+_COLUMNS = Embeddings._fields
+_IMAGES, _DONE = "images.npy", "done.npy"
+
+
+def default_cache() -> Path:
+    """``$KAPPAPLACE_CACHE``, else the user's cache folder."""
+    return cache_folder() / "embeddings"
+
+
+def model_fingerprint(model: AnyModel) -> str:
+    """Checksum of a model's weights and of what it is built of."""
+    described = model.architecture.to_dict() if isinstance(model, PlaceModel) else model.to_dict()
+    text = json.dumps([type(model).__name__, described, state_digest(model.state_dict())], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class EmbeddingCache:
+    """Embeds with one model, or finds what it embedded before."""
+
+    model: AnyModel
+    preprocessing: Preprocessing
+    folder: Path
+    fingerprint: str
+    batch_size: int = 32
+    device: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        model: AnyModel,
+        folder: str | Path | None = None,
+        preprocessing: Preprocessing | None = None,
+        *,
+        batch_size: int = 32,
+        device: str | None = None,
+        fingerprint: str = "",
+    ) -> EmbeddingCache:
+        """A cache in ``folder``; a known ``fingerprint`` spares the weights from being hashed once more."""
+        where = default_cache() if folder is None else Path(folder)
+        known = fingerprint or model_fingerprint(model)
+        return cls(model, preprocessing or model.preprocessing, where, known, batch_size, device)
+
+    def embed(self, images: Sequence[str]) -> Embeddings:
+        """Embeddings of image files in their order; descriptors are a memory map."""
+        digests = image_digests(images, self.folder / "files")
+        group = make_folder(self.folder / self._group())
+        store = _Store(group / hashlib.sha256(digests.tobytes()).hexdigest()[:32], digests)
+        with track("Embedding", len(images)) as bar:
+            if not store.exists():
+                _copy_known(store, group)
+            bar.advance(len(images) - len(store.missing()))
+            for rows in _blocks(store.missing()):
+                made = embed_images(
+                    self.model,
+                    self.preprocessing,
+                    [images[int(row)] for row in rows],
+                    batch_size=self.batch_size,
+                    device=self.device,
+                    progress=False,
+                )
+                store.write(rows, made)
+                bar.advance(len(rows))
+        return store.read()
+
+    def _group(self) -> str:
+        """The folder of all lists that this model embedded with this preprocessing."""
+        text = json.dumps([VERSION, self.fingerprint, self.preprocessing.to_dict()], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+class _Store:
+    """One list of images: descriptors, κ and variance as files, and which rows are done."""
+
+    def __init__(self, folder: Path, digests: NDArray[np.void]) -> None:
+        self.folder, self.digests = folder, digests
+        self._arrays: dict[str, NDArray[Any]] = {}
+
+    def exists(self) -> bool:
+        return (self.folder / _DONE).is_file()
+
+    def missing(self) -> NDArray[np.int64]:
+        if not self.exists():
+            return np.arange(len(self.digests))
+        return np.flatnonzero(np.load(self.folder / _DONE) == 0)
+
+    def write(self, rows: NDArray[np.int64], made: Embeddings) -> None:
+        """Values first, marks after them, so that a mark never stands for something that is not there."""
+        if not self.exists():
+            self._create({c: v.shape[1:] for c, v in zip(_COLUMNS, made, strict=True) if v is not None})
+        for column, values in zip(_COLUMNS, made, strict=True):
+            if values is not None:
+                self._put(column, rows, values)
+        self._put("done", rows, 1)
+
+    def read(self) -> Embeddings:
+        """Descriptors as a memory map (a page is copied where written to), the rest in memory."""
+        columns: dict[str, Any] = {}
+        for column in _COLUMNS:
+            file = self.folder / f"{column}.npy"
+            if file.is_file():
+                columns[column] = np.load(file, mmap_mode="c" if column == "descriptor" else None)
+        return Embeddings(**columns)
+
+    def _put(self, column: str, rows: NDArray[np.int64], values: Any) -> None:
+        if column not in self._arrays:
+            self._arrays[column] = np.load(self.folder / f"{column}.npy", mmap_mode="r+")
+        array = self._arrays[column]
+        array[rows] = values
+        array.flush()  # type: ignore[attr-defined]  # a memory map
+
+    def _create(self, shapes: dict[str, tuple[int, ...]]) -> None:
+        """All files at once under another name, so that half a store is never found."""
+        part = self.folder.with_name(f".{self.folder.name}.{os.getpid()}.part")
+        make_folder(part)
+        n = len(self.digests)
+        for column, shape in shapes.items():
+            file = part / f"{column}.npy"
+            np.lib.format.open_memmap(file, mode="w+", dtype=np.float32, shape=(n, *shape)).flush()
+        np.save(part / _IMAGES, self.digests.view(np.uint8).reshape(n, DIGEST.itemsize))
+        np.save(part / _DONE, np.zeros(n, np.uint8))
+        try:
+            os.rename(part, self.folder)
+        except OSError:  # another process was quicker: its store will do
+            shutil.rmtree(part)
+
+
+def _blocks(rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    for start in range(0, len(rows), BLOCK):
+        yield rows[start : start + BLOCK]
+
+
+def _copy_known(store: _Store, group: Path) -> None:
+    """Take over what other lists of the same model hold already."""
+    for other in sorted(group.iterdir()):
+        if other.name.startswith(".") or not (other / _DONE).is_file():
+            continue
+        theirs = np.load(other / _IMAGES).view(DIGEST).ravel()
+        done = np.flatnonzero(np.load(other / _DONE))
+        rows = store.missing()
+        order = np.argsort(theirs[done], kind="stable")
+        ordered = theirs[done][order]
+        if not len(ordered) or not len(rows):
+            continue
+        place = np.minimum(np.searchsorted(ordered, store.digests[rows]), len(ordered) - 1)
+        shared = ordered[place] == store.digests[rows]
+        rows, source = rows[shared], done[order[place[shared]]]
+        embeddings = _Store(other, theirs).read()
+        for start in range(0, len(rows), COPY):
+            part = slice(start, start + COPY)
+            store.write(rows[part], embeddings.take(source[part]))

@@ -1,0 +1,174 @@
+"""What a report judges together: one set, or all sets pooled, with the numbers that belong to it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kappaplace.metrics.acceptance import AcceptanceCurve
+from kappaplace.metrics.calibration import (
+    BOTH_TAILS,
+    UPPER_TAIL,
+    EceSurface,
+    ReliabilityCurve,
+    ece_surface,
+    match_calibration_error,
+    reliability_curve,
+)
+from kappaplace.metrics.pooling import pool
+from kappaplace.metrics.retrieval import recall_at, success_at
+from kappaplace.metrics.selective import risk_coverage_curve
+from kappaplace.metrics.summary import probability_summary, score_summary
+
+if TYPE_CHECKING:
+    from kappaplace.evaluation.results import EvaluationResult, SetResult
+
+KS = (1, 5, 10)
+POOLED = "pooled"
+NAN = float("nan")
+
+
+@dataclass(frozen=True, eq=False)
+class Column:
+    """One score on the queries of a group."""
+
+    label: str
+    query: NDArray[np.float64]
+    match: NDArray[np.float64] | None
+    probability: NDArray[np.float64] | None
+    one_sided: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Queries that are judged together."""
+
+    name: str
+    title: str
+    hits: NDArray[np.bool_]
+    scores: Mapping[str, Column]
+    given: Mapping[str, Any]
+    """What the evaluation measured already; the rest is measured here."""
+
+    @property
+    def ks(self) -> list[int]:
+        """The K of R@K and ECE@K that the matches allow."""
+        return [k for k in KS if k <= self.hits.shape[1]]
+
+    @cached_property
+    def success(self) -> NDArray[np.bool_]:
+        """Whether the top match of each query is right."""
+        return success_at(self.hits, 1)
+
+    @cached_property
+    def recall(self) -> dict[str, float]:
+        """R@K, and what else the evaluation says of the retrieval."""
+        return {
+            **{f"R@{k}": recall_at(self.hits, k) for k in self.ks},
+            **_numbers(self.given.get("recall") or {}),
+        }
+
+    @cached_property
+    def values(self) -> dict[str, dict[str, float]]:
+        """All metrics of each score; those of the evaluation count, others are measured here."""
+        return {name: self._values(name) for name in self.scores}
+
+    @cached_property
+    def without_knowledge(self) -> dict[str, float]:
+        """The same metrics for a score that says nothing: what any score has to beat."""
+        return score_summary(np.zeros(len(self.success)), self.success)
+
+    def interval(self, score: str, metric: str) -> Sequence[float] | None:
+        """Of a bootstrap, where the evaluation made one."""
+        intervals = self.given.get("intervals") or {}
+        return ((intervals.get("scores") or intervals).get(score) or {}).get(metric)
+
+    def recall_interval(self, metric: str) -> Sequence[float] | None:
+        """The same for R@K."""
+        return ((self.given.get("intervals") or {}).get("recall") or {}).get(metric)
+
+    def reliability(self, score: str, k: int = 1) -> ReliabilityCurve:
+        """In the paper's protocol."""
+        column = self.scores[score]
+        return reliability_curve(column.query, success_at(self.hits, k), _clamp(column))
+
+    def risk_coverage(self, score: str) -> AcceptanceCurve:
+        """Errors left at each share of answered queries."""
+        return risk_coverage_curve(self.scores[score].query, self.success)
+
+    def surface(self, score: str) -> EceSurface:
+        """ECE@1 for every choice that its definition leaves open."""
+        column = self.scores[score]
+        return ece_surface(column.query, self.success, column.one_sided)
+
+    def _values(self, name: str) -> dict[str, float]:
+        given = _numbers((self.given.get("scores") or {}).get(name) or {})
+        column = self.scores[name]
+        found = dict(given)
+        for k in self.ks:
+            if f"ECE@{k}" not in given:
+                found[f"ECE@{k}"] = self.reliability(name, k).error
+            if column.match is not None and f"match ECE@{k}" not in given:
+                found[f"match ECE@{k}"] = match_calibration_error(column.match, self.hits, k, _clamp(column))
+        if "AUROC" not in given or "coverage@10%" not in given:
+            found = {**score_summary(column.query, self.success), **found}
+        if column.probability is not None and "smooth ECE" not in given:
+            found = {**probability_summary(column.probability, self.success), **found}
+        return found
+
+
+def group_of(result: EvaluationResult, part: SetResult) -> Group:
+    """One set alone."""
+    labels = Counter(score.label for score in part.scores.values())
+    columns = {}
+    for name, score in part.scores.items():
+        # Two scores of one label could not be told apart.
+        label = score.label if labels[score.label] == 1 else f"{score.label} ({name})"
+        columns[name] = Column(label, score.query, score.match, score.probability, score.one_sided)
+    return Group(part.name, part.name, part.hits, columns, result.metrics.get(part.name) or {})
+
+
+def pooled_group(result: EvaluationResult) -> Group | None:
+    """All sets as one; None where there is only one. Scores that some set lacks are not in it."""
+    if len(result.sets) < 2:
+        return None
+    parts = [group_of(result, part) for part in result.sets]
+    k = min(part.hits.shape[1] for part in parts)
+    columns = {}
+    for name in parts[0].scores:
+        if all(name in part.scores for part in parts):
+            columns[name] = _joined([part.scores[name] for part in parts], k)
+    hits = pool([(part.hits[:, :k],) for part in parts]).arrays[0]
+    return Group(POOLED, "all sets pooled", hits, columns, result.metrics.get(POOLED) or {})
+
+
+def _joined(columns: list[Column], k: int) -> Column:
+    first = columns[0]
+    match = [(c.match[:, :k],) for c in columns if c.match is not None]
+    probability = [(c.probability,) for c in columns if c.probability is not None]
+    return Column(
+        first.label,
+        pool([(c.query,) for c in columns]).arrays[0],
+        pool(match).arrays[0] if len(match) == len(columns) else None,
+        pool(probability).arrays[0] if len(probability) == len(columns) else None,
+        first.one_sided,
+    )
+
+
+def _clamp(column: Column) -> tuple[float | None, float | None]:
+    return UPPER_TAIL if column.one_sided else BOTH_TAILS
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """Plain numbers; JSON's null stands for what is not defined."""
+    return {
+        name: NAN if value is None else float(value)
+        for name, value in values.items()
+        if value is None or isinstance(value, int | float | np.number)
+    }

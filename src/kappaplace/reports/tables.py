@@ -1,0 +1,158 @@
+"""One table, written as HTML for the page and as LaTeX for a paper."""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+DIGITS = 3
+MISSING = "–"
+# What LaTeX would take for a command, and letters that its plain fonts lack.
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    **{sign: "\\" + sign for sign in "&%$#_{}"},
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "κ": r"$\kappa$",
+    "σ": r"$\sigma$",
+    "↓": r"$\downarrow$",
+    "↑": r"$\uparrow$",
+    "→": r"$\rightarrow$",
+    "↔": r"$\leftrightarrow$",
+    "±": r"$\pm$",
+    "−": r"$-$",
+    "×": r"$\times$",
+    "–": r"\textendash{}",
+    "\u00a0": "~",
+    "\n": " ",
+    "\r": " ",
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What stands in one place of a table."""
+
+    text: str
+    small: str = ""
+    """Small print below it: an interval."""
+    best: bool = False
+    """Whether it is the best of its column."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells under a header."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    caption: str = ""
+    words: bool = False
+    """Cells are sentences, not numbers."""
+
+    @classmethod
+    def of_words(cls, header: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> Table:
+        """A table of sentences."""
+        return cls(tuple(header), tuple(tuple(map(Cell, row)) for row in rows), caption, words=True)
+
+    def html(self) -> str:
+        """Scrolls sideways on a narrow screen."""
+        kind = ' class="words"' if self.words else ""
+        top = "".join(f'<th scope="col">{html.escape(cell)}</th>' for cell in self.header)
+        body = "".join(f"<tr>{''.join(map(_html_cell, row))}</tr>" for row in self.rows)
+        # Not a <caption>: it would be as wide as the table and leave a narrow screen with it.
+        caption = f'<p class="caption">{html.escape(self.caption)}</p>' if self.caption else ""
+        kind += f' aria-label="{html.escape(self.caption)}"' if self.caption else ""
+        inner = f"<thead><tr>{top}</tr></thead><tbody>{body}</tbody>"
+        return f'{caption}<div class="scroll"><table{kind}>{inner}</table></div>'
+
+    def latex(self) -> str:
+        r"""A table environment; the document needs \usepackage{booktabs}."""
+        rest = len(self.header) - 1
+        columns = "l" * rest + r"p{0.6\linewidth}" if self.words else "l" + "r" * rest
+        head = _latex_line(map(latex_text, self.header))
+        body = "".join(map(_latex_row, self.rows))
+        caption = f"\\caption{{{latex_text(self.caption)}}}\n" if self.caption else ""
+        return (
+            "% needs \\usepackage{booktabs}\n\\begin{table}\n\\centering\n"
+            f"{caption}\\begin{{tabular}}{{{columns}}}\n\\toprule\n{head}\\midrule\n{body}\\bottomrule\n"
+            "\\end{tabular}\n\\end{table}\n"
+        )
+
+
+def number(value: float | None, digits: int = DIGITS) -> str:
+    """A number of a table; a dash where it is not defined."""
+    return MISSING if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
+
+
+def interval(limits: Sequence[float | None] | None) -> str:
+    """Small print: from and to; nothing where there is no interval."""
+    if limits is None or any(limit is None or not math.isfinite(limit) for limit in limits):
+        return ""
+    return f"[{_bare(limits[0])}, {_bare(limits[1])}]"
+
+
+def _bare(value: float | None) -> str:
+    """Without the zero before the point: nine columns of intervals have to fit on a page."""
+    return re.sub(r"^(-?)0\.", r"\1.", number(value))
+
+
+def mark_best(values: Sequence[float], larger: bool) -> list[bool]:
+    """Which numbers are the best as printed: what reads the same is marked the same, one alone is not."""
+    finite = [value for value in values if math.isfinite(value)]
+    if len(finite) < 2:
+        return [False] * len(values)
+    best = number(max(finite) if larger else min(finite))
+    if all(number(value) == best for value in finite):
+        return [False] * len(values)  # nothing stands out
+    return [math.isfinite(value) and number(value) == best for value in values]
+
+
+def latex_text(text: str) -> str:
+    """Any words, safe inside a LaTeX document."""
+    return "".join(_LATEX.get(letter, letter) for letter in text).replace("--", "-{}-")  # no ligature
+
+
+def paper_table(rows: Sequence[Mapping[str, Any]], caption: str = "") -> Table:
+    """Published numbers beside ours; ``.html()`` and ``.latex()`` write it.
+
+    Each row holds table, set, method, metric, paper, ours, difference and status. Numbers may be missing
+    (None): what has no data is listed all the same, and its status says why.
+    """
+    names = ("table", "set", "method", "metric", "paper", "ours", "difference", "status")
+    cells = tuple(tuple(_paper_cell(name, row.get(name)) for name in names) for row in rows)
+    return Table(names, cells, caption)
+
+
+def _paper_cell(name: str, value: Any) -> Cell:
+    if value is None:
+        return Cell(MISSING)
+    if isinstance(value, str):
+        return Cell(value)
+    text = number(float(value))
+    if name == "difference" and math.isfinite(value):
+        text = f"{value:+.{DIGITS}f}".replace("-", "−")
+    return Cell(text)
+
+
+def _html_cell(cell: Cell) -> str:
+    text = html.escape(cell.text)
+    small = f"<small>{html.escape(cell.small)}</small>" if cell.small else ""
+    return f"<td>{f'<strong>{text}</strong>' if cell.best else text}{small}</td>"
+
+
+def _latex_line(cells: Iterable[str]) -> str:
+    return " & ".join(cells) + " \\\\\n"
+
+
+def _latex_row(row: Sequence[Cell]) -> str:
+    """One line, and a second one for small print: beside the numbers it would be wider than any page."""
+    texts = [(rf"\textbf{{{latex_text(c.text)}}}" if c.best else latex_text(c.text)) for c in row]
+    small = [rf"{{\scriptsize {latex_text(c.small)}}}" if c.small else "" for c in row]
+    return _latex_line(texts) + (_latex_line(small) if any(small) else "")

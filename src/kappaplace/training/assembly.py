@@ -1,0 +1,448 @@
+"""Puts the parts of a run together: places, batches, features, loss, steps, loop."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from kappaplace.data.classes import PlaceGroup
+from kappaplace.data.images import Preprocessing
+from kappaplace.data.place_images import PlaceImages
+from kappaplace.errors import KappaPlaceError
+from kappaplace.models.checkpoint import ModelCard
+from kappaplace.models.digest import state_digest
+from kappaplace.models.heads import DropoutHead, Head, KappaHead, build_head
+from kappaplace.models.loading import AnyModel
+from kappaplace.training.batches import BatchPlan
+from kappaplace.training.early_stopping import EarlyStopping
+from kappaplace.training.engine import Engine
+from kappaplace.training.features import (
+    CLEAN,
+    FeatureStore,
+    Share,
+    compiled_features,
+    extract_features,
+    frozen_features,
+)
+from kappaplace.training.loop import FIRST_LOOK, LOG_EVERY, Loop
+from kappaplace.training.objectives import (
+    BayesianTriplet,
+    Classification,
+    Contrastive,
+    Distillation,
+    Objective,
+    ToAnchors,
+    gather_batch,
+)
+from kappaplace.training.optimisers import Optimisers
+from kappaplace.training.places import Places, find_places, single_images
+from kappaplace.training.prototypes import (
+    FILE,
+    clean_anchors,
+    place_anchors,
+    prototype_anchors,
+    save_prototypes,
+    view_anchors,
+)
+from kappaplace.training.recipes import Recipe
+from kappaplace.training.settings import Settings
+from kappaplace.training.start import HeadNet, TrainingNet
+from kappaplace.training.steps import CachedSteps, DirectSteps, Steps, Work
+from kappaplace.training.validation import ValidationSet, Validator
+from kappaplace.training.views import Images, ImageSource, Views
+
+Say = Callable[[str], None]
+EXTRACTION_BATCH = (64, 256)  # on a CPU, on a GPU: without gradients there is room for more
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingSet:
+    """Images with what is known of their places."""
+
+    images: Images
+    positions: NDArray[np.float64]
+    heading: NDArray[np.floating] | None = None
+    place: NDArray[np.int64] | None = None
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        for what in ("positions", "heading", "place"):
+            column = getattr(self, what)
+            if column is not None and len(column) != len(self.images):
+                raise KappaPlaceError(
+                    f"There are {len(self.images)} images but {len(column)} rows of {what}."
+                )
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Which images of which places."""
+        digest = hashlib.sha256(_fingerprint(self.images))
+        for column in (self.positions, self.heading, self.place):
+            digest.update(b"-" if column is None else np.ascontiguousarray(column).tobytes())
+        return digest.hexdigest()
+
+    @classmethod
+    def from_table(cls, table: PlaceImages) -> TrainingSet:
+        """All images of a table, queries and references alike."""
+        if not len(table):
+            raise KappaPlaceError("The training table is empty.")
+        return cls(table.image_paths(), table.positions, table.heading, table.place, table.name)
+
+
+@dataclass
+class Assembly:
+    """Puts the parts of a run together."""
+
+    settings: Settings
+    recipe: Recipe
+    data: TrainingSet
+    folder: Path
+    validation: ValidationSet | None
+    model: AnyModel
+    engine: Engine
+    say: Say
+
+    def loop(self) -> Loop:
+        settings, recipe, engine = self.settings, self.recipe, self.engine
+        self._check()
+        self.model.to(engine.device)
+        if settings.run.channels_last:
+            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.places, self.groups = self._find_groups()
+        self.plan = self._plan()
+        self.source = ImageSource(
+            self.data.images, self._input(), engine.device, _workers(settings.run.workers)
+        )
+        self.views = Views.create(settings.augment, settings.model.size, self.model.preprocessing)
+        self.store = self._extract()
+        objective = self._objective().to(engine.device)
+        if recipe.frozen and (self._cached or not settings.anchors.learn_p):
+            _freeze_p(self.model.head)  # type: ignore[arg-type]
+        total = settings.optimiser.epochs * self.plan.iterations
+        optimisers = Optimisers(self.model, objective, len(self.groups), settings.optimiser, total)
+        steps = self._steps(
+            Work(self.plan, objective, optimisers, engine.accelerator, settings.run.accumulate)
+        )
+        self._start_head(steps, objective)
+        torch.manual_seed(settings.run.seed + 1 + engine.rank)  # dropout differs between processes
+        watched = settings.stop.metrics if self.validation is not None else ()
+        return Loop(
+            settings=settings,
+            folder=self.folder,
+            model=self.model,
+            steps=steps,
+            optimisers=optimisers,
+            objective=objective,
+            stopping=EarlyStopping(watched, settings.stop.patience, settings.stop.min_delta),
+            accelerator=engine.accelerator,
+            iterations=self.plan.iterations,
+            autocast=engine.autocast,
+            validator=self._validator(),
+            card=ModelCard(
+                data=self.data.name or "not stated",
+                notes=f"recipe {recipe.name}, {len(self.data.images):,} images",
+            ),
+            frozen=recipe.frozen,
+            data=self.data.fingerprint,
+            keep=self._keeper(objective),
+            say=self.say,
+            chunk=settings.run.checkpoint_every if self._graphed else LOG_EVERY,
+        )
+
+    @property
+    def _cached(self) -> bool:
+        return self.recipe.frozen and self.settings.anchors.cache
+
+    @property
+    def _graphed(self) -> bool:
+        return self._cached and self.engine.device.type == "cuda" and self.engine.processes == 1
+
+    def _check(self) -> None:
+        batch, run, source = (
+            self.settings.optimiser.batch_size,
+            self.settings.run,
+            self.settings.anchors.source,
+        )
+        shares = self.engine.processes * run.accumulate
+        if batch % shares:
+            raise KappaPlaceError(
+                f"A batch of {batch} cannot be shared by {self.engine.processes} processes in "
+                f"{run.accumulate} parts each; choose a multiple."
+            )
+        per_place = self.settings.optimiser.images_per_place
+        if self.recipe.kind in ("contrastive", "triplet") and (batch // shares) % per_place:
+            raise KappaPlaceError(
+                f"{batch // shares} images a process cannot be made of places with {per_place} images each; "
+                "change optimiser.batch_size or optimiser.images_per_place."
+            )
+        if self.recipe.kind in ("contrastive", "triplet") and run.accumulate > 1:
+            raise KappaPlaceError(
+                f"The recipe {self.recipe.name} compares all images of a batch, so it cannot be computed in "
+                "parts: set run.accumulate to 1."
+            )
+        if self._cached and self.settings.anchors.views < 1:
+            raise KappaPlaceError(
+                "The cache holds a fixed number of views: set anchors.views to 1 or more, or "
+                "anchors.cache=false."
+            )
+        if self.recipe.kind == "anchors" and source == "batch":
+            raise KappaPlaceError("Batch centroids belong to the recipes contrastive-pt and contrastive-jt.")
+        head, wanted = self.model.head, build_head(self.recipe.head, 1, 2)
+        if _meaning(head) != _meaning(wanted):
+            raise KappaPlaceError(
+                f"The recipe {self.recipe.name} trains {_meaning(wanted)}, but model.head="
+                f"{self.settings.model.head} gives {_meaning(head)}."
+            )
+
+    def _find_groups(self) -> tuple[Places, tuple[PlaceGroup, ...]]:
+        if self.recipe.kind == "anchors" and self.settings.anchors.source in ("views", "clean"):
+            places = single_images(len(self.data.images))
+            return places, (places.together(),)
+        places = find_places(self.data.positions, self.data.heading, self.data.place, self.settings.classes)
+        if self.recipe.kind in ("anchors", "distillation"):
+            return places, (self._trained_classes(places),)
+        return places, places.groups(self.settings.classes.groups)
+
+    def _trained_classes(self, places: Places) -> PlaceGroup:
+        """For the likelihood alone places need no groups; prototypes exist for the trained groups only."""
+        if self.recipe.kind == "anchors" and self.settings.anchors.source == "classifier":
+            groups = places.groups(self.settings.classes.groups)
+            return places.classes.select(np.sort(np.concatenate([group.classes for group in groups])))
+        return places.together()
+
+    def _plan(self) -> BatchPlan:
+        options = self.settings.optimiser
+        per_epoch = max(len(group.images) for group in self.groups) // options.batch_size
+        return BatchPlan(
+            self.groups,
+            options.batch_size,
+            options.iterations or max(1, per_epoch),
+            self.settings.run.seed,
+            options.images_per_place if self.recipe.kind in ("contrastive", "triplet") else 0,
+            self.settings.anchors.views if self.recipe.frozen else 0,
+        )
+
+    def _input(self) -> Preprocessing:
+        """Training images have one size, whatever the model takes at inference."""
+        own = self.model.preprocessing
+        return Preprocessing(
+            self.settings.model.size, "exact", own.interpolation, own.mean, own.std, own.multiple
+        )
+
+    def _extract(self) -> FeatureStore | None:
+        """Features of the frozen encoder, where the head or the anchors need them."""
+        anchors = self.settings.anchors
+        needed = self._cached or (
+            self.recipe.kind == "anchors" and anchors.source in ("places", "views", "clean")
+        )
+        if not needed:
+            return None
+        if anchors.views < 1:
+            raise KappaPlaceError(
+                f"Anchors from {anchors.source} need numbered views; set anchors.views to 1 or more."
+            )
+        views = tuple(range(anchors.views))
+        if anchors.source == "clean":
+            views = (CLEAN, *views)
+        rows = np.unique(np.concatenate([group.images for group in self.groups]))
+        self.model.eval()
+        return extract_features(
+            self.folder / "features",
+            partial(compiled_features() if self.settings.run.compile else frozen_features, self.model),
+            self.source,
+            self.views,
+            rows,
+            views,
+            seed=self.settings.run.seed,
+            key=self._features_key(rows, views),
+            batch_size=max(
+                EXTRACTION_BATCH[self.engine.device.type != "cpu"], self.settings.optimiser.batch_size
+            ),
+            autocast=self.engine.autocast,
+            channels_last=self.settings.run.channels_last,
+            share=Share(self.engine.rank, self.engine.processes, self.engine.wait),
+        )
+
+    def _features_key(self, rows: NDArray[np.int64], views: tuple[int, ...]) -> str:
+        """All that the features depend on."""
+        weights = {
+            name: value for name, value in self.model.state_dict().items()
+            if not name.startswith("head.") or "gem" in name
+        }  # fmt: skip
+        settings = (
+            self.settings.augment,
+            self.settings.model.size,
+            self.settings.run.seed,
+            self.settings.run.precision,
+        )
+        parts = (
+            state_digest(weights),
+            self.model.preprocessing,
+            settings,
+            views,
+            type(self.model.head).__name__,
+        )
+        digest = hashlib.sha256(repr(parts).encode())
+        digest.update(rows.tobytes())
+        digest.update(self.data.fingerprint.encode())
+        return digest.hexdigest()
+
+    def _objective(self) -> Objective:
+        settings, kind = self.settings, self.recipe.kind
+        weight = settings.loss.weight if self.recipe.spread else 0.0
+        if kind == "classification":
+            sizes = [len(group) for group in self.groups]
+            return Classification(sizes, self.model.dim, settings.loss, weight, settings.run.seed)
+        if kind == "contrastive":
+            weight = weight if self.recipe.retrieval else 1.0
+            return Contrastive(settings.loss, self.recipe.retrieval, weight, gather_batch)
+        if kind == "triplet":
+            return BayesianTriplet(settings.loss, gather_batch)
+        if kind == "distillation":
+            return Distillation(self._teacher(), settings.loss)
+        return ToAnchors(self._anchors(), settings.loss, gaussian=self.recipe.head == "variance")
+
+    def _teacher(self) -> nn.Module:
+        """The model as it is at the start of the run: a state to go on from is read only later."""
+        teacher = copy.deepcopy(self.model)
+        teacher.head = None
+        return teacher.eval()
+
+    def _anchors(self) -> Any:
+        source, group, classes = self.settings.anchors.source, self.groups[0], self.places.classes
+        if source == "classifier":
+            file = self._prototypes()
+            grid = replace(self.settings.classes, by=self.places.by)
+            return prototype_anchors(file, group, classes, grid, self.model.dim)
+        assert self.store is not None
+        count = len(self.data.images)
+        if source == "places":
+            return place_anchors(self.store, group, count)
+        return clean_anchors(self.store, count) if source == "clean" else view_anchors(self.store, count)
+
+    def _prototypes(self) -> Path:
+        """The stated file, else that of the starting model; the authors' release keeps both in one."""
+        stated, start = self.settings.anchors.prototypes, self.settings.model.start
+        if not stated and not start:
+            raise KappaPlaceError("Name the file of class prototypes with anchors.prototypes.")
+        return Path(stated) if stated else Path(start) if Path(start).is_file() else Path(start) / FILE
+
+    def _steps(self, work: Work) -> Steps:
+        if self._cached:
+            assert self.store is not None
+            head = self.engine.wrap(HeadNet(self.model.head))  # type: ignore[arg-type]
+            if self._graphed:
+                from kappaplace.training.graphs import GraphedSteps
+
+                return GraphedSteps(work, head, self.store)
+            return CachedSteps(work, head, self.store, in_memory=self.engine.device.type == "cuda")
+        net: nn.Module = TrainingNet(self.model)
+        if self.settings.run.compile:
+            net.compile()
+        return DirectSteps(
+            work,
+            self.engine.wrap(net),
+            self.source,
+            self.views,
+            self.engine.autocast,
+            self.settings.run.channels_last,
+        )
+
+    @torch.no_grad()
+    def _start_head(self, steps: Steps, objective: Objective) -> None:
+        """Set κ (or σ²) to the best constant for the first images: from 0.7 it would travel for days."""
+        value = self.settings.model.start_kappa
+        if value < 0 or not isinstance(self.model.head, KappaHead) or self.model.head.trained:
+            return
+        if value == 0:
+            self.model.eval()
+            looks = -(-FIRST_LOOK // self.plan.batch_size)
+            cosines = [objective.cosine(step) for step in steps.peek(looks)]
+            cosine = torch.cat(cosines).mean()
+            if self.engine.processes > 1:
+                cosine = self.engine.accelerator.reduce(cosine, "mean")
+            if not math.isfinite(cosine):
+                raise KappaPlaceError(
+                    "The encoder gives descriptors that are not finite; check the model and its precision."
+                )
+            value = objective.best_constant(float(cosine), self.model.dim)
+        self.model.head.start_at(value)
+
+    def _validator(self) -> Validator | None:
+        if self.validation is None:
+            return None
+        stop = self.settings.stop
+        return Validator(
+            self.validation,
+            stop.score,
+            stop.binning,
+            frozen=self.recipe.frozen and (self._cached or not self.settings.anchors.learn_p),
+            batch_size=self.settings.optimiser.batch_size,
+            rank=self.engine.rank,
+            processes=self.engine.processes,
+        )
+
+    def _keeper(self, objective: Objective) -> Callable[[Path], None]:
+        if not isinstance(objective, Classification):
+            return lambda folder: None
+        grid = replace(self.settings.classes, by=self.places.by)
+        return lambda folder: save_prototypes(
+            folder / FILE, list(objective.prototypes), self.groups, self.places.classes, grid
+        )
+
+
+def _meaning(head: nn.Module | None) -> str:
+    if isinstance(head, DropoutHead):
+        return "dropout"
+    return head.spread if isinstance(head, Head) else "no uncertainty"
+
+
+def _freeze_p(head: nn.Module) -> None:
+    for name, parameter in head.named_parameters():
+        if name.endswith("gem.p"):
+            parameter.requires_grad_(False)
+
+
+def _workers(stated: int) -> int | None:
+    return None if stated < 0 else stated
+
+
+def _fingerprint(images: Images) -> bytes:
+    """Which images they are: pixels in memory, or paths with sizes and times."""
+    digest = hashlib.sha256()
+    if isinstance(images, Tensor):
+        digest.update(repr((tuple(images.shape), images.dtype)).encode())
+        for part in images.split(1024):
+            digest.update(_checksums(part).cpu().numpy().tobytes())
+        return digest.digest()
+    for image in images:
+        if isinstance(image, str | os.PathLike):
+            try:
+                facts = os.stat(image)
+            except OSError:
+                raise KappaPlaceError(f"No image file at {image}; check the table's root.") from None
+            digest.update(f"{image} {facts.st_size} {facts.st_mtime_ns}\n".encode())
+        else:
+            digest.update(np.asarray(image).tobytes())
+    return digest.digest()
+
+
+def _checksums(images: Tensor) -> Tensor:
+    """One number an image, computed where the images are: gigabytes on a GPU need not travel to be hashed."""
+    flat = images.reshape(len(images), -1)
+    words = nn.functional.pad(flat, (0, -flat.shape[1] % 8)).view(torch.int64)
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.randint(-(2**62), 2**62, (words.shape[1],), generator=generator).to(images.device)
+    return (words * (2 * weights + 1)).sum(1)  # odd weights: every changed bit changes the sum

@@ -1,0 +1,210 @@
+"""Features of a frozen encoder, computed once per view and kept on disk as float16.
+
+The head then sees memory instead of images: an epoch of post-training costs seconds. Extraction resumes where
+it was interrupted, and a store made with other weights, images or views is made anew.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from kappaplace.errors import KappaPlaceError
+from kappaplace.files import make_folder, replace_file
+from kappaplace.models.heads import Head
+from kappaplace.models.loading import AnyModel
+from kappaplace.models.place_model import unit
+from kappaplace.progress import track
+from kappaplace.training.batches import view_key
+from kappaplace.training.views import ImageSource, Views
+
+RECORD = "features.json"
+FLUSH_EVERY = 8192  # rows of work that a killed process may lose
+CLEAN = -1  # number of the view that is the image itself
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureStore:
+    """What the head reads (M×C) and descriptors (M×d) of the views of some images, both float16 on disk."""
+
+    reduced: NDArray[np.float16]
+    descriptor: NDArray[np.float16]
+    rows: NDArray[np.int64]
+    """Image rows, ascending."""
+    views: tuple[int, ...]
+    """Numbers of the views, ascending."""
+
+    def index(self, rows: NDArray[np.int64], views: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where the features of a view of an image stand."""
+        block = np.searchsorted(self.views, views)
+        return block * len(self.rows) + np.searchsorted(self.rows, rows)
+
+    def descriptors_of(self, view: int) -> Iterator[tuple[slice, Tensor]]:
+        """Unit descriptors of one view of all images, block by block."""
+        first = self.views.index(view) * len(self.rows)
+        for start in range(0, len(self.rows), FLUSH_EVERY):
+            part = slice(start, min(start + FLUSH_EVERY, len(self.rows)))
+            block = torch.from_numpy(
+                self.descriptor[first + part.start : first + part.stop].astype(np.float32)
+            )
+            yield part, nn.functional.normalize(block, dim=1)
+
+
+def frozen_features(model: AnyModel, images: Tensor) -> tuple[Tensor, Tensor]:
+    """What the head of a frozen model reads, and descriptors, of normalised images."""
+    features = model.features(images)
+    head = model.head
+    assert isinstance(head, Head)
+    return head.reduce(*features), unit(features.raw)
+
+
+@cache
+def compiled_features() -> Callable[[AnyModel, Tensor], tuple[Tensor, Tensor]]:
+    """`frozen_features`, compiled once for all models of one architecture."""
+    return torch.compile(frozen_features)
+
+
+Compute = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Share:
+    """This process's part of the work, and how to wait for the others."""
+
+    rank: int = 0
+    processes: int = 1
+    wait: Callable[[], None] = lambda: None
+
+    def part(self, total: int) -> tuple[int, int]:
+        """From where to where."""
+        return total * self.rank // self.processes, total * (self.rank + 1) // self.processes
+
+
+@torch.inference_mode()
+def extract_features(
+    folder: Path,
+    compute: Compute,
+    source: ImageSource,
+    make_views: Views,
+    rows: NDArray[np.int64],
+    views: tuple[int, ...],
+    *,
+    seed: int,
+    key: str,
+    batch_size: int,
+    autocast: Callable[[], AbstractContextManager] = nullcontext,
+    channels_last: bool = True,
+    share: Share | None = None,
+) -> FeatureStore:
+    """Features of every view of every row, from disk where they are already.
+
+    ``key`` names all that they depend on; a store with another key is overwritten.
+    """
+    share = share or Share()
+
+    def outputs(images: Tensor, keys: NDArray[np.uint64] | None) -> tuple[Tensor, Tensor]:
+        pixels = make_views.clean(images) if keys is None else make_views(images, keys)
+        if channels_last:
+            pixels = pixels.contiguous(memory_format=torch.channels_last)
+        with autocast():
+            return compute(pixels)
+
+    if share.rank == 0 and _open(folder, key, rows, views) is None:
+        probe = outputs(next(source.batches(rows[:1], 1))[1], None)
+        _create(folder, key, len(rows) * len(views), [value.shape[1] for value in probe])
+    share.wait()
+    store = _open(folder, key, rows, views)
+    assert store is not None
+    start, stop = share.part(len(rows) * len(views))
+    progress = folder / f"done-{share.rank}-of-{share.processes}.json"
+    done = max(start, _done(progress, key))
+    with track("Extracting features", stop - start) as bar:
+        bar.advance(done - start)
+        for position, chosen, keys, images in _work(source, rows, views, done, stop, seed, batch_size):
+            end = position + len(chosen)
+            for array, values in zip((store.reduced, store.descriptor), outputs(images, keys), strict=True):
+                array[position:end] = _half(values)
+            bar.advance(len(chosen))
+            if end == stop or end // FLUSH_EVERY > position // FLUSH_EVERY:
+                for array in (store.reduced, store.descriptor):
+                    array.flush()  # type: ignore[attr-defined]  # a memory map
+                _write(progress, {"key": key, "done": end})
+    share.wait()
+    return store
+
+
+def _half(values: Tensor) -> NDArray[np.float16]:
+    half = values.to(torch.float16)
+    if not bool(torch.isfinite(half).all()):
+        raise KappaPlaceError(
+            "The encoder gives features that are not finite; check the model and its precision."
+        )
+    return half.cpu().numpy()
+
+
+def _work(
+    source: ImageSource,
+    rows: NDArray[np.int64],
+    views: tuple[int, ...],
+    start: int,
+    stop: int,
+    seed: int,
+    batch_size: int,
+) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.uint64] | None, Tensor]]:
+    """(position in the store, rows, keys, images) of what is still to be computed, view after view."""
+    for number, view in enumerate(views):
+        first = number * len(rows)
+        position, end = max(start, first), min(stop, first + len(rows))
+        if position >= end:
+            continue
+        for chosen, images in source.batches(rows[position - first : end - first], batch_size):
+            keys = None if view == CLEAN else view_key(seed, chosen, np.full(len(chosen), view))
+            yield position, chosen, keys, images
+            position += len(chosen)
+
+
+def _paths(folder: Path) -> tuple[Path, Path]:
+    return folder / "reduced.npy", folder / "descriptor.npy"
+
+
+def _create(folder: Path, key: str, total: int, widths: list[int]) -> None:
+    make_folder(folder)
+    for old in folder.glob("*.json"):  # first: what they say is over
+        old.unlink()
+    for path, width in zip(_paths(folder), widths, strict=True):
+        np.lib.format.open_memmap(path, mode="w+", dtype=np.float16, shape=(total, width)).flush()
+    _write(folder / RECORD, {"key": key})
+
+
+def _open(folder: Path, key: str, rows: NDArray[np.int64], views: tuple[int, ...]) -> FeatureStore | None:
+    """The store, if it is there and was made for the same key."""
+    try:
+        if json.loads((folder / RECORD).read_text(encoding="utf-8"))["key"] != key:
+            return None
+        arrays = [np.load(path, mmap_mode="r+") for path in _paths(folder)]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if any(len(array) != len(rows) * len(views) or array.dtype != np.float16 for array in arrays):
+        return None
+    return FeatureStore(arrays[0], arrays[1], rows, views)
+
+
+def _done(progress: Path, key: str) -> int:
+    try:
+        record = json.loads(progress.read_text(encoding="utf-8"))
+        return int(record["done"]) if record["key"] == key else 0
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+
+
+def _write(file: Path, content: dict[str, object]) -> None:
+    replace_file(file, lambda part: part.write_text(json.dumps(content), encoding="utf-8"))

@@ -1,0 +1,253 @@
+"""The one training loop: steps, validation, early stopping, states on disk."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from kappaplace.errors import KappaPlaceError
+from kappaplace.models.checkpoint import ModelCard, save_model
+from kappaplace.models.loading import AnyModel
+from kappaplace.progress import track
+from kappaplace.training.early_stopping import EarlyStopping
+from kappaplace.training.log import RunLog, epoch_line
+from kappaplace.training.optimisers import Optimisers
+from kappaplace.training.settings import Settings
+from kappaplace.training.state import load_state, rng_state, save_state, set_rng_state
+from kappaplace.training.steps import Steps
+from kappaplace.training.validation import Validator
+
+LOG_EVERY = 50  # steps between looks at the losses: each look waits for the device
+STATE_SECONDS = 10.0  # epochs of cached features take less; what a kill may cost is bounded all the same
+FIRST_LOOK = 256  # images from which κ's starting value is taken
+
+
+@dataclass
+class Loop:
+    """One run. Everything it needs is made before; it only lets time pass."""
+
+    settings: Settings
+    folder: Path
+    model: AnyModel
+    steps: Steps
+    optimisers: Optimisers
+    objective: nn.Module
+    stopping: EarlyStopping
+    accelerator: Any
+    iterations: int
+    autocast: Callable[[], Any]
+    validator: Validator | None = None
+    card: ModelCard = field(default_factory=ModelCard)
+    frozen: bool = False
+    """Whether states hold the head alone, the rest being as it was at the start."""
+    data: str = ""
+    """Fingerprint of the training set: a state goes on with its own images only."""
+    keep: Callable[[Path], None] = lambda folder: None
+    """Writes what belongs beside a model (prototypes)."""
+    say: Callable[[str], None] = lambda line: None
+    chunk: int = LOG_EVERY
+
+    def __post_init__(self) -> None:
+        self.log = RunLog(self.folder)
+        self.epoch = self.iteration = 0
+        self.finished = False
+        self._saved = time.monotonic()
+
+    @property
+    def main(self) -> bool:
+        """Whether this process writes files."""
+        return self.accelerator.is_main_process
+
+    def fit(self) -> list[dict[str, Any]]:
+        """Train to the end, from the last state if there is one; the rows of the epochs."""
+        if not self._resume():
+            self._start()
+        if self.finished:
+            return self.log.epochs
+        while self.epoch < self.settings.optimiser.epochs and not self.finished:
+            self._train_epoch()
+            self._end_epoch()
+        if self.validator is None and self.main:  # nothing to choose by: the last is the result
+            self._save_model(self.folder / "model", {})
+        self.finished = True
+        self._save_state()
+        return self.log.epochs
+
+    def _start(self) -> None:
+        if self.validator is not None:  # what the model is before the first step
+            self.stopping.check(self._judge(0, {}))
+        self._save_state()
+
+    def _train_epoch(self) -> None:
+        self.model.train()
+        if self.settings.model.freeze_batchnorm:
+            freeze_batchnorm(self.model)
+        self._began = time.perf_counter()
+        what = f"Epoch {self.epoch + 1}/{self.settings.optimiser.epochs}"
+        with track(what, self.iterations) as bar:
+            bar.advance(self.iteration)
+            while self.iteration < self.iterations:
+                self._train_chunk(bar)
+
+    def _train_chunk(self, bar: track) -> None:
+        every = self.settings.run.checkpoint_every
+        limits = (self._next(self.chunk), self._next(every), self.iterations)
+        start, stop, began = self.iteration, min(limits), time.perf_counter()
+        losses = {
+            name: self._mean_of_processes(x).cpu()
+            for name, x in self.steps.run(self.epoch, start, stop).items()
+        }
+        self._check_finite(losses["loss"], start)
+        seconds = time.perf_counter() - began
+        for first in range(0, stop - start, LOG_EVERY):
+            part = slice(first, first + LOG_EVERY)
+            values = {name: float(x[part].double().mean()) for name, x in losses.items()}
+            row = {"epoch": self.epoch + 1, "step": start + min(first + LOG_EVERY, stop - start), **values}
+            row["images per second"] = (
+                (stop - start) * self.settings.optimiser.batch_size / max(seconds, 1e-9)
+            )
+            self.log.steps.append(row)
+        self._track(
+            {f"train/{name}": float(x[-1]) for name, x in losses.items()}, self.epoch * self.iterations + stop
+        )
+        self.iteration = stop
+        bar.advance(stop - start)
+        if stop % every == 0 and stop < self.iterations:
+            self._check_weights()
+            self._save_state()
+
+    def _next(self, every: int) -> int:
+        return (self.iteration // every + 1) * every
+
+    def _mean_of_processes(self, values: Tensor) -> Tensor:
+        return self.accelerator.reduce(values, "mean") if self.accelerator.num_processes > 1 else values
+
+    def _check_finite(self, losses: Tensor, start: int) -> None:
+        bad = torch.nonzero(~torch.isfinite(losses)).flatten()
+        if len(bad):
+            raise KappaPlaceError(
+                f"The loss became {float(losses[bad[0]])} in epoch {self.epoch + 1}, step "
+                f"{start + int(bad[0]) + 1}; lower optimiser.lr, or look for broken images. The last "
+                f"good state is kept in {self.folder}."
+            )
+
+    def _check_weights(self) -> None:
+        """Before they are kept: a finite loss may have had a gradient that was not."""
+        if not all(bool(torch.isfinite(value).all()) for value in self._weights().values()):
+            raise KappaPlaceError(
+                f"Weights became not finite in epoch {self.epoch + 1}; lower optimiser.lr, or look for "
+                f"broken images. The last good state is kept in {self.folder}."
+            )
+
+    def _end_epoch(self) -> None:
+        mine = [row for row in self.log.steps if row["epoch"] == self.epoch + 1]
+        steps = np.diff([0, *(row["step"] for row in mine)])  # how many a row is the mean of
+        losses = {
+            name: float(np.average([row[name] for row in mine], weights=steps))
+            for name in mine[0]
+            if name not in _NOT_LOSSES
+        }
+        self._check_weights()
+        self.epoch, self.iteration = self.epoch + 1, 0
+        self._judge(self.epoch, losses)
+        self.finished = self.stopping.stopped
+        if time.monotonic() - self._saved > STATE_SECONDS:
+            self._save_state()
+
+    def _judge(self, epoch: int, losses: dict[str, float]) -> dict[str, float]:
+        """Measure the model on the validation set, and keep it where it is the best so far."""
+        values: dict[str, float] = {}
+        if self.validator is not None:
+            values = self.validator(
+                self.model, self.accelerator.device, self.autocast, self.accelerator.gather
+            )
+        if epoch and self.validator is not None:
+            improved = self.stopping.update(epoch, values)
+            if self.main:
+                for what in improved:
+                    self._save_model(self.folder / (what if what == "model" else f"best-{what}"), values)
+        seconds = 0.0 if epoch == 0 else time.perf_counter() - self._began
+        row: dict[str, Any] = {"epoch": epoch, **losses, **values, "seconds": seconds}
+        if self.stopping.metrics and self.validator is not None:
+            row["watching"] = self.stopping.metric
+        self.log.epochs.append(row)
+        self._track({f"validation/{name}": value for name, value in values.items()}, epoch * self.iterations)
+        if self.main:
+            self.say(epoch_line(row, self.settings.optimiser.epochs))
+        return values
+
+    def _track(self, values: dict[str, float], step: int) -> None:
+        if values and self.accelerator.trackers:
+            self.accelerator.log(values, step=step)
+
+    def _save_model(self, folder: Path, values: dict[str, float]) -> None:
+        card = ModelCard(self.card.data, self.card.licence, values, self.card.notes)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.keep(folder)
+        save_model(self.model, folder, card)
+
+    def _save_state(self) -> None:
+        self.accelerator.wait_for_everyone()
+        self._saved = time.monotonic()
+        if self.main:
+            self.log.write()
+            save_state(
+                self.folder,
+                {
+                    "settings": self.settings.to_toml(),
+                    "data": self.data,
+                    "epoch": self.epoch,
+                    "iteration": self.iteration,
+                    "finished": self.finished,
+                    "model": self._weights(),
+                    "objective": self.objective.state_dict(),
+                    "optimisers": self.optimisers.state_dict(),
+                    "stopping": self.stopping.state_dict(),
+                    "random": rng_state(),
+                    "steps": self.log.steps,
+                    "epochs": self.log.epochs,
+                },
+            )
+        self.accelerator.wait_for_everyone()
+
+    def _weights(self) -> dict[str, Tensor]:
+        return {
+            name: value
+            for name, value in self.model.state_dict().items()
+            if not self.frozen or name.startswith("head.")
+        }
+
+    def _resume(self) -> bool:
+        state = load_state(self.folder)
+        if state is None:
+            return False
+        if state["data"] != self.data:
+            raise KappaPlaceError(f"{self.folder} holds a run on other images; choose another folder.")
+        self.model.load_state_dict({**self.model.state_dict(), **state["model"]})
+        self.objective.load_state_dict(state["objective"])
+        self.optimisers.load_state_dict(state["optimisers"])
+        self.stopping.load_state_dict(state["stopping"])
+        set_rng_state(state["random"])
+        self.epoch, self.iteration, self.finished = state["epoch"], state["iteration"], state["finished"]
+        self.optimisers.done = self.epoch * self.iterations + self.iteration
+        self.log.steps, self.log.epochs = state["steps"], state["epochs"]
+        if self.main and not self.finished:
+            self.say(f"Going on from epoch {self.epoch + 1}, step {self.iteration + 1}.")
+        return True
+
+
+_NOT_LOSSES = ("epoch", "step", "images per second")
+
+
+def freeze_batchnorm(model: nn.Module) -> None:
+    """BatchNorm in evaluation mode: statistics stay, and images of a batch do not meet."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.eval()

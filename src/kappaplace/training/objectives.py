@@ -1,0 +1,208 @@
+"""What a recipe minimises: from descriptors and the head's output to losses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from kappaplace import vmf
+from kappaplace.errors import KappaPlaceError
+from kappaplace.training.anchors import FixedAnchors, batch_centroids, class_anchors
+from kappaplace.training.bayesian_triplet import bayesian_triplet_loss
+from kappaplace.training.contrastive import multi_similarity_loss, multi_similarity_pairs
+from kappaplace.training.losses import gaussian_nll, large_margin_cosine_loss, stun_loss, vmf_loss
+from kappaplace.training.settings import LossSettings
+
+
+class Step(NamedTuple):
+    """What is known of one batch after the network."""
+
+    descriptor: Tensor
+    """Unit vectors B×d."""
+    spread: Tensor | None
+    """The head's output: κ or σ² of shape B, STUN's s of B×d."""
+    rows: Tensor
+    """Image rows, B."""
+    labels: Tensor
+    """Place within the group, B."""
+    group: int
+    images: Tensor | None = None
+    """The network's input; None where features were cached."""
+
+
+Losses = dict[str, Tensor]
+
+
+class Objective(nn.Module):
+    """Base: gives the loss to minimise as "loss", and its parts for the log."""
+
+    def forward(self, step: Step) -> Losses:
+        raise NotImplementedError
+
+    def parameters_of(self, group: int) -> list[nn.Parameter]:
+        """Weights of its own that a step in this group moves."""
+        return []
+
+    def cosine(self, step: Step) -> Tensor:
+        """Cosine of descriptors and their anchors, for objectives that have anchors."""
+        return torch.zeros(len(step.descriptor), device=step.descriptor.device)
+
+    def best_constant(self, cosine: float, dim: int) -> float:
+        """The one output of the head that would suit this mean cosine best."""
+        return float(vmf.best_kappa(torch.tensor(min(max(cosine, 0.01), 0.99)), dim))
+
+
+class Classification(Objective):
+    """Large-margin cosine loss against a group's prototypes; with λ > 0 also the vMF term (JT)."""
+
+    def __init__(
+        self, group_sizes: Sequence[int], dim: int, settings: LossSettings, weight: float = 0.0, seed: int = 0
+    ) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.prototypes = nn.ParameterList(_xavier_uniform(size, dim, generator) for size in group_sizes)
+        self.settings, self.weight = settings, weight
+
+    def forward(self, step: Step) -> Losses:
+        prototypes, settings = self.prototypes[step.group], self.settings
+        classification = large_margin_cosine_loss(
+            step.descriptor, prototypes, step.labels, settings.scale, settings.margin
+        )
+        if not self.weight:
+            return {"loss": classification}
+        anchors = class_anchors(prototypes, step.labels)
+        spread = vmf_loss(step.descriptor, anchors, _spread(step), settings.vmf_dim or None)
+        return {
+            "loss": classification + self.weight * spread,
+            "classification": classification,
+            "vmf": spread,
+        }
+
+    def parameters_of(self, group: int) -> list[nn.Parameter]:
+        return [self.prototypes[group]]
+
+    def cosine(self, step: Step) -> Tensor:
+        return _cosine(step.descriptor, class_anchors(self.prototypes[step.group], step.labels))
+
+
+def _xavier_uniform(size: int, dim: int, generator: torch.Generator) -> nn.Parameter:
+    bound = math.sqrt(6.0 / (size + dim))
+    return nn.Parameter((torch.rand(size, dim, generator=generator) * 2 - 1) * bound)
+
+
+class ToAnchors(Objective):
+    """Post-training: the likelihood of frozen descriptors around fixed anchors, vMF or Gaussian."""
+
+    def __init__(self, anchors: FixedAnchors, settings: LossSettings, gaussian: bool = False) -> None:
+        super().__init__()
+        self.anchors, self.settings, self.gaussian = anchors, settings, gaussian
+
+    def forward(self, step: Step) -> Losses:
+        anchors = self.anchors(step.rows, step.descriptor)
+        if self.gaussian:
+            return {"loss": gaussian_nll(step.descriptor, anchors, _spread(step))}
+        return {"loss": vmf_loss(step.descriptor, anchors, _spread(step), self.settings.vmf_dim or None)}
+
+    def cosine(self, step: Step) -> Tensor:
+        return _cosine(step.descriptor, self.anchors(step.rows, step.descriptor))
+
+    def best_constant(self, cosine: float, dim: int) -> float:
+        # Of the Gaussian: the mean squared distance per dimension, both sides being scaled by √d.
+        return max(2 - 2 * cosine, 1e-4) if self.gaussian else super().best_constant(cosine, dim)
+
+
+Gather = Callable[[Tensor], Tensor]
+
+
+class Contrastive(Objective):
+    """Multi-similarity loss with its miner, or the vMF term around batch centroids, or both.
+
+    ``retrieval`` and ``weight`` switch the two: contrastive training, PT (frozen encoder), JT. Batches that
+    several processes share are put together first, so that every image meets all its negatives.
+    """
+
+    def __init__(self, settings: LossSettings, retrieval: bool, weight: float, gather: Gather) -> None:
+        super().__init__()
+        self.settings, self.retrieval, self.weight, self.gather = settings, retrieval, weight, gather
+
+    def forward(self, step: Step) -> Losses:
+        descriptors, places = self.gather(step.descriptor), self.gather(step.labels)
+        losses: Losses = {}
+        if self.retrieval:
+            pairs = multi_similarity_pairs(descriptors, places)
+            losses["similarity"] = multi_similarity_loss(descriptors, places, pairs)
+        if self.weight:
+            anchors, has_positive = batch_centroids(descriptors, places)
+            dim = self.settings.vmf_dim or descriptors.shape[1]
+            each = vmf.nll(_cosine(descriptors, anchors), self.gather(_spread(step)), dim)
+            # By weights, not by selection: shapes that depend on the data would wait for the device.
+            losses["vmf"] = (each * has_positive).sum() / has_positive.sum().clamp(min=1)
+        weights = {"similarity": 1.0, "vmf": self.weight}
+        return {"loss": sum(weights[name] * value for name, value in losses.items()), **losses}  # type: ignore[dict-item]
+
+    def cosine(self, step: Step) -> Tensor:
+        descriptors, places = self.gather(step.descriptor), self.gather(step.labels)
+        return _cosine(descriptors, batch_centroids(descriptors, places)[0])
+
+
+class BayesianTriplet(Objective):
+    """Bayesian triplet loss over all triplets of a batch."""
+
+    def __init__(self, settings: LossSettings, gather: Gather) -> None:
+        super().__init__()
+        self.settings, self.gather = settings, gather
+
+    def forward(self, step: Step) -> Losses:
+        descriptors, variance, places = (
+            self.gather(x) for x in (step.descriptor, _spread(step), step.labels)
+        )
+        margin, weight = self.settings.triplet_margin, self.settings.kl_weight
+        return {"loss": bayesian_triplet_loss(descriptors, variance, places, margin, weight)}
+
+    def best_constant(self, cosine: float, dim: int) -> float:
+        return 1.0 / dim  # the prior's variance
+
+
+class Distillation(Objective):
+    """STUN: a student that also says how far it may be from its teacher."""
+
+    def __init__(self, teacher: nn.Module, settings: LossSettings) -> None:
+        super().__init__()
+        # In a list, so that it is neither trained, nor wrapped, nor saved with every state.
+        self._teacher = [teacher.eval().requires_grad_(False)]
+        self.settings = settings
+
+    def forward(self, step: Step) -> Losses:
+        assert step.images is not None
+        with torch.no_grad():
+            target = self._teacher[0](step.images).descriptor
+        return {"loss": stun_loss(step.descriptor, target, _spread(step), self.settings.squared)}
+
+
+def _cosine(a: Tensor, b: Tensor) -> Tensor:
+    return (a * b).sum(-1)
+
+
+def _spread(step: Step) -> Tensor:
+    if step.spread is None:
+        raise KappaPlaceError(
+            "This recipe trains an uncertainty, but the model has no head for it; set model.head."
+        )
+    return step.spread
+
+
+def gather_batch(part: Tensor) -> Tensor:
+    """The parts of a batch that processes hold, put together; gradients flow back to each part."""
+    if not torch.distributed.is_initialized():
+        return part
+    if not part.requires_grad:
+        parts = [torch.empty_like(part) for _ in range(torch.distributed.get_world_size())]
+        torch.distributed.all_gather(parts, part.contiguous())
+        return torch.cat(parts)
+    from torch.distributed.nn.functional import all_gather
+
+    return torch.cat(all_gather(part.contiguous()))

@@ -1,0 +1,91 @@
+"""One optimiser for the model and one for the prototypes of each group, with one schedule."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kappaplace.training.objectives import Objective
+from kappaplace.training.settings import OptimiserSettings
+
+
+def warm_cosine(step: int, steps: int) -> float:
+    """Learning-rate factor: up over the first tenth, then down to zero on a cosine."""
+    warm = max(1, steps // 10)
+    if step < warm:
+        return (step + 1) / warm
+    return 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
+
+
+class Optimisers:
+    """Adam throughout. The rates are a function of the step, so nothing about them needs to be saved."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        objective: Objective,
+        groups: int,
+        settings: OptimiserSettings,
+        total_steps: int,
+    ) -> None:
+        self.settings, self.total_steps, self.done = settings, total_steps, 0
+        encoder = [
+            p for name, p in model.named_parameters() if p.requires_grad and not name.startswith("head.")
+        ]
+        head = [p for name, p in model.named_parameters() if p.requires_grad and name.startswith("head.")]
+        parts = [
+            {"params": encoder, "rate": settings.lr},
+            {"params": head, "rate": settings.head_lr or settings.lr},
+        ]
+        self.model = _adam([part for part in parts if part["params"]], settings.weight_decay)
+        self.groups = {
+            number: _adam([{"params": own, "rate": settings.prototype_lr}], settings.weight_decay)
+            for number in range(groups)
+            if (own := objective.parameters_of(number))
+        }
+
+    def all(self) -> list[torch.optim.Optimizer]:
+        return [self.model, *self.groups.values()]
+
+    @property
+    def factor(self) -> float:
+        """Of the learning rates at the present step."""
+        return 1.0 if self.settings.schedule == "constant" else warm_cosine(self.done, self.total_steps)
+
+    def set_rates(self) -> None:
+        """Bring every rate to the present step's."""
+        for optimiser in self.all():
+            for part in optimiser.param_groups:
+                rate = part["rate"] * self.factor
+                if isinstance(part["lr"], Tensor):
+                    part["lr"].fill_(rate)
+                else:
+                    part["lr"] = rate
+
+    def step(self, group: int) -> None:
+        """Move what the batch has gradients for, then forget them."""
+        self.set_rates()
+        for optimiser in (self.model, self.groups.get(group)):
+            if optimiser is not None:
+                optimiser.step()
+                optimiser.zero_grad(set_to_none=True)
+        self.done += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        groups = {number: optimiser.state_dict() for number, optimiser in self.groups.items()}
+        return {"model": self.model.state_dict(), "groups": groups}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        for number, optimiser in self.groups.items():
+            optimiser.load_state_dict(state["groups"][number])
+
+
+def _adam(parts: list[dict[str, Any]], weight_decay: float) -> torch.optim.Optimizer:
+    on_gpu = any(parameter.is_cuda for part in parts for parameter in part["params"])
+    for part in parts:
+        part["lr"] = part["rate"]
+    return torch.optim.AdamW(parts, weight_decay=weight_decay, fused=on_gpu)

@@ -1,0 +1,91 @@
+"""`train`: from a recipe's settings and images with places to a model folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kappaplace.errors import KappaPlaceError
+from kappaplace.files import make_folder, replace_file
+from kappaplace.models.loading import AnyModel, load_model
+from kappaplace.models.place_model import PlaceModel
+from kappaplace.training.assembly import Assembly, Say, TrainingSet
+from kappaplace.training.engine import Engine
+from kappaplace.training.loop import Loop
+from kappaplace.training.recipes import recipe_named
+from kappaplace.training.settings import Settings, read_toml
+from kappaplace.training.start import starting_model
+from kappaplace.training.state import FILE as STATE
+from kappaplace.training.validation import ValidationSet
+
+SETTINGS = "settings.toml"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a run leaves."""
+
+    folder: Path
+    epochs: list[dict[str, Any]]
+    """One row an epoch: losses and validation."""
+    model: AnyModel
+    """The run's result: the best by the watched metric, else the last."""
+
+
+def train(
+    settings: Settings,
+    data: TrainingSet,
+    folder: str | Path,
+    validation: ValidationSet | None = None,
+    *,
+    model: AnyModel | None = None,
+    device: str = "",
+    say: Say = lambda line: None,
+) -> Trained:
+    """Run a recipe; a folder that holds a part of the same run goes on from there.
+
+    ``model`` is what to start from, instead of ``model.start``; ``device`` "cpu" leaves a GPU alone.
+    """
+    recipe = recipe_named(settings.recipe)
+    folder = make_folder(folder)
+    _same_run(folder, settings)
+    engine = Engine.create(settings.run, device, folder)
+    run = Assembly(
+        settings, recipe, data, folder, validation, starting_model(settings, recipe, model), engine, say
+    )
+    loop = run.loop()
+    epochs = loop.fit()
+    engine.finish()
+    if engine.main:
+        from kappaplace.reports.training import training_figure
+
+        if epochs:
+            training_figure(epochs).savefig(folder / "training.png", dpi=120)
+    return Trained(folder, epochs, _result(loop))
+
+
+def _result(loop: Loop) -> AnyModel:
+    """The kept model, in the one at hand."""
+    kept = loop.folder / "model"
+    model: Any = loop.model
+    if isinstance(model, PlaceModel):
+        best: Any = load_model(kept)
+    else:
+        best = load_model(kept, encoder=model.encoder)
+    return best
+
+
+def _same_run(folder: Path, settings: Settings) -> None:
+    """Refuse to go on with another run's state; write down what this run is."""
+    file = folder / SETTINGS
+    if file.is_file() and (folder / STATE).is_file():  # without a state it never began
+        stated = read_toml(file)
+        there = Settings(recipe=stated.pop("recipe", "")).changed(stated)
+        differences = settings.differences(there)
+        if differences:
+            raise KappaPlaceError(
+                f"{folder} holds a run with other settings ({'; '.join(differences[:3])}); choose another "
+                "folder."
+            )
+    replace_file(file, lambda part: part.write_text(settings.to_toml(), encoding="utf-8"))

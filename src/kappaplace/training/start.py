@@ -1,0 +1,125 @@
+"""The model a run begins with."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from kappaplace.data.images import Preprocessing
+from kappaplace.errors import KappaPlaceError
+from kappaplace.models.backbones import backbone_spec
+from kappaplace.models.frozen import FrozenEncoder
+from kappaplace.models.heads import Head, HeadName, KappaHead, MirroredKappaHead
+from kappaplace.models.loading import AnyModel, load_model
+from kappaplace.models.place_model import PlaceModel, default_preprocessing
+from kappaplace.training.recipes import Recipe
+from kappaplace.training.settings import Settings
+
+
+def starting_model(settings: Settings, recipe: Recipe, given: AnyModel | None = None) -> AnyModel:
+    """A new model, or a trained one with the recipe's head; what the recipe freezes is frozen."""
+    torch.manual_seed(settings.run.seed)
+    options = settings.model
+    head: HeadName = options.head or recipe.head  # type: ignore[assignment]  # checked when it is built
+    source = given or (load_model(options.start) if options.start else None)
+    if source is None:
+        if recipe.needs_start:
+            raise KappaPlaceError(
+                f"The recipe {recipe.name} starts from a trained model; name it with model.start (--start)."
+            )
+        model: AnyModel = PlaceModel.create(
+            options.backbone, options.dim, head, pretrained=options.pretrained,
+            preprocessing=_square(options.backbone, options.size),
+        )  # fmt: skip
+    elif isinstance(source, FrozenEncoder):
+        model = _frozen_encoder(source, recipe, options.head)
+    else:
+        model = with_head(source, head)
+    if isinstance(model, PlaceModel):
+        _freeze(model, recipe, options.trainable)
+    if (
+        options.copy_aggregation
+        and isinstance(model, PlaceModel)
+        and isinstance(model.head, MirroredKappaHead)
+    ):
+        model.head.copy_aggregation(model.aggregation)
+    return model
+
+
+def with_head(source: PlaceModel, head: HeadName) -> PlaceModel:
+    """The same encoder with another head; a head of the same kind goes on from where it is."""
+    architecture = replace(source.architecture, head=head)
+    model = PlaceModel(architecture, source.preprocessing)
+    kept = {
+        name: value
+        for name, value in source.state_dict().items()
+        if not name.startswith("head.") or source.architecture.head == head
+    }
+    model.load_state_dict({**model.state_dict(), **kept})
+    if isinstance(model.head, KappaHead):
+        model.head.trained = source.architecture.head == head
+    return model
+
+
+def _square(backbone: str, size: int) -> Preprocessing:
+    usual = default_preprocessing(backbone)
+    multiple = usual.multiple
+    if size % multiple:
+        raise KappaPlaceError(
+            f"{backbone} needs sides that are multiples of {multiple}; model.size is {size}."
+        )
+    spec = backbone_spec(backbone)
+    return Preprocessing(size, "exact", mean=spec.mean, std=spec.std, multiple=multiple)
+
+
+def _frozen_encoder(source: FrozenEncoder, recipe: Recipe, head: str) -> FrozenEncoder:
+    if not recipe.frozen or recipe.head == "variance":
+        raise KappaPlaceError(
+            f"The recipe {recipe.name} changes the encoder or its head's meaning; an encoder of another "
+            "project takes kappa-pt, linear-head or contrastive-pt."
+        )
+    if recipe.head == "linear" and source.layer is not None:
+        raise KappaPlaceError(
+            "The recipe linear-head reads the descriptor alone; give a FrozenEncoder without a layer."
+        )
+    if head:
+        raise KappaPlaceError(
+            "The head of a FrozenEncoder follows from the layer it watches; leave model.head out."
+        )
+    model = copy.copy(source)  # the encoder is shared, the caller's head stays as it is
+    model._modules = {**source._modules, "head": copy.deepcopy(source.head)}
+    return model
+
+
+def _freeze(model: PlaceModel, recipe: Recipe, trainable: str) -> None:
+    if recipe.frozen:
+        model.freeze_encoder()
+    elif trainable == "partial":
+        model.freeze_partially()
+    else:
+        model.requires_grad_(True)
+
+
+class TrainingNet(nn.Module):
+    """What processes wrap: a model whose pass gives descriptors and the head's own output."""
+
+    def __init__(self, model: AnyModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return self.model.outputs(images)
+
+
+class HeadNet(nn.Module):
+    """The head alone, on features that were extracted before."""
+
+    def __init__(self, head: Head) -> None:
+        super().__init__()
+        self.head: Head = head
+
+    def forward(self, reduced: torch.Tensor) -> torch.Tensor:
+        return self.head.from_reduced(reduced)

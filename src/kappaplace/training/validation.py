@@ -1,0 +1,160 @@
+"""How good a model is on places kept for validation: recall, and the quality of its uncertainty."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kappaplace.data.place_images import PlaceImages
+from kappaplace.data.positives import Positives
+from kappaplace.errors import KappaPlaceError
+from kappaplace.evaluation import KS
+from kappaplace.metrics.calibration import BOTH_TAILS, UPPER_TAIL, expected_calibration_error
+from kappaplace.metrics.ranking import auroc
+from kappaplace.metrics.retrieval import recall_at, success_at
+from kappaplace.models.heads import Head
+from kappaplace.models.loading import AnyModel
+from kappaplace.models.place_model import with_spread
+from kappaplace.retrieval.exact import search
+from kappaplace.training.features import frozen_features
+from kappaplace.training.views import Images, ImageSource
+from kappaplace.types import Embeddings, Matches
+from kappaplace.uncertainty.base import Evidence
+from kappaplace.uncertainty.registry import score_named
+
+Gather = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class ValidationSet:
+    """Queries and references with known positives."""
+
+    images: Images
+    query_rows: NDArray[np.int64]
+    reference_rows: NDArray[np.int64]
+    positives: Positives
+
+    @classmethod
+    def from_table(cls, table: PlaceImages) -> ValidationSet:
+        """A table's queries against its references."""
+        if not len(table.query_rows) or not len(table.reference_rows):
+            raise KappaPlaceError(f"The validation table {table!r} needs both queries and references.")
+        return cls(table.image_paths(), table.query_rows, table.reference_rows, table.positives())
+
+
+@dataclass
+class Validator:
+    """Measures a model on a validation set; with a frozen encoder everything but the head is kept."""
+
+    data: ValidationSet
+    score: str = ""
+    binning: str = "clamp"
+    frozen: bool = False
+    batch_size: int = 32
+    rank: int = 0
+    processes: int = 1
+    _kept: tuple[Matches, Tensor, Tensor] | None = field(default=None, repr=False)
+
+    def __call__(
+        self,
+        model: AnyModel,
+        device: torch.device,
+        autocast: Callable[[], AbstractContextManager],
+        gather: Gather,
+    ) -> dict[str, float]:
+        """Metrics of the model as it is now; the model returns to its mode."""
+        was_training = model.training
+        model.eval()
+        try:
+            with torch.inference_mode():
+                if self.frozen:
+                    query, reference, matches = self._from_kept(model, device, autocast, gather)
+                else:
+                    everything = self._embed(model, device, autocast, gather, model)
+                    query, reference = self._split(Embeddings(*everything))
+                    matches = self._search(query, reference, device)
+        finally:
+            model.train(was_training)
+        return self.measure(Evidence(matches, query, reference))
+
+    def measure(self, evidence: Evidence) -> dict[str, float]:
+        """R@K, and where the model says how sure it is, ECE@1 and AUROC of its score."""
+        hits = self.data.positives.hits(evidence.matches.indices)
+        values = {f"R@{k}": recall_at(hits, k) for k in KS if k <= hits.shape[1]}
+        assert evidence.query is not None
+        if evidence.query.kappa is None and evidence.query.variance is None and not self.score:
+            return values
+        name = self.score or ("variance" if evidence.query.kappa is None else "kappaplace")
+        score = score_named(name)
+        uncertainty, success = score.query(evidence), success_at(hits, 1)
+        values["ECE@1"] = self._ece(uncertainty, success, score.one_sided)
+        values["AUROC"] = auroc(uncertainty, success)
+        return values
+
+    def _ece(self, uncertainty: Any, success: Any, one_sided: bool) -> float:
+        clamp = (None, None) if self.binning == "zoom" else UPPER_TAIL if one_sided else BOTH_TAILS
+        return expected_calibration_error(uncertainty, success, clamp, zoom=self.binning == "zoom")
+
+    def _embed(
+        self,
+        model: AnyModel,
+        device: torch.device,
+        autocast: Callable[[], AbstractContextManager],
+        gather: Gather,
+        compute: Callable[[Tensor], Any],
+    ) -> list[Tensor | None]:
+        """Outputs for all images, each process computing its share: columns of tensors on the CPU."""
+        preprocessing = model.preprocessing
+        source = ImageSource(self.data.images, preprocessing, device)
+        rows = np.concatenate([self.data.query_rows, self.data.reference_rows])
+        share = -(-len(rows) // self.processes)
+        # Equal shares, the last ones filled up from the start: gathering needs equal sizes.
+        mine = np.resize(rows, share * self.processes)[self.rank * share : (self.rank + 1) * share]
+        parts: list[Any] = []
+        for _, images in source.batches(mine, self.batch_size):
+            with autocast():
+                parts.append(compute(preprocessing.normalise(images)))
+        columns = []
+        for column in zip(*parts, strict=True):
+            whole = None if column[0] is None else gather(torch.cat(column).float())[: len(rows)].cpu()
+            columns.append(whole)
+        return columns
+
+    def _split(self, embeddings: Embeddings) -> tuple[Embeddings, Embeddings]:
+        arrays = Embeddings(*(None if x is None else x.numpy() for x in embeddings))
+        queries = len(self.data.query_rows)
+        return arrays.take(slice(None, queries)), arrays.take(slice(queries, None))
+
+    def _search(self, query: Embeddings, reference: Embeddings, device: torch.device) -> Matches:
+        return search(
+            query.descriptor, reference.descriptor, min(max(KS), len(reference.descriptor)), device=device
+        )
+
+    def _from_kept(
+        self,
+        model: AnyModel,
+        device: torch.device,
+        autocast: Callable[[], AbstractContextManager],
+        gather: Gather,
+    ) -> tuple[Embeddings, Embeddings, Matches]:
+        if self._kept is None:
+            columns = self._embed(
+                model, device, autocast, gather, lambda images: frozen_features(model, images)
+            )
+            reduced, descriptor = columns
+            assert reduced is not None
+            assert descriptor is not None
+            matches = self._search(*self._split(Embeddings(descriptor)), device)
+            self._kept = matches, reduced.to(device), descriptor
+        matches, reduced, descriptor = self._kept
+        assert isinstance(model.head, Head)
+        spread = model.head.from_reduced(reduced).cpu()
+        query, reference = self._split(with_spread(descriptor, model.head, spread))
+        return query, reference, matches

@@ -1,0 +1,202 @@
+"""Fused: a logistic combination of any scores, fitted on a validation split.
+
+P(right) = σ(b − Σ w_j·x_j), with x_j the j-th score standardised on the validation split; the uncertainty is
+1 − P. Standardising is robust: (score − median)/(IQR/1.349), clipped to ±5, so that one wild value (SUE of
+two cities) moves nothing. Weights come from penalised maximum likelihood, Σ log-loss + penalty/2·‖w‖²; the
+bias is not penalised, so the mean probability on the validation split equals the share of right queries.
+
+>>> rng = np.random.default_rng(0)
+>>> right = rng.random(500) < 0.6
+>>> noisy = np.where(right, 0.0, 1.0) + rng.normal(0, 1, 500)
+>>> combination = fit_combination(noisy[:, None], right, ["noisy"])
+>>> bool(abs(combination.probability(noisy[:, None]).mean() - right.mean()) < 1e-6)
+True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import expit
+
+from kappaplace.errors import KappaPlaceError
+from kappaplace.uncertainty.base import Evidence, Need, Score, Scores
+
+CLIP = 5.0
+IQR_OF_NORMAL = 1.349  # quartiles of a normal distribution lie this many deviations apart
+NEWTON_STEPS = 100
+TOLERANCE = 1e-9  # of the gradient, a query
+
+
+@dataclass(frozen=True)
+class Combination:
+    """A fitted combination; `to_dict` gives plain values for JSON."""
+
+    scores: tuple[str, ...]
+    centre: tuple[float, ...]
+    scale: tuple[float, ...]
+    """Per score, on the validation split; a score that was constant there has scale 1 and weight 0."""
+    weights: tuple[float, ...]
+    """Positive where more of the score means less chance to be right."""
+    bias: float
+
+    def __post_init__(self) -> None:
+        lengths = {len(part) for part in (self.scores, self.centre, self.scale, self.weights)}
+        numbers = (*self.centre, *self.scale, *self.weights, self.bias)
+        if (
+            not self.scores
+            or lengths != {len(self.scores)}
+            or not np.isfinite(numbers).all()
+            or min(self.scale) <= 0
+        ):
+            raise KappaPlaceError(
+                "A combination needs one finite centre, scale above 0 and weight for each of its scores; "
+                "fit it again."
+            )
+
+    def probability(self, features: NDArray[np.floating]) -> Scores:
+        """Of being right, N, from the scores as columns N×F in the order of ``scores``."""
+        columns: Scores = np.asarray(features, np.float64)
+        if columns.ndim != 2 or columns.shape[1] != len(self.scores):
+            raise KappaPlaceError(
+                f"This combination takes {len(self.scores)} scores a query ({', '.join(self.scores)}), "
+                f"got an array of shape {columns.shape}."
+            )
+        _check_finite(columns, self.scores)
+        x = _standardised(columns, np.array(self.centre), np.array(self.scale))
+        return expit(self.bias - x @ np.array(self.weights))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Combination:
+        """The inverse of `to_dict`."""
+        names = {part.name for part in fields(cls)}
+        if not isinstance(values, Mapping) or set(values) != names:
+            raise KappaPlaceError(f"A stored combination must have exactly: {', '.join(sorted(names))}.")
+        try:
+            numbers = {part: tuple(float(v) for v in values[part]) for part in ("centre", "scale", "weights")}
+            return cls(scores=tuple(map(str, values["scores"])), bias=float(values["bias"]), **numbers)
+        except (TypeError, ValueError) as error:
+            raise KappaPlaceError(f"A stored combination cannot be read: {error}.") from None
+
+
+def features_of(evidence: Evidence, scores: Sequence[Score]) -> Scores:
+    """The scores of every query as columns, N×F; stack those of several sets to fit on all of them."""
+    return np.stack([score.query(evidence) for score in scores], axis=1)
+
+
+def fit_combination(
+    features: NDArray[np.floating],
+    success: NDArray[np.bool_],
+    names: Sequence[str],
+    *,
+    penalty: float = 1.0,
+) -> Combination:
+    """Fit on a validation split: scores as columns N×F, whether each query is right, names of the columns.
+
+    Classes that the scores separate perfectly get finite weights, thanks to the penalty. With only right or
+    only wrong queries there is nothing to learn from, and it refuses.
+    """
+    columns: Scores = np.asarray(features, np.float64)
+    right = np.asarray(success, bool)
+    if columns.ndim != 2 or right.shape != columns.shape[:1] or columns.shape[1] != len(names) or not names:
+        raise KappaPlaceError(
+            f"A combination is fitted on one row a query and one column a score: got {columns.shape} for "
+            f"{len(right)} outcomes and {len(names)} names."
+        )
+    if not 0 < penalty < np.inf:
+        raise KappaPlaceError(f"The penalty on weights must be above 0 and finite, got {penalty}.")
+    if right.all() or not right.any():
+        what = "no queries" if not len(right) else f"only {'right' if right.all() else 'wrong'} queries"
+        raise KappaPlaceError(f"The validation split has {what}; a combination needs right and wrong ones.")
+    _check_finite(columns, names)
+    centre, scale, constant = _robust_scale(columns)
+    x = np.where(constant, 0.0, _standardised(columns, centre, scale))
+    coefficients = _logistic(np.column_stack([np.ones(len(x)), -x]), right.astype(np.float64), penalty)
+    weights = np.where(constant, 0.0, coefficients[1:])
+    return Combination(
+        tuple(names),
+        tuple(centre.tolist()),
+        tuple(scale.tolist()),
+        tuple(weights.tolist()),
+        float(coefficients[0]),
+    )
+
+
+def fused(
+    combination: Combination, scores: Mapping[str, Score] | None = None, *, name: str = "fused"
+) -> Score:
+    """A fitted combination as a score like any other; ``scores`` are those it may name, by default all."""
+    if scores is None:
+        from kappaplace.uncertainty.registry import SCORES  # it lists this file's neighbours
+
+        scores = SCORES
+    unknown = [part for part in combination.scores if part not in scores]
+    if unknown:
+        raise KappaPlaceError(
+            f"The combination names unknown scores {', '.join(unknown)}; known: {', '.join(scores)}."
+        )
+    parts = [scores[part] for part in combination.scores]
+
+    def query(evidence: Evidence) -> Scores:
+        return 1.0 - combination.probability(features_of(evidence, parts))
+
+    needs: dict[Need, None] = {need: None for part in parts for need in part.needs}
+    label = "Fused" if name == "fused" else name
+    return Score(name, label, query, needs=tuple(needs), one_sided=False)
+
+
+def _check_finite(features: Scores, names: Sequence[str]) -> None:
+    bad = ~np.isfinite(features).all(axis=0)
+    if bad.any():
+        raise KappaPlaceError(
+            f"The score {names[int(np.argmax(bad))]} is NaN or infinite for some queries; leave it out."
+        )
+
+
+def _robust_scale(features: Scores) -> tuple[Scores, Scores, NDArray[np.bool_]]:
+    """Median, spread, and which columns never change."""
+    low, centre, high = np.percentile(features, [25, 50, 75], axis=0)
+    iqr, deviation = (high - low) / IQR_OF_NORMAL, features.std(axis=0)
+    # More than half of the values may be equal (SUE of a single place): the deviation still tells a scale.
+    scale = np.where(iqr > 0, iqr, deviation)
+    constant = np.ptp(features, axis=0) == 0
+    return centre, np.where(constant | (scale <= 0), 1.0, scale), constant
+
+
+def _standardised(features: Scores, centre: Scores, scale: Scores) -> Scores:
+    return np.clip((features - centre) / scale, -CLIP, CLIP)
+
+
+def _logistic(x: Scores, y: Scores, penalty: float) -> Scores:
+    """Newton's method with halved steps; the first column is the bias and goes unpenalised."""
+    ridge = np.full(x.shape[1], penalty)
+    ridge[0] = 0.0
+    beta = np.zeros(x.shape[1])
+
+    def loss(b: Scores) -> float:
+        z = x @ b
+        return float(np.logaddexp(0.0, z).sum() - y @ z + (ridge * b * b).sum() / 2)
+
+    current = loss(beta)
+    for _ in range(NEWTON_STEPS):
+        p = expit(x @ beta)
+        gradient = x.T @ (p - y) + ridge * beta
+        if np.abs(gradient).max() <= TOLERANCE * len(y):
+            break
+        hessian = (x * (p * (1 - p))[:, None]).T @ x + np.diag(ridge)
+        # A hair on the diagonal: the bias has no penalty, and its curvature may vanish on the way.
+        step = np.linalg.solve(hessian + 1e-12 * len(y) * np.eye(len(beta)), gradient)
+        length, following = 1.0, loss(beta - step)
+        while following > current and length > 1e-8:
+            length /= 2
+            following = loss(beta - length * step)
+        beta, current = beta - length * step, following
+    return beta

@@ -1,0 +1,82 @@
+"""What scores need, as data: each knows how to tell that it is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from kappaplace.errors import KappaPlaceError
+from kappaplace.uncertainty.base import Evidence, Need
+
+
+def _need(what: str, ask: Callable[[Evidence], Any]) -> Need:
+    """Lacking is whatever the evidence itself refuses to give, told in its own words."""
+
+    def lacking(evidence: Evidence) -> str | None:
+        try:
+            ask(evidence)
+        except KappaPlaceError as error:
+            return str(error)
+        return None
+
+    return Need(what, lacking)
+
+
+QUERY_KAPPA = _need("κ of the queries", lambda e: e.query_kappa)
+REFERENCE_KAPPA = _need("κ of the references", lambda e: e.reference_kappa)
+QUERY_VARIANCE = _need("variance of the queries", lambda e: e.query_variance)
+DIM = _need("descriptors (their length)", lambda e: e.dim)
+POSITIONS = _need("positions of the references", lambda e: e.positions)
+NEIGHBOURHOOD = _need("neighbourhood of the references", lambda e: e.is_near)
+REFERENCE_DESCRIPTORS = _need("descriptors of the references", lambda e: e.reference_descriptors)
+ALL_SIMILARITIES = _need("similarities of all references", lambda e: e.all_similarities)
+
+
+def at_least(k: int) -> Need:
+    """So many matches a query."""
+
+    def lacking(evidence: Evidence) -> str | None:
+        found = evidence.matches.indices.shape[1]
+        if found >= k:
+            return None
+        return (
+            f"This score looks at the best references together; retrieve at least {_NUMBER[k]}, not {found}."
+        )
+
+    return Need(f"{k} matches", lacking)
+
+
+_NUMBER = {2: "two", 3: "three"}
+
+
+def _no_match_outside(evidence: Evidence) -> str | None:
+    unresolved = int(np.isneginf(evidence.outside_in_list).sum())
+    if unresolved == 0 or ALL_SIMILARITIES.lacking(evidence) is None:
+        return None
+    return (
+        f"All matches of {unresolved:,} queries lie in the place of the top one; retrieve more, or give the "
+        "descriptors of queries and references or the full similarity matrix."
+    )
+
+
+OUTSIDE = Need("a match outside the place, or all similarities", _no_match_outside)
+
+
+def _no_images(evidence: Evidence) -> str | None:
+    if evidence.query_images is None or evidence.reference_images is None:
+        return "This score looks at the images; give those of queries and references."
+    return None
+
+
+def _no_opencv(evidence: Evidence) -> str | None:
+    try:
+        import cv2  # noqa: F401
+    except ImportError:
+        return "Geometric verification needs one more package: pip install 'kappaplace[video]'."
+    return None
+
+
+IMAGES = Need("images of queries and references", _no_images)
+OPENCV = Need("OpenCV", _no_opencv)

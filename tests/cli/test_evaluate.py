@@ -1,0 +1,196 @@
+"""`kappaplace evaluate` and `kappaplace compare` as a user meets them."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kappaplace.cli.main import BAD_INPUT, main
+from kappaplace.data.place_images import PlaceImages
+from tests.evaluation.conftest import city_folder, saved_model  # noqa: F401  # fixtures
+
+FILES = {"results.json", "metrics.csv", "queries.parquet", "matches.parquet", "references.parquet"}
+
+
+@pytest.fixture
+def kappaplace(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    """Run a command; gives its output, or where it refuses its sentence."""
+    monkeypatch.setenv("KAPPAPLACE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def run(*words: object, refuses: bool = False) -> str:
+        monkeypatch.setattr("sys.argv", ["kappaplace", *map(str, words)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        said = capsys.readouterr()
+        if not refuses:
+            assert stop.value.code in (0, None), said.err
+            return said.out
+        assert stop.value.code == BAD_INPUT
+        assert said.err.startswith("kappaplace: ")
+        assert said.err.count("\n") == 1
+        return said.err
+
+    return run
+
+
+@pytest.fixture
+def matrix(tmp_path: Path) -> tuple[Path, Path]:
+    rng = np.random.default_rng(0)
+    cosines = 0.3 * np.eye(40) + rng.uniform(-0.3, 0.3, (2, 40, 40))
+    np.savez(tmp_path / "SET.npz", NetVLAD=cosines[0], HOG=cosines[1])
+    (tmp_path / "SET.json").write_text(json.dumps([[i] for i in range(40)]))
+    return tmp_path / "SET.npz", tmp_path / "SET.json"
+
+
+QUICK = ("--resamples", 20, "--no-report")
+
+
+@pytest.mark.parametrize("command", ["evaluate", "compare"])
+def test_help_teaches_by_example(kappaplace, command):
+    assert kappaplace(command, "--help").count(f"kappaplace {command} ") >= 3
+
+
+def test_a_model_on_two_tables(kappaplace, saved_model, city_folder, tmp_path):  # noqa: F811
+    tables = [city_folder / f"{name}.parquet" for name in ("val", "test")]
+    out = kappaplace("evaluate", saved_model, *tables, "--out", tmp_path / "out", *QUICK)
+    for words in (
+        "model, val: 24 queries",
+        "model, all sets pooled: 48 queries",
+        "mean over sets",
+        "KappaPlace",
+    ):
+        assert words in out
+    assert "24 of 24 queries evaluated; 0 without positives, counted as failures" in " ".join(out.split())
+    assert {file.name for file in (tmp_path / "out").iterdir()} == FILES
+    with (tmp_path / "out" / "metrics.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
+    assert {row["set"] for row in rows} == {"val", "test", "pooled", "mean"}
+    facts = json.loads((tmp_path / "out" / "results.json").read_text())["facts"]
+    assert facts["seed"] == 0
+    assert len(facts["fingerprint"]) == 64
+    assert (tmp_path / "cache" / "embeddings").is_dir()
+
+
+def test_a_report_is_written(kappaplace, saved_model, city_folder, tmp_path):  # noqa: F811
+    words = ("--scores", "l2,kappaplace", "--resamples", 5, "--out", tmp_path / "out", "--json")
+    answer = json.loads(kappaplace("evaluate", saved_model, city_folder / "val.parquet", *words))
+    assert Path(answer["files"]["report"]).stat().st_size > 10_000
+    assert set(answer["metrics"]["val"]["scores"]) == {"l2", "kappaplace"}
+
+
+def test_similarities_and_comparison(kappaplace, matrix, tmp_path):
+    words = ("evaluate", "--similarities", matrix[0], "--positives", matrix[1], *QUICK)
+    out = kappaplace(*words, "--neighbourhood", "self", "--out", tmp_path / "all")
+    assert "NetVLAD, SET: 40 queries" in out
+    assert {file.name for file in (tmp_path / "all").iterdir()} == {"NetVLAD", "HOG"}
+    kappaplace(*words, "--method", "HOG", "--out", tmp_path / "one")
+    assert {file.name for file in (tmp_path / "one").iterdir()} == FILES
+    folders = [tmp_path / "all" / name for name in ("NetVLAD", "HOG")]
+    out = kappaplace("compare", *folders, "--resamples", 50, "--out", tmp_path / "both", "--no-report")
+    assert "AUROC on SET (40 queries)" in out
+    assert "R@1 on SET" in out
+    rows = list(csv.DictReader((tmp_path / "both" / "comparison.csv").open()))
+    assert {row["evaluation"] for row in rows} == {"NetVLAD", "HOG"}
+    answer = json.loads(kappaplace("compare", *folders, "--metric", "AURC", "--resamples", 20, "--json"))
+    assert {row["metric"] for row in answer["rows"]} == {"AURC"}
+
+
+def test_descriptors_and_an_own_score(kappaplace, city_folder, tmp_path):  # noqa: F811
+    table = PlaceImages.open(city_folder / "val.parquet")
+    rng = np.random.default_rng(0)
+    for name, rows in (("q", table.query_rows), ("r", table.reference_rows)):
+        np.save(tmp_path / f"{name}.npy", rng.normal(size=(len(rows), 8)))
+    (tmp_path / "mine.csv").write_text("query,uncertainty\n" + "".join(f"{i},{i}\n" for i in range(24)))
+    out = kappaplace(
+        *("evaluate", "--descriptors", tmp_path / "q.npy", tmp_path / "r.npy", city_folder / "val.parquet"),
+        *("--uncertainty", tmp_path / "mine.csv", "--out", tmp_path / "out", *QUICK),
+    )
+    assert "mine" in out
+    assert "Margin" in out
+
+
+def test_fused(kappaplace, saved_model, city_folder, tmp_path):  # noqa: F811
+    words = (
+        "evaluate",
+        saved_model,
+        city_folder / "test.parquet",
+        "--scores",
+        "l2,pa",
+        "--out",
+        tmp_path / "out",
+    )
+    out = kappaplace(*words, "--fuse", "pa,margin", "--fit-on", city_folder / "val.parquet", *QUICK)
+    assert "Fused" in out
+    assert "smECE" in out
+    assert "fit on a table of other places" in kappaplace(
+        *words, "--fuse", "pa", "--fit-on", city_folder / "test.parquet", refuses=True
+    )
+    assert "give --fit-on TABLE" in kappaplace(*words, "--fuse", "pa", refuses=True)
+
+
+def test_the_paper_without_data(kappaplace, tmp_path):
+    (tmp_path / "tables").mkdir()
+    out = kappaplace(
+        "evaluate", "--protocol", "paper", "--data", tmp_path / "tables", "--out", tmp_path / "out"
+    )
+    assert "no data: Pitts30k" in out
+    assert (tmp_path / "out" / "paper.csv").read_text().count("\n") == 392
+
+
+def test_bad_input_is_one_sentence(kappaplace, matrix, saved_model, city_folder, tmp_path):  # noqa: F811
+    model = (saved_model, city_folder / "val.parquet")
+    similar = ("--similarities", matrix[0], "--positives", matrix[1])
+    empty = tmp_path / "empty.json"
+    empty.write_text("[]")
+    cases = [
+        ((), "Give a model and at least one table"),
+        ((saved_model,), "Give a model and at least one table"),
+        ((*model, "--scores", "beauty"), "Unknown score 'beauty'"),
+        ((*model, "--k", 99), "Cannot retrieve 99 matches: there are 56 references"),
+        ((*model, "--k", 0), "needs k ≥ 1"),
+        ((*model, "--resize", "huge"), "--resize is model or protocol"),
+        ((*model, "--device", "toaster"), "The device 'toaster' cannot be used here"),
+        ((*model, "--root", tmp_path / "gone"), "No image file at"),
+        ((*model, "--batch-size", 0), "The batch size must be at least 1"),
+        ((*model, "--uncertainty", "gone.csv"), "There is no file gone.csv"),
+        ((*model, "--fuse", "beauty", "--fit-on", model[1]), "Unknown score 'beauty'"),
+        (("no-such-model", model[1]), "No model 'no-such-model'"),
+        ((saved_model, "no.parquet"), "There is no table at no.parquet"),
+        ((*similar, "--method", "VGG"), "holds no method 'VGG'"),
+        ((*similar, "--k", 41), "Cannot retrieve 41 matches"),
+        ((*similar, "--neighbourhood", "metres:5"), "needs positions"),
+        ((*similar, "--fuse", "pa"), "need a model"),
+        ((*similar, city_folder / "val.parquet"), "the table val holds 24 and 56"),
+        ((*similar, "--descriptors", "q.npy", "r.npy"), "Give one of"),
+        ((*similar, "--kappa", "q.npy", "r.npy"), "--kappa belongs to --descriptors"),
+        (("--similarities", matrix[0]), "give --positives FILE or a table"),
+        (("--similarities", matrix[0], "--positives", empty), "40 queries and 40 references to evaluate but"),
+        (("--protocol", "paper"), "needs --data DIR"),
+        (("--protocol", "other"), "--protocol knows paper only"),
+    ]
+    for words, sentence in cases:
+        said = kappaplace("evaluate", *words, "--out", tmp_path / "out", "--no-report", refuses=True)
+        assert sentence in said, (words, said)
+    assert "There is no evaluation in" in kappaplace("compare", tmp_path, refuses=True)
+
+
+def test_a_policy_that_is_not_met_is_one_sentence(kappaplace, matrix, tmp_path):
+    (tmp_path / "some.json").write_text(json.dumps([[]] + [[i] for i in range(1, 40)]))
+    words = (
+        "evaluate",
+        "--similarities",
+        matrix[0],
+        "--positives",
+        tmp_path / "some.json",
+        "--method",
+        "HOG",
+    )
+    said = kappaplace(*words, "--policy", "error", "--out", tmp_path / "out", refuses=True)
+    assert "1 of 40 queries have no positive" in said
+    out = kappaplace(*words, "--policy", "skip", "--out", tmp_path / "out", *QUICK)
+    assert "HOG, SET: 39 queries" in out

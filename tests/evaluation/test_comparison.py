@@ -1,0 +1,102 @@
+"""Evaluations side by side."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from kappaplace.data.positives import Positives
+from kappaplace.errors import KappaPlaceError
+from kappaplace.evaluation.comparison import compare_results, write_comparison
+from kappaplace.evaluation.results import EvaluationResult
+from kappaplace.evaluation.run import Choices, evaluate_sets
+from kappaplace.evaluation.sources import from_similarities
+
+
+def noisy(noise: float, seed: int = 0, queries: int = 80, name: str = "SET", **rest) -> EvaluationResult:
+    """Query i belongs to reference i, the better seen the less noise; the same queries for every noise."""
+    rng = np.random.default_rng(seed)
+    matrix = 0.2 * np.eye(queries) + noise * rng.uniform(-0.2, 0.2, (queries, queries))
+    positives = Positives.from_lists([[i] for i in range(queries)], queries)
+    found = from_similarities(matrix.astype(np.float32), positives, name=name)
+    found = replace(found, facts={"hash": f"{name}{queries}"})
+    return evaluate_sets(f"noise {noise}", [found], Choices("cosine,pa", resamples=0), **rest)
+
+
+def test_a_clear_difference_is_found_and_none_is_not():
+    good, bad = noisy(0.9), noisy(1.6)
+    table = compare_results([good, bad, good], "R@1", resamples=400)
+    (first, worse, same) = table.sets[0].rows[""]
+    assert first is not None
+    assert worse is not None
+    assert same is not None
+    assert math.isnan(first.p_value)
+    assert worse.difference == pytest.approx(worse.value - first.value)
+    assert worse.difference < 0
+    assert worse.p_value < 0.05
+    assert (same.difference, same.p_value) == (0, 1)
+
+
+def test_one_evaluation_compares_its_scores():
+    table = compare_results([noisy(1.2)], "AUROC", resamples=200)
+    rows = table.sets[0].rows
+    assert list(rows) == ["cosine", "pa"]
+    cosine, pa = rows["cosine"][0], rows["pa"][0]
+    assert cosine is not None
+    assert pa is not None
+    assert math.isnan(cosine.p_value)
+    assert 0 < pa.p_value <= 1
+    assert pa.difference == pytest.approx(pa.value - cosine.value)
+
+
+def test_one_score_against_all_others():
+    rows = compare_results([noisy(1.2)], "AUROC", against="pa", resamples=200).sets[0].rows
+    cosine, pa = rows["cosine"][0], rows["pa"][0]
+    assert cosine is not None
+    assert pa is not None
+    assert math.isnan(pa.p_value)
+    assert cosine.difference == pytest.approx(cosine.value - pa.value)
+    for results, name in (([noisy(1.2)], "beauty"), ([noisy(1.2), noisy(0.9)], "pa")):
+        with pytest.raises(KappaPlaceError, match="--against names the score of one folder"):
+            compare_results(results, against=name, resamples=5)
+
+
+@pytest.mark.parametrize("metric", ["AURC", "ECE@5", "zoom ECE@1", "match ECE@10", "R@100%P", "mAP@5"])
+def test_every_metric_agrees_with_the_evaluation(metric):
+    result = noisy(1.2)
+    found = result.metrics["SET"]
+    rows = compare_results([result], metric, resamples=5).sets[0].rows
+    assert rows
+    for score, (cell,) in rows.items():
+        assert cell is not None
+        assert cell.value == (found["scores"][score][metric] if score else found["recall"][metric])
+
+
+def test_other_queries_are_told_and_not_tested():
+    table = compare_results([noisy(1.2), noisy(1.2, queries=60)], resamples=50)
+    assert "not of the same queries" in table.sets[0].note
+    assert all(cell is None or math.isnan(cell.p_value) for cell in table.sets[0].rows["cosine"])
+
+
+def test_pooled_over_the_sets_that_all_have(tmp_path):
+    def both(noise: float) -> EvaluationResult:
+        parts = noisy(noise).sets + noisy(noise, 1, name="OTHER").sets
+        return EvaluationResult(f"{noise}", parts)
+
+    table = compare_results([both(0.9), both(1.4), both(0.9)], "R@1", resamples=100)
+    assert [each.name for each in table.sets] == ["SET", "OTHER", "pooled"]
+    assert table.sets[2].queries == 160
+    assert table.names == ("0.9 (1)", "1.4", "0.9 (3)")
+    lines = write_comparison([table], tmp_path).read_text().splitlines()
+    assert len(lines) == 1 + 9
+    assert lines[0].startswith("metric,set,score,evaluation,value,low,high,difference,p_value")
+
+
+def test_bad_comparisons():
+    with pytest.raises(KappaPlaceError, match="No score has the metric 'beauty'"):
+        compare_results([noisy(1.2)], "beauty", resamples=5)
+    with pytest.raises(KappaPlaceError, match="no set in common"):
+        compare_results([noisy(1.2), noisy(1.2, name="OTHER")], resamples=5)

@@ -1,0 +1,222 @@
+"""What researchers bring: similarity matrices, positives, descriptors, scores of their own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kappaplace.data.positives import Positives
+from kappaplace.errors import KappaPlaceError
+from kappaplace.evaluation.inputs import read_embeddings, read_positives, read_similarities
+from kappaplace.evaluation.jobs import evaluate_descriptors, evaluate_matrices
+from kappaplace.evaluation.own_scores import read_own_score
+from kappaplace.evaluation.run import Choices
+from kappaplace.evaluation.sources import Retrieved, from_similarities
+from kappaplace.retrieval.exact import search, search_matrix
+
+QUICK = Choices(resamples=0)
+
+
+def cosines(queries: int = 12, references: int = 30, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    q, r = rng.normal(size=(queries, 16)), rng.normal(size=(references, 16))
+    q, r = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (q, r))
+    return (q @ r.T).astype(np.float32)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    """A file as VPR-Bench's users have it: several methods in one npz, positives as a list of lists."""
+    np.savez_compressed(tmp_path / "SET.npz", NetVLAD=cosines(seed=0), **{"ap-gem": cosines(seed=1)})
+    (tmp_path / "SET_positives.json").write_text(json.dumps([[i, i + 1] for i in range(12)]))
+    return tmp_path / "SET.npz", tmp_path / "SET_positives.json"
+
+
+def retrieved(k: int = 5) -> Retrieved:
+    return from_similarities(cosines(), Positives.from_lists([[i] for i in range(12)], 30), k=k, name="SET")
+
+
+def test_one_evaluation_for_each_method(files):
+    matrix, positives = files
+    found = list(evaluate_matrices([matrix], [positives], [], QUICK))
+    assert [result.name for result in found] == ["NetVLAD", "ap-gem"]
+    one = list(evaluate_matrices([matrix], [positives], [], QUICK, method="ap-gem"))
+    assert [result.name for result in one] == ["ap-gem"]
+    np.testing.assert_equal(one[0].metrics, found[1].metrics)
+    top = cosines(seed=1).argmax(axis=1)
+    assert one[0].metrics["SET"]["recall"]["R@1"] == np.mean(
+        (top == np.arange(12)) | (top == np.arange(12) + 1)
+    )
+    assert "margin" in one[0].sets[0].left_out
+    near = next(evaluate_matrices([matrix], [positives], [], QUICK, neighbourhood="frames:1"))
+    assert "margin" in near.sets[0].scores
+
+
+def test_several_sets_are_pooled(files, tmp_path):
+    np.save(tmp_path / "other.npy", cosines(8, 20))
+    np.savez(tmp_path / "one.npz", NetVLAD=cosines())
+    (tmp_path / "other.json").write_text(json.dumps({"positives": [[i] for i in range(8)]}))
+    sets = [tmp_path / "one.npz", tmp_path / "other.npy"], [files[1], tmp_path / "other.json"], []
+    (result,) = evaluate_matrices(*sets, QUICK, name="mine")
+    assert result.name == "mine"
+    assert list(result.metrics) == ["one", "other", "pooled", "mean"]
+
+
+def test_matrix_and_descriptors_agree():
+    rng = np.random.default_rng(0)
+    q, r = (rng.integers(-2, 3, (n, 6)).astype(np.float32) for n in (40, 300))  # many equal similarities
+    matrix, direct = search_matrix(q @ r.T, 7), search(q, r, 7)
+    np.testing.assert_array_equal(matrix.indices, direct.indices)
+    np.testing.assert_array_equal(matrix.similarities, direct.similarities)
+
+
+def test_positives_in_every_form(tmp_path):
+    lists = [[0, 2], [], [1]]
+    expected = Positives.from_lists(lists, 4)
+    matrix = np.zeros((3, 4), bool)
+    for i, row in enumerate(lists):
+        matrix[i, row] = True
+    (tmp_path / "a.json").write_text(json.dumps(lists))
+    (tmp_path / "b.json").write_text(json.dumps({"radius": 25, "positives": lists}))
+    np.save(tmp_path / "c.npy", matrix)
+    np.savez(tmp_path / "d.npz", indptr=expected.indptr, indices=expected.indices)
+    for name in ("a.json", "b.json", "c.npy", "d.npz"):
+        found = read_positives(tmp_path / name, 4)
+        assert [found.of(i).tolist() for i in range(3)] == lists, name
+
+
+def test_descriptors_with_and_without_kappa(tmp_path, table):
+    rng = np.random.default_rng(0)
+    counts = len(table.query_rows), len(table.reference_rows)
+    paths = []
+    for name, n in zip(("q", "r"), counts, strict=True):
+        np.save(tmp_path / f"{name}.npy", rng.normal(size=(n, 8)).astype(np.float16))
+        np.save(tmp_path / f"{name}_kappa.npy", rng.uniform(1, 50, n))
+        paths.append((tmp_path / f"{name}.npy", tmp_path / f"{name}_kappa.npy"))
+    table.save(tmp_path / "t.parquet")
+    descriptors, kappa = zip(*paths, strict=True)
+    bare = evaluate_descriptors(descriptors, None, [], [tmp_path / "t.parquet"], QUICK)
+    full = evaluate_descriptors(descriptors, kappa, [], [tmp_path / "t.parquet"], QUICK)
+    assert {"margin", "sue", "aliasing", "z-score"} <= set(bare.sets[0].scores)
+    assert set(full.sets[0].scores) - set(bare.sets[0].scores) == {
+        "inverse-kappa",
+        "kappaplace",
+        "expected-likelihood",
+    }
+    assert bare.sets[0].facts["hash"] == table.content_hash
+
+
+def test_own_scores(tmp_path):
+    found = retrieved()
+    by_query = tmp_path / "mine.csv"
+    by_query.write_text("query,uncertainty\n" + "".join(f"{i},{i / 10}\n" for i in reversed(range(12))))
+    score = read_own_score(by_query, found)
+    assert (score.name, score.match, score.probability) == ("mine", None, None)
+    np.testing.assert_allclose(score.query, np.arange(12) / 10)
+    sure = tmp_path / "sure.csv"
+    sure.write_text("query,probability\n" + "".join(f"{i},{i / 20}\n" for i in range(12)))
+    score = read_own_score(sure, found)
+    np.testing.assert_allclose(score.query, 1 - np.arange(12) / 20)
+    np.testing.assert_allclose(score.probability, np.arange(12) / 20)
+
+
+def test_own_scores_of_pairs(tmp_path):
+    found = retrieved()
+    indices = found.evidence.matches.indices
+    lines = [f"{i},{r},{i + r / 100}" for i, row in enumerate(indices) for r in row]
+    file = tmp_path / "pairs.csv"
+    file.write_text("\n".join(["query,reference,uncertainty", *lines]))
+    score = read_own_score(file, found)
+    expected = np.arange(12)[:, None] + indices / 100
+    np.testing.assert_allclose(score.match, expected)
+    np.testing.assert_allclose(score.query, expected[:, 0])
+    file.write_text("\n".join(["query,reference,uncertainty", *lines[::5]]))  # the top matches alone
+    assert read_own_score(file, found).match is None
+    file.write_text("\n".join(["query,reference,uncertainty", *lines[1:]]))
+    with pytest.raises(KappaPlaceError, match="lacks 1 of the top matches"):
+        read_own_score(file, found)
+
+
+def test_own_scores_by_image_path_and_set(tmp_path, table):
+    names = table.paths[table.query_rows].tolist()
+    positives = table.positives()
+    matrix = cosines(len(names), len(table.reference_rows))
+    lines = [f"val,{name},{i}" for i, name in enumerate(names)] + ["other,0,99"]
+    (tmp_path / "mine.csv").write_text("\n".join(["set,query,uncertainty", *lines]))
+    found = from_similarities(matrix, positives, table, name="val")
+    assert read_own_score(tmp_path / "mine.csv", found).query.tolist() == list(range(len(names)))
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("a,b\n1,2\n", "needs a first line that names its columns"),
+        ("query,x\n1,2\n", "needs the column uncertainty"),
+        ("query,uncertainty\n0,1\n", "lacks 11 of the 12 queries of SET"),
+        ("query,uncertainty\n99,1\n", "query '99' is neither a number from 0 to 11"),
+        ("query,uncertainty\n0,nan\n", "the uncertainty of query 0 is 'nan'"),
+        ("query,uncertainty\n0\n", "the uncertainty of query 0 is None"),
+        ("query,probability\n" + "".join(f"{i},2\n" for i in range(12)), "between 0 and 1"),
+    ],
+)
+def test_bad_own_scores(text, sentence, tmp_path):
+    (tmp_path / "mine.csv").write_text(text)
+    with pytest.raises(KappaPlaceError, match=sentence):
+        read_own_score(tmp_path / "mine.csv", retrieved())
+
+
+def test_an_own_score_hides_none_of_ours(tmp_path):
+    (tmp_path / "l2.csv").write_text("query,uncertainty\n")
+    with pytest.raises(KappaPlaceError, match="another name"):
+        read_own_score(tmp_path / "l2.csv", retrieved())
+
+
+def bad(matrix: np.ndarray, lists: list | None = None, **options) -> str:
+    positives = Positives.from_lists(lists or [[0]] * 12, 30)
+    with pytest.raises(KappaPlaceError) as refused:
+        from_similarities(matrix, positives, **options)
+    return str(refused.value)
+
+
+def test_bad_matrices():
+    spoiled = cosines()
+    spoiled[3, 4] = np.nan
+    assert "NaN" in bad(spoiled)
+    assert "must be cosines from −1 to 1" in bad(cosines() * 40)
+    assert "12 queries and 30 references to evaluate but positives for 3 and 30" in bad(cosines(), [[0]] * 3)
+    assert "Cannot retrieve 99 matches" in bad(cosines(), k=99)
+    assert "one row a query" in bad(cosines()[0])
+
+
+def test_bad_files(files, tmp_path):
+    with pytest.raises(KappaPlaceError, match=r"holds no method 'VGG'; it has NetVLAD, ap-gem"):
+        read_similarities(files[0], "VGG")
+    with pytest.raises(KappaPlaceError, match="There is no file"):
+        read_similarities(tmp_path / "none.npz")
+    (tmp_path / "bad.npz").write_bytes(b"PK\x03\x04 nothing")
+    with pytest.raises(KappaPlaceError, match="cannot be read as a NumPy file"):
+        read_similarities(tmp_path / "bad.npz")
+    np.save(tmp_path / "whole.npy", np.arange(6).reshape(2, 3))
+    with pytest.raises(KappaPlaceError, match="no matrix of floating-point similarities"):
+        read_similarities(tmp_path / "whole.npy")
+    np.save(tmp_path / "pickle.npy", np.array([[0], [1, 2]], dtype=object), allow_pickle=True)
+    with pytest.raises(KappaPlaceError, match="cannot be read as a NumPy file"):
+        read_positives(tmp_path / "pickle.npy", 3)
+    for text in ("{}", "[1, 2]", '{"positives": 3}', "[["):
+        (tmp_path / "p.json").write_text(text)
+        with pytest.raises(KappaPlaceError, match=r"p\.json"):
+            read_positives(tmp_path / "p.json", 3)
+    (tmp_path / "p.json").write_text("[[0], [7]]")
+    with pytest.raises(KappaPlaceError, match="reference index 7 is outside"):
+        read_positives(tmp_path / "p.json", 3)
+    np.save(tmp_path / "q.npy", np.ones((4, 2), np.float32))
+    np.save(tmp_path / "kappa.npy", np.ones(3))
+    with pytest.raises(KappaPlaceError, match="one κ for each of 4 descriptors"):
+        read_embeddings(tmp_path / "q.npy", tmp_path / "kappa.npy")
+    with pytest.raises(KappaPlaceError, match="1 sets but 2 positives files"):
+        list(evaluate_matrices([files[0]], [files[1]] * 2, [], QUICK))
+    with pytest.raises(KappaPlaceError, match="give --positives FILE or a table"):
+        list(evaluate_matrices([files[0]], [], [], QUICK))

@@ -1,0 +1,189 @@
+"""Zoom binning, match level and the ECE surface against loops written from their definitions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kappaplace.errors import KappaPlaceError
+from kappaplace.metrics.calibration import (
+    BOTH_TAILS,
+    NO_CLAMP,
+    UPPER_TAIL,
+    clamp_tails,
+    ece_surface,
+    expected_calibration_error,
+    match_calibration_error,
+    match_pairs,
+    reliability_curve,
+)
+from tests.metrics.examples import Pair, quick, scored
+
+
+def bins_of(scores: list[float], edges: list[float]) -> list[list[int]]:
+    """Queries of each bin; an inner edge belongs to the right, the top edge closes the last bin."""
+    found: list[list[int]] = []
+    for i in range(len(edges) - 1):
+        last = i == len(edges) - 2
+        found.append(
+            [
+                q
+                for q, s in enumerate(scores)
+                if edges[i] <= s and (s < edges[i + 1] or (last and s <= edges[i + 1]))
+            ]
+        )
+    return found
+
+
+def grid(low: float, high: float, bins: int) -> list[float]:
+    return [low + (high - low) * i / bins for i in range(bins)] + [high]
+
+
+def zoomed_by_hand(scores: list[float], success: list[bool], bins: int) -> tuple[float, int]:
+    """ECE and the number of queries that fall out."""
+    parent = grid(min(scores), max(scores), bins)
+    members = bins_of(scores, parent)
+    for top in reversed(parent):
+        child = bins_of(scores, grid(parent[0], top, bins))
+        if len(child[-1]) > 0.001 * len(scores):
+            members = child
+            break
+    error = 0.0
+    for i, inside in enumerate(members):
+        if inside:
+            share = sum(success[q] for q in inside) / len(inside)
+            error += len(inside) / len(scores) * abs(share - (bins - 1 - i) / (bins - 1))
+    return error, len(scores) - sum(map(len, members))
+
+
+@pytest.mark.parametrize("bins", [5, 10, 16])
+@pytest.mark.parametrize("outlier", [20.0, 40.0, 90.0])
+def test_zoom_is_its_definition(bins: int, outlier: float) -> None:
+    rng = np.random.default_rng(5)
+    scores = np.append(rng.gamma(2.0, size=2498), [outlier, outlier + 1])  # two of 2,500 are under 0.1 %
+    success = rng.random(2500) < 0.6
+    error, outside = zoomed_by_hand(scores.tolist(), success.tolist(), bins)
+    curve = reliability_curve(scores, success, NO_CLAMP, bins, zoom=True)
+    assert outside >= 2 or outlier == 90.0  # so far out that the coarser grids end without a full last bin
+    assert curve.outside == outside
+    assert curve.error == pytest.approx(error, abs=1e-9)
+    assert curve.counts.sum() + curve.outside == 2500
+    plain = reliability_curve(scores, success, NO_CLAMP, bins)
+    assert plain.outside == 0
+    assert curve.edges[-1] in plain.edges
+
+
+@quick
+@given(data=scored())
+def test_zoom_leaves_fewer_than_a_thousand_queries_alone(data: Pair) -> None:
+    # The largest score alone is then more than 0.1 %.
+    plain = reliability_curve(*data, NO_CLAMP)
+    zoomed = reliability_curve(*data, NO_CLAMP, zoom=True)
+    np.testing.assert_equal(tuple(zoomed), tuple(plain))
+
+
+def test_exactly_a_thousandth_is_not_more_than_a_thousandth() -> None:
+    scores = np.append(np.linspace(0.0, 0.5, 999), 1.0)
+    curve = reliability_curve(scores, np.ones(1000, bool), NO_CLAMP, zoom=True)
+    assert curve.outside == 1
+    assert curve.edges[-1] == 0.5
+    more = reliability_curve(np.append(scores[:-2], [1.0, 1.0]), np.ones(1000, bool), NO_CLAMP, zoom=True)
+    assert more.outside == 0
+
+
+def test_zoom_ends_at_a_crowd_on_the_lowest_score() -> None:
+    scores = np.array([0.0] * 1999 + [1.0])
+    curve = reliability_curve(scores, np.ones(2000, bool), NO_CLAMP, zoom=True)
+    assert curve.counts.tolist() == [0] * 9 + [1999]
+    assert curve.error == pytest.approx(0.9995)
+
+
+def test_zoom_keeps_the_grid_where_no_edge_helps() -> None:
+    scores = np.append(
+        np.linspace(0.0, 1e-3, 4999), 1e6
+    )  # the lower bins hold all, the last of each grid none
+    success = np.arange(5000) % 2 == 0
+    curve = reliability_curve(scores, success, NO_CLAMP, zoom=True)
+    np.testing.assert_equal(tuple(curve), tuple(reliability_curve(scores, success, NO_CLAMP)))
+
+
+def test_a_score_on_an_inner_edge_goes_right() -> None:
+    curve = reliability_curve(np.array([0.0, 1.0, 2.0, 3.0, 4.0]), np.ones(5, bool), NO_CLAMP, bins=4)
+    assert curve.counts.tolist() == [1, 1, 1, 2]
+
+
+@quick
+@given(data=scored(), bins=st.sampled_from([2, 4, 8]), zoom=st.booleans(), seed=st.integers(0, 99))
+def test_ece_ignores_order_shift_and_unit(data: Pair, bins: int, zoom: bool, seed: int) -> None:
+    uncertainty, success = data
+    ours = expected_calibration_error(uncertainty, success, NO_CLAMP, bins, zoom)
+    order = np.random.default_rng(seed).permutation(len(success))
+    assert expected_calibration_error(uncertainty[order], success[order], NO_CLAMP, bins, zoom) == ours
+    assert expected_calibration_error(uncertainty * 4 + 8, success, NO_CLAMP, bins, zoom) == ours
+    assert 0 <= ours <= 1
+
+
+def test_one_query_is_in_the_least_certain_bin() -> None:
+    assert expected_calibration_error(np.array([0.2]), np.array([True])) == 1.0
+    assert expected_calibration_error(np.array([0.2]), np.array([False])) == 0.0
+
+
+@pytest.mark.parametrize("clamp", [BOTH_TAILS, UPPER_TAIL])
+@pytest.mark.parametrize("k", [1, 3])
+def test_match_level_pools_all_pairs(clamp: tuple, k: int) -> None:
+    rng = np.random.default_rng(2)
+    uncertainty, hits = rng.gamma(2.0, size=(60, 5)), rng.random((60, 5)) < 0.4
+    pairs = [(uncertainty[q, m], hits[q, m]) for q in range(60) for m in range(k)]
+    scores = [float(u) for u, _ in pairs]
+    clamped = clamp_tails(np.array(scores), clamp).tolist()
+    expected = 0.0
+    for i, inside in enumerate(bins_of(clamped, grid(min(clamped), max(clamped), 10))):
+        if inside:
+            share = sum(bool(pairs[p][1]) for p in inside) / len(inside)
+            expected += len(inside) / len(pairs) * abs(share - (9 - i) / 9)
+    assert match_calibration_error(uncertainty, hits, k, clamp) == pytest.approx(expected, abs=1e-9)
+
+
+def test_match_pairs_keep_pairs_together() -> None:
+    uncertainty = np.arange(6.0).reshape(2, 3)
+    scores, hits = match_pairs(uncertainty, uncertainty % 2 == 0, 2)
+    assert scores.tolist() == [0, 1, 3, 4]
+    assert hits.tolist() == [True, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("shape", "k", "sentence"),
+    [((2, 3), 4, "3 are given"), ((2, 2), 1, "one score a match"), ((0, 3), 1, "one score a match")],
+)
+def test_match_level_needs_its_matches(shape: tuple[int, int], k: int, sentence: str) -> None:
+    with pytest.raises(KappaPlaceError, match=sentence):
+        match_pairs(np.zeros(shape), np.zeros((2, 3), bool), k)
+
+
+@settings(max_examples=5)
+@given(seed=st.integers(0, 999), one_sided=st.booleans())
+def test_every_cell_of_the_surface_is_an_ece(seed: int, one_sided: bool) -> None:
+    rng = np.random.default_rng(seed)
+    scores = rng.lognormal(size=1500).round(2)
+    success = rng.random(1500) < 0.5
+    bins, clamps = [5, 10, 30], [0.0, 1.0, 5.0]
+    surface = ece_surface(scores, success, one_sided, bins, clamps)
+    assert surface.bins.tolist() == bins
+    assert surface.clamp.tolist() == clamps
+    for i, percent in enumerate(clamps):
+        clamp = (None if one_sided else percent, 100.0 - percent)
+        for j, count in enumerate(bins):
+            plain = expected_calibration_error(scores, success, clamp, count)
+            assert surface.plain[i, j] == pytest.approx(plain, abs=1e-12)
+            zoomed = expected_calibration_error(scores, success, clamp, count, zoom=True)
+            assert surface.zoomed[i, j] == pytest.approx(zoomed, abs=1e-12)
+
+
+def test_the_surface_spans_what_the_report_shows() -> None:
+    surface = ece_surface(np.linspace(0, 1, 50), np.arange(50) < 30)
+    assert (surface.bins[0], surface.bins[-1]) == (5, 30)
+    assert (surface.clamp[0], surface.clamp[-1]) == (0.0, 5.0)
+    assert surface.plain.shape == surface.zoomed.shape == (len(surface.clamp), 26)
+    assert surface.plain[2, 5] == expected_calibration_error(np.linspace(0, 1, 50), np.arange(50) < 30)

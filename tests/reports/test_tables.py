@@ -1,0 +1,166 @@
+"""Tables: what is printed, what is marked, and that nothing breaks out of HTML or LaTeX."""
+
+from __future__ import annotations
+
+import re
+
+from kappaplace.reports.groups import group_of, pooled_group
+from kappaplace.reports.score_tables import (
+    comparison_table,
+    left_out_table,
+    match_table,
+    mean_table,
+    probability_table,
+    retrieval_table,
+    score_table,
+)
+from kappaplace.reports.tables import Cell, Table, interval, latex_text, mark_best, number, paper_table
+from tests.reports.synthetic import make_result, make_set
+
+
+def column(table: Table, name: str) -> list[Cell]:
+    """Cells below a header, found by its name without the arrow."""
+    headers = [header.split("\u00a0")[0] for header in table.header]
+    return [row[headers.index(name)] for row in table.rows]
+
+
+def test_numbers_and_intervals() -> None:
+    assert number(0.12345) == "0.123"
+    assert number(float("nan")) == number(None) == "–"
+    assert interval((0.1, 0.2)) == "[.100, .200]"
+    assert interval((-0.05, 1.0)) == "[-.050, 1.000]"
+    assert interval(None) == interval((float("nan"), 1.0)) == ""
+
+
+def test_best_is_what_reads_best() -> None:
+    assert mark_best([0.1, 0.3, 0.2], larger=True) == [False, True, False]
+    assert mark_best([0.1, 0.3, float("nan")], larger=False) == [True, False, False]
+    assert mark_best([0.1001, 0.1002, 0.3], larger=False) == [True, True, False]  # the same in print
+    assert mark_best([0.5], larger=True) == [False]
+    assert mark_best([0.5, 0.5], larger=True) == [False, False]
+    assert mark_best([float("nan")] * 2, larger=True) == [False, False]
+
+
+def test_html_and_latex_escape_names() -> None:
+    table = Table(("a_b", "c\u00a0↓"), ((Cell("<b>&"), Cell("0.5", "[0.4, 0.6]", best=True)),), 'x "y" 5 %')
+    page = table.html()
+    assert "&lt;b&gt;&amp;" in page
+    assert "<strong>0.5</strong><small>[0.4, 0.6]</small>" in page
+    assert 'aria-label="x &quot;y&quot; 5 %"' in page
+    source = table.latex()
+    assert r"a\_b & c~$\downarrow$ \\" in source
+    assert r"\textless{}b\textgreater{}\& & \textbf{0.5} \\" in source
+    assert r" & {\scriptsize [0.4, 0.6]} \\" in source
+    assert r"5 \%" in source
+    assert latex_text("\\input{x}") == r"\textbackslash{}input\{x\}"
+    assert latex_text("--out –") == r"-{}-out \textendash{}"
+
+
+def test_score_table_shows_the_metrics_and_marks_the_best() -> None:
+    group = group_of(make_result(), make_set())
+    table = score_table(group)
+    scores = list(group.scores)
+    for metric, pick in (("ECE@1", min), ("AUROC", max), ("AUGRC", min), ("coverage@10%", max)):
+        cells = column(table, metric)[:-1]
+        values = [group.values[name][metric] for name in scores]
+        assert [cell.text for cell in cells] == [f"{value:.3f}" for value in values]
+        assert [cell.best for cell in cells] == [f"{v:.3f}" == f"{pick(values):.3f}" for v in values]
+    last = table.rows[-1]
+    assert last[0].text == "without knowledge"
+    assert not any(cell.best for cell in last)
+    assert column(table, "AUC-PR")[-1].text == f"{group.recall['R@1']:.3f}"  # the random baseline is R@1
+    assert column(table, "AUROC")[-1].text == "0.500"
+
+
+def test_given_metrics_count_and_the_rest_is_measured() -> None:
+    part = make_set()
+    result = make_result("a", part)
+    result.metrics["harbour"] = {
+        "recall": {"R@1": 0.111},
+        "scores": {"l2": {"AUROC": 0.987654, "AURC": None}},
+        "intervals": {"scores": {"l2": {"AUROC": [0.9, 0.99]}}},
+    }
+    table = score_table(group_of(result, part))
+    first = column(table, "AUROC")[0]
+    assert (first.text, first.small, first.best) == ("0.988", "[.900, .990]", True)
+    assert column(table, "AURC")[0].text == "–"  # JSON's null
+    fresh = score_table(group_of(make_result("a", part), part))
+    assert column(table, "ECE@5") == column(fresh, "ECE@5")
+    assert column(table, "AUROC")[1].text == column(fresh, "AUROC")[1].text
+    assert column(retrieval_table(result, [group_of(result, part)]), "R@1")[0].text == "0.111"
+
+
+def test_intervals_may_also_lie_one_level_higher() -> None:
+    part = make_set()
+    result = make_result("a", part)
+    result.metrics["harbour"] = {"intervals": {"l2": {"AUROC": [0.4, 0.6]}}}
+    assert column(score_table(group_of(result, part)), "AUROC")[0].small == "[.400, .600]"
+
+
+def test_pool_holds_what_every_set_has() -> None:
+    result = make_result()
+    pooled = pooled_group(result)
+    assert pooled is not None
+    assert list(pooled.scores) == ["l2", "pa", "fused"]  # the second set has no κ
+    assert len(pooled.hits) == 500
+    expected = sum(part.hits[:, 0].sum() for part in result.sets) / 500
+    assert abs(pooled.recall["R@1"] - expected) < 1e-12
+    assert pooled_group(make_result("a", make_set())) is None
+
+
+def test_match_and_probability_tables_hold_only_scores_that_have_them() -> None:
+    group = group_of(make_result(), make_set())
+    match, probability = match_table(group), probability_table(group)
+    assert match is not None
+    assert probability is not None
+    assert [row[0].text for row in match.rows] == ["L2", "KappaPlace"]
+    assert [row[0].text for row in probability.rows] == ["Fused"]
+    assert column(match, "match ECE@10")[0].text == f"{group.values['l2']['match ECE@10']:.3f}"
+
+
+def test_retrieval_table_states_queries_without_positives_and_policy() -> None:
+    result = make_result()
+    groups = [group_of(result, part) for part in result.sets]
+    table = retrieval_table(result, groups)
+    assert [cell.text for cell in column(table, "without positives")] == ["7", "7"]
+    assert "counted as failures" in table.caption
+    assert column(table, "R@5")[0].text == f"{result.sets[0].hits[:, :5].any(axis=1).mean():.3f}"
+
+
+def test_left_out_table_gives_the_reasons() -> None:
+    table = left_out_table(make_result())
+    assert table is not None
+    assert [cell.text for cell in table.rows[0]][:2] == ["sue", "hills & <woods>"]
+    assert "positions" in table.rows[0][2].text
+    assert left_out_table(make_result("a", make_set())) is None
+
+
+def test_mean_table_marks_the_best() -> None:
+    mean = {"scores": {"a": {"ECE@1": 0.2, "AUROC": 0.7}, "b": {"ECE@1": 0.1, "AUROC": None}, "c": {}}}
+    table = mean_table(mean, {"a": "A", "b": "B"})
+    assert [cell.best for cell in column(table, "ECE@1")] == [False, True]
+    assert [cell.text for cell in column(table, "AUROC")] == ["0.700", "–"]
+
+
+def test_comparison_marks_the_better_run_of_each_score() -> None:
+    runs = {name: make_set(noise=noise) for name, noise in (("A", 0.5), ("B", 3.0))}
+    groups = {name: group_of(make_result(name, part), part) for name, part in runs.items()}
+    table = comparison_table(groups, "harbour")
+    row = {(r[0].text, r[1].text): cell for r, cell in zip(table.rows, column(table, "AUROC"), strict=True)}
+    assert row["KappaPlace", "A"].best
+    assert not row["KappaPlace", "B"].best
+    assert row["KappaPlace", "B"].text == f"{groups['B'].values['kappaplace']['AUROC']:.3f}"
+
+
+def test_paper_table_lists_also_what_has_no_data() -> None:
+    row = {"table": "Tab. 1", "set": "SF-XL v1", "method": "L2", "metric": "ECE@1", "paper": 0.421}
+    table = paper_table(
+        [
+            {**row, "ours": 0.4, "difference": -0.021, "status": "reproduced"},
+            {**row, "status": "no data"},
+        ]
+    )
+    assert [cell.text for cell in table.rows[0][4:]] == ["0.421", "0.400", "−0.021", "reproduced"]
+    assert [cell.text for cell in table.rows[1][4:]] == ["0.421", "–", "–", "no data"]
+    assert len(re.findall("<tr>", table.html())) == 3
+    assert r"$-$0.021" in table.latex()

@@ -1,0 +1,46 @@
+"""What a run tells: CSV files that a spreadsheet reads, and one line an epoch."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import pytest
+
+from kappaplace.training.log import EPOCHS, STEPS, RunLog, as_csv, epoch_line, installed_trackers
+
+
+def test_csv_has_all_columns_of_any_row() -> None:
+    rows = [{"epoch": 0, "R@1": 0.25}, {"epoch": 1, "loss": 1.23456789e-7, "R@1": 0.5, "watching": "R@1"}]
+    found = list(csv.DictReader(io.StringIO(as_csv(rows))))
+    assert found == [
+        {"epoch": "0", "R@1": "0.25", "loss": "", "watching": ""},
+        {"epoch": "1", "R@1": "0.5", "loss": "1.23457e-07", "watching": "R@1"},
+    ]
+
+
+def test_files_are_written_whole_and_follow_the_rows(tmp_path: Path) -> None:
+    log = RunLog(tmp_path)
+    log.write()
+    assert not list(tmp_path.iterdir())
+    log.steps += [{"step": 50, "loss": 2.0}, {"step": 100, "loss": 1.0}]
+    log.epochs.append({"epoch": 1})
+    log.write()
+    assert (tmp_path / STEPS).read_text() == "step,loss\n50,2\n100,1\n"
+    assert (tmp_path / EPOCHS).read_text() == "epoch\n1\n"
+    del log.steps[1]  # a resumed run drops what came after its state
+    log.write()
+    assert (tmp_path / STEPS).read_text() == "step,loss\n50,2\n"
+
+
+def test_epoch_line_says_what_there_is() -> None:
+    row = {"epoch": 3, "loss": 1.23456, "R@1": 0.8125, "R@5": 0.9, "ECE@1": 0.1, "seconds": 41.6}
+    assert epoch_line(row, 30) == "epoch 3/30  loss 1.235  R@1 0.8125  ECE@1 0.1  (42 s)"
+    assert epoch_line({"epoch": 0, "seconds": 0.0}, 2) == "epoch 0/2  (0 s)"
+
+
+def test_trackers_that_are_not_installed_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if name == "wandb" else None)
+    assert installed_trackers(["tensorboard", "wandb", "mlflow"]) == ["wandb"]
+    assert installed_trackers([]) == []

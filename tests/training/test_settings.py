@@ -1,0 +1,162 @@
+"""Settings: every option survives TOML, and whatever cannot be meant is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from kappaplace.errors import KappaPlaceError
+from kappaplace.training.settings import SECTIONS, Settings, flat, parse_options, read_toml
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+CHANGES = st.fixed_dictionaries(
+    {},
+    optional={
+        "model.start": TEXT,
+        "model.pretrained": st.booleans(),
+        "model.start_kappa": st.floats(allow_nan=False),
+        "classes.by": st.sampled_from(["auto", "pose", "place"]),
+        "classes.hold_out": st.floats(0, 1),
+        "optimiser.lr": st.floats(0, exclude_min=True),
+        "optimiser.iterations": st.integers(0),
+        "stop.metrics": st.lists(st.sampled_from(["R@1", "ECE@1", "AUROC"])),
+        "run.seed": st.integers(-(2**63), 2**63 - 1),
+        "run.trackers": st.lists(TEXT),
+    },
+)
+
+
+@hypothesis_settings(deadline=None)
+@given(changes=CHANGES)
+def test_settings_survive_a_toml_file(tmp_path_factory: pytest.TempPathFactory, changes: dict) -> None:
+    settings = Settings(recipe="kappa-pt").changed(changes)
+    file = tmp_path_factory.getbasetemp() / "settings.toml"
+    file.write_text(settings.to_toml(), encoding="utf-8")
+    stated = read_toml(file)
+    assert stated.pop("recipe") == "kappa-pt"
+    assert set(stated) == set(flat(settings)) - {"recipe"}
+    assert Settings(recipe="kappa-pt").changed(stated) == settings
+
+
+def test_changed_options_are_changed_and_nothing_else() -> None:
+    before = Settings()
+    after = before.changed({"optimiser.lr": 1, "stop.metrics": "AUROC", "model.dim": 64})
+    assert (after.optimiser.lr, after.stop.metrics, after.model.dim) == (1.0, ("AUROC",), 64)
+    assert type(after.optimiser.lr) is float
+    differ = {name for name, value in flat(after).items() if flat(before)[name] != value}
+    assert differ == {"optimiser.lr", "stop.metrics", "model.dim"}
+    told = after.differences(before)
+    assert "model.dim: 512 there, 64 here" in told
+    assert len(told) == 3
+    assert before.differences(before) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("optimiser.lr", "fast", "optimiser.lr must be a number; got 'fast'"),
+        ("optimiser.lr", True, "must be a number"),
+        ("optimiser.epochs", 1.5, "must be a whole number"),
+        ("optimiser.epochs", True, "must be a whole number"),
+        ("model.pretrained", 1, "must be true or false"),
+        ("model.backbone", 50, "must be text"),
+        ("stop.metrics", 3, "must be a list"),
+        ("stop.metrics", ["R@1", "R@2"], "stop.metrics is one of R@1, ECE@1, AUROC; got 'R@2'"),
+        ("run.trackers", [1], "must be text"),
+        ("classes.by", "grid", "classes.by is one of auto, pose, place; got 'grid'"),
+    ],
+)
+def test_wrong_types_are_told(name: str, value: Any, told: str) -> None:
+    with pytest.raises(KappaPlaceError, match=told):
+        Settings().changed({name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("optimiser.rate", r"no option 'optimiser.rate'; \[optimiser\] has: epochs, iterations"),
+        ("optimizer.lr", f"no option 'optimizer.lr'; sections are: {', '.join(SECTIONS)}"),
+        ("lr", "no option 'lr'; sections are"),
+        ("optimiser", "no option 'optimiser'"),
+        ("recipe", "no option 'recipe'"),
+    ],
+)
+def test_unknown_options_name_the_known_ones(name: str, told: str) -> None:
+    with pytest.raises(KappaPlaceError, match=told):
+        Settings().changed({name: 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("optimiser.epochs", 0, "above zero"),
+        ("optimiser.batch_size", -4, "above zero"),
+        ("optimiser.images_per_place", 0, "above zero"),
+        ("optimiser.lr", 0.0, "above zero"),
+        ("optimiser.lr", float("nan"), "above zero"),
+        ("optimiser.head_lr", -1e-3, "negative"),
+        ("optimiser.prototype_lr", -1e-3, "negative"),
+        ("optimiser.weight_decay", -0.1, "negative"),
+        ("run.accumulate", 0, "above zero"),
+        ("run.checkpoint_every", 0, "above zero"),
+        ("classes.cell", 0.0, "above zero"),
+        ("classes.hold_out", 1.5, "between 0 and 1"),
+        ("augment.damage", -0.1, "between 0 and 1"),
+        ("augment.scale", 2.0, "between 0 and 1"),
+        ("optimiser.iterations", -1, "must not be negative"),
+        ("stop.patience", -1, "must not be negative"),
+        ("stop.min_delta", -0.1, "must not be negative"),
+        ("anchors.views", -1, "must not be negative"),
+        ("classes.groups", -8, "must not be negative"),
+    ],
+)
+def test_values_out_of_range_are_told(name: str, value: Any, told: str) -> None:
+    with pytest.raises(KappaPlaceError, match=f"{name} .*{told}"):
+        Settings().changed({name: value})
+
+
+def test_options_of_a_command_line() -> None:
+    options = parse_options(
+        [
+            "optimiser.lr=1e-4",
+            "model.start = runs/first",
+            'stop.metrics=["R@1", "ECE@1"]',
+            "model.pretrained=true",
+        ]
+    )
+    assert options == {
+        "optimiser.lr": 1e-4,
+        "model.start": "runs/first",
+        "stop.metrics": ["R@1", "ECE@1"],
+        "model.pretrained": True,
+    }
+    assert Settings().changed(parse_options(["stop.metrics=R@1"])).stop.metrics == ("R@1",)
+    assert Settings().changed(parse_options(["model.start=a=b"])).model.start == "a=b"
+    with pytest.raises(KappaPlaceError, match=r"'optimiser.lr' sets nothing; write section.key=value"):
+        parse_options(["optimiser.lr"])
+
+
+@pytest.mark.parametrize("folder", ["2024", "2024-05-01", "true", "1e5", "07"])
+def test_a_folder_may_be_called_like_a_number_or_a_date(folder: str) -> None:
+    """What a text option is given on the command line is that text, whatever else TOML would read."""
+    assert Settings().changed(parse_options([f"model.start={folder}"])).model.start == folder
+
+
+def test_files_that_are_no_settings_are_told(tmp_path: Path) -> None:
+    with pytest.raises(KappaPlaceError, match="cannot be read: No such file"):
+        read_toml(tmp_path / "nothing.toml")
+    file = tmp_path / "settings.toml"
+    for content, told in (
+        (b"[model\n", "not valid TOML"),
+        (b"\xff\xfe", "not valid TOML"),
+        (b"lr = 1", "'lr' stands outside a section; sections are: model"),
+        (b"model = 1", r"'model' stands outside a section; \[model\] has: start"),
+    ):
+        file.write_bytes(content)
+        with pytest.raises(KappaPlaceError, match=told):
+            read_toml(file)

@@ -1,0 +1,173 @@
+"""The logistic combination: optimum, bias, hard cases, storage, and life as a score."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+
+from kappaplace.errors import KappaPlaceError
+from kappaplace.metrics.ranking import auroc
+from kappaplace.uncertainty.fused import CLIP, Combination, features_of, fit_combination, fused
+from kappaplace.uncertainty.registry import SCORES, available, score_named
+from tests.uncertainty.helpers import world
+
+
+def sample(seed: int = 0, n: int = 400) -> tuple[np.ndarray, np.ndarray]:
+    """Two useful scores of different scale, one of them heavy-tailed, and a useless one."""
+    rng = np.random.default_rng(seed)
+    right = rng.random(n) < 0.6
+    wrong = ~right
+    columns = [wrong + rng.normal(0, 1, n), 1e3 * np.exp(2 * (wrong + rng.normal(0, 1, n))), rng.random(n)]
+    return np.column_stack(columns), right
+
+
+@settings(deadline=None, max_examples=10)
+@given(seed=st.integers(0, 999), penalty=st.sampled_from([0.01, 1.0, 100.0]))
+def test_is_the_penalised_optimum(seed: int, penalty: float) -> None:
+    x, right = sample(seed)
+    ours = fit_combination(x, right, ["a", "b", "c"], penalty=penalty)
+    quartiles = np.percentile(x, [25, 75], axis=0)
+    z = np.clip((x - np.median(x, axis=0)) / ((quartiles[1] - quartiles[0]) / 1.349), -CLIP, CLIP)
+
+    def loss(beta: np.ndarray) -> float:
+        logit = beta[0] - z @ beta[1:]
+        return float(
+            np.logaddexp(0, np.where(right, -logit, logit)).sum() + penalty / 2 * beta[1:] @ beta[1:]
+        )
+
+    theirs = minimize(loss, np.zeros(4), method="BFGS", options={"gtol": 1e-6}).x
+    np.testing.assert_allclose([ours.bias, *ours.weights], theirs, atol=1e-4)
+    assert ours.probability(x).mean() == pytest.approx(right.mean(), abs=1e-6)
+
+
+def test_beats_its_parts_on_fresh_queries() -> None:
+    combination = fit_combination(*sample(0, 2000), ["a", "b", "c"])
+    x, right = sample(1, 2000)
+    together = auroc(1 - combination.probability(x), right)
+    assert together > max(auroc(x[:, j], right) for j in range(3)) + 0.02
+
+
+def test_separable_classes_get_finite_weights() -> None:
+    x = np.arange(20.0)[:, None]
+    combination = fit_combination(x, x[:, 0] < 10, ["a"])
+    assert 0 < combination.weights[0] < 100
+    assert ((combination.probability(x) > 0.5) == (x[:, 0] < 10)).all()
+
+
+def test_a_constant_score_has_no_say_even_when_it_changes_later() -> None:
+    x, right = sample()
+    x[:, 2] = 7.0
+    combination = fit_combination(x, right, ["a", "b", "c"])
+    assert combination.weights[2] == 0
+    moved = x.copy()
+    moved[:, 2] = -1e6
+    np.testing.assert_array_equal(combination.probability(x), combination.probability(moved))
+    alone = fit_combination(x[:, 2:], right, ["c"])
+    np.testing.assert_allclose(alone.probability(x[:, 2:]), right.mean(), atol=1e-6)
+
+
+def test_a_mostly_constant_score_keeps_its_scale() -> None:
+    x = np.zeros((100, 1))
+    x[:20] = 300.0
+    right = np.arange(100) >= 15
+    assert fit_combination(x, right, ["sue"]).weights[0] > 0
+
+
+def test_the_same_score_twice_shares_its_weight() -> None:
+    x, right = sample()
+    twice = fit_combination(x[:, [0, 0]], right, ["a", "a2"])
+    assert twice.weights[0] == pytest.approx(twice.weights[1])
+
+
+def test_one_wild_value_moves_little() -> None:
+    x, right = sample()
+    wild = x.copy()
+    wild[0, 0] = 1e12
+    names = ["a", "b", "c"]
+    before, after = fit_combination(x, right, names), fit_combination(wild, right, names)
+    np.testing.assert_allclose(after.weights, before.weights, atol=0.2)
+
+
+@pytest.mark.parametrize(
+    ("x", "right", "names", "sentence"),
+    [
+        (np.zeros((3, 1)), [True] * 3, ["a"], "only right queries"),
+        (np.zeros((3, 1)), [False] * 3, ["a"], "only wrong queries"),
+        (np.zeros((0, 1)), [], ["a"], "no queries"),
+        (np.array([[np.nan], [1.0]]), [True, False], ["a"], "score a is NaN or infinite"),
+        (np.zeros((3, 2)), [True, False, True], ["a"], "one column a score"),
+        (np.zeros((3, 0)), [True, False, True], [], "one column a score"),
+        (np.zeros((3, 1)), [True, False], ["a"], "one row a query"),
+    ],
+)
+def test_what_cannot_be_fitted_is_refused(x: np.ndarray, right: list, names: list, sentence: str) -> None:
+    with pytest.raises(KappaPlaceError, match=sentence):
+        fit_combination(x, np.array(right, bool), names)
+
+
+@pytest.mark.parametrize("penalty", [0.0, -1.0, np.inf, np.nan])
+def test_the_penalty_must_be_positive(penalty: float) -> None:
+    with pytest.raises(KappaPlaceError, match="penalty"):
+        fit_combination(*sample(), ["a", "b", "c"], penalty=penalty)
+
+
+def test_storage_keeps_every_bit() -> None:
+    x, right = sample()
+    combination = fit_combination(x, right, ["a", "b", "c"])
+    assert Combination.from_dict(json.loads(json.dumps(combination.to_dict()))) == combination
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"bias": "x"},
+        {"weights": [1.0, 2.0]},
+        {"scale": [0.0]},
+        {"scores": []},
+        {"extra": 1},
+        {"centre": None},
+    ],
+)
+def test_a_broken_file_is_told(change: dict) -> None:
+    stored = Combination(("a",), (0.0,), (1.0,), (1.0,), 0.0).to_dict() | change
+    with pytest.raises(KappaPlaceError, match="combination"):
+        Combination.from_dict(stored)
+
+
+def test_features_must_fit_the_combination() -> None:
+    combination = fit_combination(*sample(), ["a", "b", "c"])
+    with pytest.raises(KappaPlaceError, match="takes 3 scores a query"):
+        combination.probability(np.zeros((4, 2)))
+
+
+def test_it_is_a_score_like_any_other() -> None:
+    names = ["l2", "margin", "inverse-kappa"]
+    validation, test = world(0, queries=80), world(1, queries=50)
+    right = np.random.default_rng(0).random(80) < 0.5
+    combination = fit_combination(features_of(validation, [SCORES[n] for n in names]), right, names)
+    score = fused(combination)
+    uncertainty = score.query(test)
+    columns = np.column_stack([score_named(n).query(test) for n in names])
+    np.testing.assert_allclose(uncertainty, 1 - combination.probability(columns))
+    assert ((uncertainty >= 0) & (uncertainty <= 1)).all()
+    assert score.needs_kappa
+    usable, left_out = available([score], replace(test, query=test.query._replace(kappa=None)))
+    assert usable == []
+    assert "kappa head" in left_out["fused"]
+
+
+def test_a_combination_of_own_scores() -> None:
+    mine = replace(score_named("l2"), name="mine")
+    combination = Combination(("mine",), (1.0,), (0.5,), (2.0,), 0.1)
+    e = world()
+    np.testing.assert_allclose(
+        fused(combination, {"mine": mine}).query(e), 1 / (1 + np.exp(0.1 - 2 * (mine.query(e) - 1) / 0.5))
+    )
+    with pytest.raises(KappaPlaceError, match="unknown scores mine"):
+        fused(combination)

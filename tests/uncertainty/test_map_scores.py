@@ -1,0 +1,148 @@
+"""Margin, aliasing and z-score: what lies beyond the top K, against full sorts."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kappaplace.data.neighbourhood import Neighbourhood
+from kappaplace.data.place_images import PlaceImages
+from kappaplace.errors import KappaPlaceError
+from kappaplace.types import Embeddings, Matches
+from kappaplace.uncertainty.base import Evidence
+from kappaplace.uncertainty.registry import score_named
+from kappaplace.uncertainty.z_score import z_score
+from tests.uncertainty.helpers import world
+
+MARGIN, ALIASING = score_named("margin"), score_named("aliasing")
+
+
+def same_place(e: Evidence, a: int, b: int, radius: float) -> bool:
+    return a == b or np.hypot(*(e.reference_positions[a] - e.reference_positions[b])) <= radius
+
+
+def within(e: Evidence, radius: float):
+    return lambda a, b: (
+        np.equal(a, b)
+        | (np.linalg.norm(e.reference_positions[a] - e.reference_positions[b], axis=-1) <= radius)
+    )
+
+
+@settings(deadline=None, max_examples=40)
+@given(seed=st.integers(0, 9999), k=st.integers(1, 9), radius=st.sampled_from([0.0, 20.0, 50.0, 90.0, 1e9]))
+def test_margin_and_aliasing_equal_a_full_sort(seed: int, k: int, radius: float) -> None:
+    e = world(seed, k=k)
+    e = replace(e, near=within(e, radius))
+    matrix = (e.query.descriptor @ e.reference.descriptor.T).astype(float)
+    own = (e.reference.descriptor @ e.reference.descriptor.T).astype(float)
+    margin, aliasing = MARGIN.query(e), ALIASING.query(e)
+    from_matrix = MARGIN.query(replace(e, query=None, similarity_matrix=matrix))
+    for row, top in enumerate(e.matches.indices[:, 0]):
+        outside = [r for r in range(9) if not same_place(e, r, top, radius)]
+        best = max((matrix[row, r] for r in outside), default=-1.0)
+        alias = max((own[top, r] for r in outside), default=-1.0)
+        assert margin[row] == pytest.approx(best - matrix[row, top], abs=1e-6)
+        assert from_matrix[row] == pytest.approx(margin[row], abs=1e-6)
+        assert aliasing[row] == pytest.approx(alias - matrix[row, top], abs=1e-6)
+    if radius < 1e9:
+        assert (margin <= 1e-6).all()
+
+
+def test_positions_alone_mean_25_metres() -> None:
+    e = world()
+    for score in (MARGIN, ALIASING):
+        np.testing.assert_array_equal(score.query(e), score.query(replace(e, near=within(e, 25.0))))
+
+
+@pytest.mark.parametrize("text", ["metres:30", "frames:2", "self"])
+def test_a_table_brings_its_own_neighbourhood(text: str) -> None:
+    e = world(k=2)
+    table = PlaceImages.create(
+        [f"{i}.jpg" for i in range(9)], e.reference_positions, neighbourhood=Neighbourhood.parse(text)
+    )
+    e = replace(e, near=table.is_near)
+    matrix = e.query.descriptor @ e.reference.descriptor.T
+    margin = MARGIN.query(e)
+    for row, top in enumerate(e.matches.indices[:, 0]):
+        far = np.setdiff1d(np.arange(9), table.near(top))
+        assert margin[row] == pytest.approx(matrix[row, far].max(initial=-1.0) - matrix[row, top], abs=1e-6)
+
+
+def test_the_list_is_enough_where_it_reaches_outside() -> None:
+    listed = Matches(np.array([[0, 1, 2], [2, 1, 0]]), np.array([[0.9, 0.8, 0.5], [0.7, 0.6, 0.1]]))
+    e = Evidence(listed, near=lambda a, b: np.abs(np.subtract(a, b)) <= 1)
+    np.testing.assert_allclose(MARGIN.query(e), [-0.4, -0.6])
+    short = Evidence(Matches(listed.indices[:, :2], listed.similarities[:, :2]), near=e.near)
+    with pytest.raises(KappaPlaceError, match="All matches of 2 queries lie in the place of the top one"):
+        MARGIN.query(short)
+
+
+def test_only_queries_without_a_match_outside_are_searched_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    e = world(k=9)
+    e = replace(e, near=lambda a, b: np.equal(a, b))
+
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("searched")
+
+    monkeypatch.setattr("kappaplace.uncertainty.evidence.best_outside", fail)
+    assert MARGIN.query(e).shape == (6,)
+    with pytest.raises(AssertionError, match="searched"):
+        ALIASING.query(e)
+
+
+def test_searches_are_shared() -> None:
+    e = world()
+    assert e.best_alias is e.best_alias
+    assert e.best_outside is e.best_outside
+
+
+def test_twins_in_another_place_leave_no_margin() -> None:
+    z = np.eye(4, dtype=np.float32)[[0, 0, 1]]
+    positions = np.array([[0.0, 0.0], [1000.0, 0.0], [2000.0, 0.0]])
+    e = Evidence(
+        Matches(np.array([[0, 1]]), np.ones((1, 2), np.float32)),
+        Embeddings(z[:1]),
+        Embeddings(z),
+        reference_positions=positions,
+    )
+    assert MARGIN.query(e).tolist() == [0.0]
+    assert ALIASING.query(e).tolist() == [0.0]
+
+
+@pytest.mark.parametrize("source", ["descriptors", "matrix"])
+def test_z_score_counts_deviations_above_the_map(source: str) -> None:
+    e = world(references=20)
+    matrix = e.query.descriptor @ e.reference.descriptor.T
+    if source == "matrix":
+        e = Evidence(e.matches, similarity_matrix=matrix)
+    ours = score_named("z-score").query(e)
+    for row in range(6):
+        values = matrix[row].astype(float).tolist()
+        expected = (max(values) - statistics.fmean(values)) / statistics.pstdev(values)
+        assert ours[row] == pytest.approx(-expected, rel=1e-5)
+    np.testing.assert_array_equal(ours, z_score(None).query(e))
+
+
+def test_z_score_of_a_sample_is_fixed_and_near_that_of_all() -> None:
+    e = world(references=4000)
+    sampled = z_score(2000)
+    np.testing.assert_array_equal(sampled.query(e), sampled.query(e))
+    np.testing.assert_allclose(sampled.query(e), z_score(None).query(e), rtol=0.1)
+    matrix = Evidence(e.matches, similarity_matrix=e.query.descriptor @ e.reference.descriptor.T)
+    np.testing.assert_allclose(sampled.query(e), sampled.query(matrix), rtol=1e-5)
+
+
+def test_z_score_where_all_references_are_alike() -> None:
+    matches = Matches(np.zeros((1, 1), int), np.full((1, 1), 0.3, np.float32))
+    assert score_named("z-score").query(
+        Evidence(matches, similarity_matrix=np.full((1, 7), 0.3, np.float32))
+    ).tolist() == [0.0]
+    one = Evidence(matches, similarity_matrix=np.full((1, 1), 0.3, np.float32))
+    assert score_named("z-score").query(one).tolist() == [0.0]
+    with pytest.raises(KappaPlaceError, match="two references or more"):
+        z_score(1)

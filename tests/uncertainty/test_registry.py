@@ -1,0 +1,133 @@
+"""Every score over the whole registry: shapes, needs, and the sentence for what is missing."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from kappaplace.errors import KappaPlaceError
+from kappaplace.types import Embeddings, Matches
+from kappaplace.uncertainty.base import Evidence
+from kappaplace.uncertainty.registry import SCORES, available, score_named
+from tests.uncertainty.helpers import world
+
+FROM_THE_LIST = ["l2", "cosine", "pa", "tld-distribution", "tld-ratio-spread", "tld-statistical"]
+
+
+def full(**rest: object) -> Evidence:
+    rng = np.random.default_rng(0)
+    images = list(rng.integers(0, 255, (15, 40, 40), dtype=np.uint8))
+    return world(query_images=images[:6], reference_images=images[6:], **rest)
+
+
+@pytest.mark.parametrize("score", SCORES.values(), ids=SCORES)
+def test_every_score_has_one_number_a_query_and_says_what_it_needs(score) -> None:
+    e = full()
+    assert score.query(e).shape == (6,)
+    assert np.isfinite(score.query(e)).all()
+    assert score.query(e).dtype == np.float64
+    if score.match is not None:
+        pairs = score.match(e)
+        assert pairs.shape == (6, 4)
+        np.testing.assert_array_equal(pairs[:, 0], score.query(e))
+    bare = Evidence(e.matches)
+    if score.name in FROM_THE_LIST:
+        assert score.reason(bare) is None
+        assert np.isfinite(score.query(bare)).all()
+        return
+    reason = score.reason(bare)
+    assert reason.endswith(".")
+    assert ";" in reason  # what, and what to do
+    with pytest.raises(KappaPlaceError) as error:
+        score.query(bare)
+    assert str(error.value) == reason
+
+
+def test_all_is_available_where_all_is_given() -> None:
+    assert available(SCORES.values(), full()) == (list(SCORES.values()), {})
+
+
+def test_what_is_missing_is_left_out_with_a_reason() -> None:
+    e = full()
+    usable, left_out = available(SCORES.values(), Evidence(e.matches))
+    assert [score.name for score in usable] == FROM_THE_LIST
+    assert list(left_out) == [name for name in SCORES if name not in FROM_THE_LIST]
+    assert "positions of the references" in left_out["sue"]
+    assert "kappa head" in left_out["kappaplace"]
+    assert "variance" in left_out["variance"]
+    assert "which references show one place" in left_out["margin"]
+    assert "images" in left_out["geometric"]
+    one = Evidence(Matches(e.matches.indices[:, :1], e.matches.similarities[:, :1]))
+    assert [score.name for score in available(SCORES.values(), one)[0]] == ["l2", "cosine"]
+
+
+def test_kappa_of_the_references_is_asked_for_too() -> None:
+    e = world()
+    half = replace(e, reference=Embeddings(e.reference.descriptor))
+    assert "κ of the references" in score_named("kappaplace").reason(half)
+    assert score_named("inverse-kappa").reason(half) is None
+    assert [name for name, score in SCORES.items() if score.needs_kappa] == [
+        "inverse-kappa",
+        "kappaplace",
+        "expected-likelihood",
+    ]
+
+
+def test_a_similarity_matrix_gives_margin_and_z_score_but_not_aliasing() -> None:
+    e = world()
+    matrix = e.query.descriptor @ e.reference.descriptor.T
+    bare = Evidence(e.matches, similarity_matrix=matrix, near=lambda a, b: np.equal(a, b))
+    usable, left_out = available([score_named(n) for n in ("margin", "aliasing", "z-score")], bare)
+    assert [score.name for score in usable] == ["margin", "z-score"]
+    assert "similarity matrix of queries and references does not hold" in left_out["aliasing"]
+
+
+def test_without_opencv_geometric_verification_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    assert "pip install 'kappaplace[video]'" in available(SCORES.values(), full())[1]["geometric"]
+
+
+def test_an_unposed_match_leaves_sue_out() -> None:
+    e = world()
+    positions = e.reference_positions.copy()
+    positions[e.matches.indices[2, 1]] = np.nan
+    assert "without one" in score_named("sue").reason(replace(e, reference_positions=positions))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"reference_positions": np.zeros((9, 3))}, "are not R×2"),
+        ({"reference_positions": np.zeros((0, 2))}, "reference positions"),
+        ({"query_images": ["a.jpg"]}, "query images"),
+        ({"reference_images": []}, "reference images"),
+        ({"similarity_matrix": np.zeros((5, 9))}, "does not fit"),
+        ({"similarity_matrix": np.zeros((6, 1))}, "does not fit"),
+    ],
+)
+def test_evidence_that_does_not_fit_the_matches_is_refused(wrong: dict, sentence: str) -> None:
+    with pytest.raises(KappaPlaceError, match=sentence):
+        replace(world(), **wrong)
+
+
+def test_unknown_score_names_the_known_ones() -> None:
+    with pytest.raises(KappaPlaceError, match=r"choose among: l2, cosine, pa, .*kappaplace"):
+        score_named("suee")
+
+
+def test_no_queries_give_no_scores() -> None:
+    e = world(queries=0)
+    for name in (
+        *FROM_THE_LIST,
+        "sue",
+        "log-sue",
+        "kappaplace",
+        "expected-likelihood",
+        "margin",
+        "aliasing",
+        "z-score",
+    ):
+        assert score_named(name).query(e).shape == (0,)
