@@ -1,18 +1,24 @@
-"""Time of every metric on 100,000 queries × 20 matches, and the ratio to plain loops over queries.
+"""Time of every metric and closed-form score on 100,000 queries × 20 matches, and the ratio to plain loops.
 
-    python benchmarks/metrics_speed.py [--csv results/metrics_speed.csv] [--least 100]
+    python benchmarks/metrics_speed.py [--csv results/metrics_speed.csv] [--least 100] [--most 2]
 
-Without bootstrap. The loops go over the same NumPy arrays, as evaluation scripts do; with --lists over Python
-lists, the fastest that a loop can get. They run on the first --loop-queries queries in the same run and are
-scaled linearly, which favours them where they sort. Both sides must agree before anything is timed.
+Each metric once and each score once at each of its levels, without bootstrap; what several of them share (a
+sorted score, the distances) is computed anew for each.
+
+The loops go over the same NumPy arrays, as evaluation scripts do; with --lists over Python lists, the fastest
+that a loop can get. They run on the first --loop-queries queries in the same run and are scaled linearly,
+which favours them where they sort. Both sides must agree before anything is timed. The loops of the scores
+are in scores_loops.py. Smooth ECE outweighs all other loops, so the ratio is told without it, too.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +27,8 @@ import numpy as np
 from kappaplace.metrics import calibration, probability, ranking, retrieval, selective
 from kappaplace.metrics.smooth import smooth_ece
 from record import append_row
+from scores_loops import SCORE_TASKS, Found, ScoreTask
+from scores_loops import made_up as made_up_matches
 
 MATCHES = 20
 
@@ -303,7 +311,6 @@ METRICS = [
     probable("Brier resolution", lambda p, s: probability.brier_parts(p, s).resolution, loop_resolution),
     probable("log-loss", probability.log_loss, loop_log_loss),
 ]
-"""Closed-form scores can join as a second list of tasks beside this one."""
 
 ALONE: dict[str, Callable[[Data], object]] = {
     "ECE@1 with zoom": lambda d: calibration.expected_calibration_error(
@@ -324,14 +331,48 @@ def seconds(run: Callable[[], object], rounds: int = 1) -> float:
     return min(times)
 
 
-def measure(task: Task, data: Data, sample: Data, lists: bool, rounds: int) -> tuple[float, float]:
-    """Seconds of the package and of the loop, the latter scaled from the sample to all queries."""
+class Times(NamedTuple):
+    """Seconds of the package, and of the loops scaled to all queries (none where there is no loop)."""
+
+    ours: float = 0.0
+    loop: float = 0.0
+
+    def plus(self, other: Times) -> Times:
+        return Times(self.ours + other.ours, self.loop + other.loop)
+
+    def without(self, other: Times) -> Times:
+        return Times(self.ours - other.ours, self.loop - other.loop)
+
+    @property
+    def ratio(self) -> float:
+        return self.loop / self.ours
+
+    def show(self, name: str) -> None:
+        looped = f"{self.loop * 1e3:12.0f}{self.ratio:8.0f}" if self.loop else ""
+        print(f"{name:28}{self.ours * 1e3:10.2f}{looped}", flush=True)
+
+
+def agree(name: str, ours: object, loop: object, tolerance: float = 1e-9) -> None:
+    """Both sides must say the same of the sample."""
+    a, b = np.asarray(ours), np.asarray(loop)
+    if a.shape != b.shape or not np.allclose(a, b, rtol=tolerance, atol=tolerance):
+        raise SystemExit(f"{name}: the loop does not agree, {np.abs(a - b).max()} apart.")
+
+
+def time_metric(task: Task, data: Data, sample: Data, lists: bool, rounds: int) -> Times:
     looped = sample.lists() if lists else sample
-    ours, expected = task.ours(sample), task.loop(looped)
-    if not math.isclose(ours, expected, rel_tol=0, abs_tol=task.tolerance):
-        raise SystemExit(f"{task.name} is {ours}, the loop says {expected}.")
+    agree(task.name, task.ours(sample), task.loop(looped), task.tolerance)
     scale = len(data.success) / len(sample.success)
-    return seconds(lambda: task.ours(data), rounds), scale * seconds(lambda: task.loop(looped))
+    return Times(seconds(lambda: task.ours(data), rounds), scale * seconds(lambda: task.loop(looped)))
+
+
+def time_score(task: ScoreTask, found: Found, sample: Found, lists: bool, rounds: int) -> Times:
+    looped = sample.lists() if lists else sample
+    agree(task.name, task.ours(sample.evidence()), task.loop(looped))
+    scale = len(found.kappa) / len(sample.kappa)
+    fresh = [found.evidence() for _ in range(rounds)]  # it remembers what it was asked before
+    ours = min(seconds(partial(task.ours, each)) for each in fresh)
+    return Times(ours, scale * seconds(lambda: task.loop(looped)))
 
 
 def main() -> int:
@@ -341,39 +382,68 @@ def main() -> int:
     parser.add_argument("--queries", type=int, default=100_000)
     parser.add_argument("--loop-queries", type=int, default=2000)
     parser.add_argument("--lists", action="store_true", help="loops go over lists instead of arrays")
-    parser.add_argument("--rounds", type=int, default=3, help="the fastest one counts")
+    parser.add_argument("--rounds", type=int, default=5, help="the fastest one counts")
     parser.add_argument("--least", type=float, default=0.0, help="exit with 1 if the ratio is below this")
+    parser.add_argument("--most", type=float, default=math.inf, help="exit with 1 if it takes more seconds")
     parser.add_argument("--csv", type=Path, help="append the result to this file as a dated row")
     arguments = parser.parse_args()
+    load = os.getloadavg()[0]
+    print(f"{arguments.queries:,} queries × {MATCHES} matches, load of the machine {load:.1f}")
+    print(f"{'':28}{'ms':>10}{'loop ms':>12}{'ratio':>8}")
+    how = arguments.lists, arguments.rounds
+
     data = made_up(arguments.queries)
     sample = data.first(arguments.loop_queries)
-    total = loops = smooth_ours = smooth_loop = 0.0
-    print(f"{arguments.queries:,} queries × {MATCHES} matches")
-    print(f"{'':24}{'ms':>10}{'loop ms':>12}{'ratio':>8}")
+    metrics = smooth = alone = scores = Times()
     for task in METRICS:
-        ours, loop = measure(task, data, sample, arguments.lists, arguments.rounds)
-        total, loops = total + ours, loops + loop
-        if task.name == "smooth ECE":
-            smooth_ours, smooth_loop = ours, loop
-        print(f"{task.name:24}{ours * 1e3:10.2f}{loop * 1e3:12.0f}{loop / ours:8.0f}", flush=True)
-    ratio = loops / total
-    rest = (loops - smooth_loop) / (total - smooth_ours)
+        times = time_metric(task, data, sample, *how)
+        times.show(task.name)
+        metrics = metrics.plus(times)
+        smooth = times if task.name == "smooth ECE" else smooth
     for name, run in ALONE.items():
-        ours = seconds(lambda run=run: run(data), arguments.rounds)
-        total += ours
-        print(f"{name:24}{ours * 1e3:10.2f}")
-    print(f"{'all metrics':24}{total * 1e3:10.0f}{loops * 1e3:12.0f}{ratio:8.0f}")
-    print(f"{'without smooth ECE':24}{'':22}{rest:8.0f}")
+        times = Times(seconds(partial(run, data), arguments.rounds))
+        times.show(name)
+        alone = alone.plus(times)
+
+    found = made_up_matches(arguments.queries, MATCHES)
+    found_sample = found.first(arguments.loop_queries)
+    for score in SCORE_TASKS:
+        times = time_score(score, found, found_sample, *how)
+        times.show(score.name)
+        scores = scores.plus(times)
+
+    looped = metrics.plus(scores)
+    rest = looped.without(smooth)
+    print()
+    metrics.show("metrics with a loop")
+    scores.show("scores")
+    looped.show("both")
+    rest.show("both, without smooth ECE")
+    total = looped.plus(alone).ours
+    print(f"{'everything':28}{total * 1e3:10.2f}")
     if arguments.csv:
         facts = {"queries": arguments.queries, "matches": MATCHES, "loop_queries": arguments.loop_queries}
         facts["loops_over"] = "lists" if arguments.lists else "arrays"
-        append_row(
-            arguments.csv, facts | {"seconds": total, "ratio": ratio, "ratio_without_smooth_ece": rest}
-        )
-    if ratio < arguments.least:
+        facts |= {
+            "load": load,
+            "seconds": total,
+            "seconds_metrics": metrics.plus(alone).ours,
+            "seconds_scores": scores.ours,
+            "seconds_without_smooth_ece": total - smooth.ours,
+            "ratio": looped.ratio,
+            "ratio_metrics": metrics.ratio,
+            "ratio_scores": scores.ratio,
+            "ratio_without_smooth_ece": rest.ratio,
+        }
+        append_row(arguments.csv, facts)
+    failed = False
+    if looped.ratio < arguments.least:
         print(f"The ratio is below {arguments.least:g}.")
-        return 1
-    return 0
+        failed = True
+    if total > arguments.most:
+        print(f"It takes more than {arguments.most:g} s.")
+        failed = True
+    return int(failed)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ def test_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out.strip() == f"kappaplace {kappaplace.__version__}"
 
 
-@pytest.mark.parametrize("command", ["demo", "city", "models", "data"])
+@pytest.mark.parametrize("command", ["demo", "city", "models", "data", "train", "evaluate", "compare"])
 def test_every_command_teaches_by_example(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

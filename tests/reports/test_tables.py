@@ -157,7 +157,7 @@ def test_paper_table_lists_also_what_has_no_data() -> None:
     table = paper_table(
         [
             {**row, "ours": 0.4, "difference": -0.021, "status": "reproduced"},
-            {**row, "status": "no data"},
+            {**row, "ours": float("nan"), "difference": float("nan"), "reason": "no data"},
         ]
     )
     assert [cell.text for cell in table.rows[0][4:]] == ["0.421", "0.400", "−0.021", "reproduced"]

@@ -223,6 +223,10 @@ def _paper(
             _write_report(result, out / role)
     file = write_paper(comparison, out)
     rows = paper_rows(comparison)
+    if report:
+        from kappaplace.reports.paper import write_paper_report
+
+        write_paper_report(rows, out)
     if as_json:
         typer.echo(json.dumps(plain({"rows": rows, "files": {"paper": str(file)}})))
         return

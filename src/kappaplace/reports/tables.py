@@ -123,15 +123,16 @@ def paper_table(rows: Sequence[Mapping[str, Any]], caption: str = "") -> Table:
     """Published numbers beside ours; ``.html()`` and ``.latex()`` write it.
 
     Each row holds table, set, method, metric, paper, ours, difference and status. Numbers may be missing
-    (None): what has no data is listed all the same, and its status says why.
+    (None or NaN): what has no data is listed all the same, and its status (or ``reason``) says why.
     """
     names = ("table", "set", "method", "metric", "paper", "ours", "difference", "status")
-    cells = tuple(tuple(_paper_cell(name, row.get(name)) for name in names) for row in rows)
+    full = [{**row, "status": row.get("status") or row.get("reason")} for row in rows]
+    cells = tuple(tuple(_paper_cell(name, row.get(name)) for name in names) for row in full)
     return Table(names, cells, caption)
 
 
 def _paper_cell(name: str, value: Any) -> Cell:
-    if value is None:
+    if value is None or value == "":
         return Cell(MISSING)
     if isinstance(value, str):
         return Cell(value)
