@@ -100,6 +100,12 @@ def load_head(folder: Path, encoder: nn.Module, *, dim: int | None = None) -> Fr
     return model.eval()
 
 
+def load_weights(model: PlaceModel | FrozenEncoder, folder: Path) -> None:
+    """Put the weights of a folder into a model of the same form."""
+    part = model.head if isinstance(model, FrozenEncoder) else model
+    load_state(part, _read_weights(folder, read_card(folder)), str(folder))
+
+
 def check_dim(found: int, wanted: int | None, where: str) -> None:
     """Refuse descriptors of another dimension than was asked for."""
     if wanted is not None and wanted != found:

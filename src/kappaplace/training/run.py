@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import make_folder, replace_file
-from kappaplace.models.loading import AnyModel, load_model
-from kappaplace.models.place_model import PlaceModel
+from kappaplace.models.checkpoint import load_weights
+from kappaplace.models.loading import AnyModel
 from kappaplace.training.assembly import Assembly, Say, TrainingSet
 from kappaplace.training.engine import Engine
 from kappaplace.training.loop import Loop
@@ -66,14 +68,10 @@ def train(
 
 
 def _result(loop: Loop) -> AnyModel:
-    """The kept model, in the one at hand."""
-    kept = loop.folder / "model"
-    model: Any = loop.model
-    if isinstance(model, PlaceModel):
-        best: Any = load_model(kept)
-    else:
-        best = load_model(kept, encoder=model.encoder)
-    return best
+    """The model at hand with the weights that were kept: the best, or the last where none was measured."""
+    load_weights(loop.model, loop.folder / "model")
+    # As `load_model` would give it: rounding depends on the layout.
+    return loop.model.to(memory_format=torch.contiguous_format).eval()  # type: ignore[call-overload]
 
 
 def _same_run(folder: Path, settings: Settings) -> None:

@@ -12,7 +12,7 @@ from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
 from kappaplace.models.backbones import backbone_spec
 from kappaplace.models.frozen import FrozenEncoder
-from kappaplace.models.heads import Head, HeadName, KappaHead, MirroredKappaHead
+from kappaplace.models.heads import Head, HeadName, KappaHead, MirroredKappaHead, build_head
 from kappaplace.models.loading import AnyModel, load_model
 from kappaplace.models.place_model import PlaceModel, default_preprocessing
 from kappaplace.training.recipes import Recipe
@@ -51,14 +51,10 @@ def starting_model(settings: Settings, recipe: Recipe, given: AnyModel | None = 
 
 def with_head(source: PlaceModel, head: HeadName) -> PlaceModel:
     """The same encoder with another head; a head of the same kind goes on from where it is."""
-    architecture = replace(source.architecture, head=head)
-    model = PlaceModel(architecture, source.preprocessing)
-    kept = {
-        name: value
-        for name, value in source.state_dict().items()
-        if not name.startswith("head.") or source.architecture.head == head
-    }
-    model.load_state_dict({**model.state_dict(), **kept})
+    model = copy.deepcopy(source).requires_grad_(True)
+    if source.architecture.head != head:
+        model.architecture = replace(source.architecture, head=head)
+        model.head = build_head(head, backbone_spec(source.architecture.backbone).channels, source.dim)
     if isinstance(model.head, KappaHead):
         model.head.trained = source.architecture.head == head
     return model
