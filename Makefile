@@ -32,7 +32,7 @@ docs: $(STAMP)  # the documentation as a site in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: $(STAMP)  # ratios measured in one run; each script prints its own table
-	for script in $(filter-out benchmarks/record.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+	for script in $(filter-out benchmarks/record.py benchmarks/scores_loops.py benchmarks/vprbench_scores.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 clean:
 	rm -rf $(VENV) build dist demo site

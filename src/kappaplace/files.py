@@ -16,7 +16,7 @@ def make_folder(folder: str | Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".write-test-{os.getpid()}"
         probe.touch()
-        probe.unlink()
+        probe.unlink(missing_ok=True)  # of another process with the same number, in another container
     except OSError as error:
         raise KappaPlaceError(
             f"Cannot write to the folder {folder}: {os.strerror(error.errno or 0)}; choose another folder."

@@ -76,7 +76,7 @@ def test_from_tables_to_a_model_that_knows_kappa(
 ) -> None:
     data = ("--data", tables / "train.parquet", "--val", tables / "val.parquet", "--cpu")
     assert run(monkeypatch, "train", "retrieval", *data, "--out", tmp_path / "base", *options()) == 0
-    start = ("--start", tmp_path / "base" / "model")
+    start = ("--from", tmp_path / "base" / "model")
     assert run(monkeypatch, "train", "kappa-pt", *start, *data, "--out", tmp_path / "pt", *options()) == 0
     assert "The model is in" in capsys.readouterr().out
     for file in (

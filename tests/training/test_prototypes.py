@@ -77,7 +77,7 @@ def test_prototypes_that_do_not_belong_here_are_told(
         prototype_anchors(tmp_path / "nothing.safetensors", classes.all(), classes, GRID, DIM)
     junk = tmp_path / "junk.safetensors"
     junk.write_bytes(b"not a tensor in sight")
-    with pytest.raises(KappaPlaceError, match="cannot be read"):
+    with pytest.raises(KappaPlaceError, match="not a file of prototypes"):
         prototype_anchors(junk, classes.all(), classes, GRID, DIM)
 
 

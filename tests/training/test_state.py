@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 import torch
@@ -30,8 +31,8 @@ def test_a_write_that_breaks_off_leaves_the_state_before(
 ) -> None:
     save_state(tmp_path, {"epoch": 1})
 
-    def half(content: object, part: Path) -> None:
-        part.write_bytes(b"half a sta")
+    def half(content: object, stream: BinaryIO) -> None:
+        stream.write(b"half a sta")
         raise KeyboardInterrupt
 
     monkeypatch.setattr(torch, "save", half)

@@ -24,7 +24,11 @@ def train(
     val: Annotated[
         Path | None, typer.Option(help="Validation table with queries; without it nothing stops early.")
     ] = None,
-    start: Annotated[str, typer.Option(help="Model to start from: a folder, a weights file or a name.")] = "",
+    start: Annotated[
+        # Not --start: torchrun would take it for an option of its own.
+        str,
+        typer.Option("--from", help="Model to start from: a folder, a weights file or a name."),
+    ] = "",
     config: Annotated[str, typer.Option(help="TOML file with options.")] = "",
     option: _Set = None,
     cpu: Annotated[bool, typer.Option("--cpu", help="Leave a GPU alone.")] = False,
@@ -38,7 +42,7 @@ def train(
 
         kappaplace train retrieval --data train.parquet --val val.parquet --out runs/base
 
-        kappaplace train kappa-pt --start runs/base/model --data train.parquet --val val.parquet --out runs/pt
+        kappaplace train kappa-pt --from runs/base/model --data train.parquet --val val.parquet --out runs/pt
 
         kappaplace train kappa-jt --show-settings > jt.toml
 
@@ -47,7 +51,10 @@ def train(
     Several GPUs: `accelerate launch -m kappaplace train …`, or torchrun.
     """
     from kappaplace.training.recipes import RECIPES, settings_for
+    from kappaplace.training.settings import read_toml
 
+    if not recipe and config:
+        recipe = str(read_toml(config).get("recipe", ""))
     if not recipe:
         for each in RECIPES.values():
             typer.echo(f"{each.name:<15} {each.about}")

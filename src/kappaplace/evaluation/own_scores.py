@@ -42,6 +42,10 @@ def read_own_score(file: Path, retrieved: Retrieved) -> ScoreColumns:
     queries = len(retrieved.evidence.matches.indices)
     probability = _of_queries(file, "probability", rows, numbers, queries)
     if rows and "reference" in rows[0]:
+        if probability is not None:
+            raise KappaPlaceError(
+                f"{file} has pairs, and a probability is of a query; give it in a file of its own."
+            )
         query, match = _of_pairs(file, rows, numbers, retrieved.evidence.matches.indices)
         return ScoreColumns(file.stem, file.stem, query, match, one_sided=False)
     uncertainty = _of_queries(file, "uncertainty", rows, numbers, queries)
@@ -112,7 +116,10 @@ def _of_queries(
         return None
     values = np.full(queries, np.nan)
     for row in rows:
-        values[numbers.of("query", row["query"])] = _number(file, column, row)
+        number = numbers.of("query", row["query"])
+        if not np.isnan(values[number]) and "reference" not in row:
+            raise KappaPlaceError(f"{file}: query {row['query']} stands there twice; keep one row of it.")
+        values[number] = _number(file, column, row)
     missing = np.isnan(values)
     if missing.any() and "reference" not in (rows[0] if rows else {}):
         raise KappaPlaceError(

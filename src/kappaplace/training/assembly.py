@@ -23,6 +23,7 @@ from kappaplace.data.place_images import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.models.checkpoint import ModelCard
 from kappaplace.models.digest import state_digest
+from kappaplace.models.foreign import read_prototypes
 from kappaplace.models.heads import DropoutHead, Head, KappaHead, build_head
 from kappaplace.models.loading import AnyModel
 from kappaplace.training.batches import BatchPlan
@@ -53,6 +54,7 @@ from kappaplace.training.prototypes import (
     clean_anchors,
     place_anchors,
     prototype_anchors,
+    restore_prototypes,
     save_prototypes,
     view_anchors,
 )
@@ -62,6 +64,7 @@ from kappaplace.training.start import HeadNet, TrainingNet
 from kappaplace.training.steps import CachedSteps, DirectSteps, Steps, Work
 from kappaplace.training.validation import ValidationSet, Validator
 from kappaplace.training.views import Images, ImageSource, Views
+from kappaplace.uncertainty.registry import score_named
 
 Say = Callable[[str], None]
 EXTRACTION_BATCH = (64, 256)  # on a CPU, on a GPU: without gradients there is room for more
@@ -88,7 +91,7 @@ class TrainingSet:
     @cached_property
     def fingerprint(self) -> str:
         """Which images of which places."""
-        digest = hashlib.sha256(_fingerprint(self.images))
+        digest = hashlib.sha256(_fingerprint(self.images, times=False))
         for column in (self.positions, self.heading, self.place):
             digest.update(b"-" if column is None else np.ascontiguousarray(column).tobytes())
         return digest.hexdigest()
@@ -117,6 +120,7 @@ class Assembly:
     def loop(self) -> Loop:
         settings, recipe, engine = self.settings, self.recipe, self.engine
         self._check()
+        start = state_digest(self.model.state_dict())
         self.model.to(engine.device)
         if settings.run.channels_last:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -156,6 +160,7 @@ class Assembly:
             ),
             frozen=recipe.frozen,
             data=self.data.fingerprint,
+            start=start,
             keep=self._keeper(objective),
             say=self.say,
             chunk=settings.run.checkpoint_every if self._graphed else LOG_EVERY,
@@ -167,7 +172,15 @@ class Assembly:
 
     @property
     def _graphed(self) -> bool:
-        return self._cached and self.engine.device.type == "cuda" and self.engine.processes == 1
+        return self._cached and self.engine.processes == 1 and self._fits_on_gpu
+
+    @cached_property
+    def _fits_on_gpu(self) -> bool:
+        """Whether all features can stay on the device: they take half of what is free, or less."""
+        if self.engine.device.type != "cuda" or self.store is None:
+            return False
+        needed = self.store.reduced.nbytes + self.store.descriptor.nbytes
+        return needed < 0.5 * torch.cuda.mem_get_info(self.engine.device)[0]
 
     def _check(self) -> None:
         batch, run, source = (
@@ -199,6 +212,12 @@ class Assembly:
             )
         if self.recipe.kind == "anchors" and source == "batch":
             raise KappaPlaceError("Batch centroids belong to the recipes contrastive-pt and contrastive-jt.")
+        if self.recipe.spread and self.recipe.retrieval and not self.settings.loss.weight > 0:
+            raise KappaPlaceError(
+                f"loss.weight must be above zero, or κ never learns; got {self.settings.loss.weight!r}."
+            )
+        if self.settings.stop.score:
+            score_named(self.settings.stop.score)
         head, wanted = self.model.head, build_head(self.recipe.head, 1, 2)
         if _meaning(head) != _meaning(wanted):
             raise KappaPlaceError(
@@ -218,6 +237,10 @@ class Assembly:
     def _trained_classes(self, places: Places) -> PlaceGroup:
         """For the likelihood alone places need no groups; prototypes exist for the trained groups only."""
         if self.recipe.kind == "anchors" and self.settings.anchors.source == "classifier":
+            file = self._prototypes()
+            if file.is_file() and file.suffix != ".safetensors":  # the release: its groups are the first ones
+                released = places.classes.group_of_class < len(read_prototypes(file))
+                return places.classes.select(places.chosen[released[places.chosen]])
             groups = places.groups(self.settings.classes.groups)
             return places.classes.select(np.sort(np.concatenate([group.classes for group in groups])))
         return places.together()
@@ -293,18 +316,19 @@ class Assembly:
             settings,
             views,
             type(self.model.head).__name__,
+            getattr(self.model, "layer", None),
+            getattr(self.model, "prefix_tokens", None),
         )
         digest = hashlib.sha256(repr(parts).encode())
         digest.update(rows.tobytes())
-        digest.update(self.data.fingerprint.encode())
+        digest.update(_fingerprint(self.data.images, times=True))
         return digest.hexdigest()
 
     def _objective(self) -> Objective:
         settings, kind = self.settings, self.recipe.kind
         weight = settings.loss.weight if self.recipe.spread else 0.0
         if kind == "classification":
-            sizes = [len(group) for group in self.groups]
-            return Classification(sizes, self.model.dim, settings.loss, weight, settings.run.seed)
+            return self._classification(weight)
         if kind == "contrastive":
             weight = weight if self.recipe.retrieval else 1.0
             return Contrastive(settings.loss, self.recipe.retrieval, weight, gather_batch)
@@ -313,6 +337,21 @@ class Assembly:
         if kind == "distillation":
             return Distillation(self._teacher(), settings.loss)
         return ToAnchors(self._anchors(), settings.loss, gaussian=self.recipe.head == "variance")
+
+    def _classification(self, weight: float) -> Classification:
+        """Fresh prototypes, or those of the starting model where it was trained on the same places."""
+        sizes = [len(group) for group in self.groups]
+        loss, dim = self.settings.loss, self.model.dim
+        objective = Classification(sizes, dim, loss, weight, self.settings.run.seed)
+        file = Path(self.settings.model.start) / FILE
+        if self.settings.model.start and file.is_file():
+            grid = replace(self.settings.classes, by=self.places.by)
+            found = restore_prototypes(
+                file, list(objective.prototypes), self.groups, self.places.classes, grid
+            )
+            if self.engine.main:
+                self.say(f"{found:,} of {sum(sizes):,} prototypes go on from {file}.")
+        return objective
 
     def _teacher(self) -> nn.Module:
         """The model as it is at the start of the run: a state to go on from is read only later."""
@@ -347,7 +386,7 @@ class Assembly:
                 from kappaplace.training.graphs import GraphedSteps
 
                 return GraphedSteps(work, head, self.store)
-            return CachedSteps(work, head, self.store, in_memory=self.engine.device.type == "cuda")
+            return CachedSteps(work, head, self.store, in_memory=self._fits_on_gpu)
         net: nn.Module = TrainingNet(self.model)
         if self.settings.run.compile:
             net.compile()
@@ -366,6 +405,8 @@ class Assembly:
         value = self.settings.model.start_kappa
         if value < 0 or not isinstance(self.model.head, KappaHead) or self.model.head.trained:
             return
+        if value == 0 and isinstance(objective, BayesianTriplet):
+            value = objective.best_constant(0.0, self.model.dim)
         if value == 0:
             self.model.eval()
             looks = -(-FIRST_LOOK // self.plan.batch_size)
@@ -390,6 +431,7 @@ class Assembly:
             stop.binning,
             frozen=self.recipe.frozen and (self._cached or not self.settings.anchors.learn_p),
             batch_size=self.settings.optimiser.batch_size,
+            workers=_workers(self.settings.run.workers),
             rank=self.engine.rank,
             processes=self.engine.processes,
         )
@@ -419,8 +461,11 @@ def _workers(stated: int) -> int | None:
     return None if stated < 0 else stated
 
 
-def _fingerprint(images: Images) -> bytes:
-    """Which images they are: pixels in memory, or paths with sizes and times."""
+def _fingerprint(images: Images, times: bool) -> bytes:
+    """Which images they are: pixels in memory, or names and sizes of files, with or without their times.
+
+    Without times a copied or touched folder is the same; with them a changed image of the same size is not.
+    """
     digest = hashlib.sha256()
     if isinstance(images, Tensor):
         digest.update(repr((tuple(images.shape), images.dtype)).encode())
@@ -433,7 +478,8 @@ def _fingerprint(images: Images) -> bytes:
                 facts = os.stat(image)
             except OSError:
                 raise KappaPlaceError(f"No image file at {image}; check the table's root.") from None
-            digest.update(f"{image} {facts.st_size} {facts.st_mtime_ns}\n".encode())
+            name = "/".join(Path(image).parts[-2:])
+            digest.update(f"{name} {facts.st_size} {facts.st_mtime_ns if times else ''}\n".encode())
         else:
             digest.update(np.asarray(image).tobytes())
     return digest.digest()

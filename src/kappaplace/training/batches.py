@@ -5,7 +5,7 @@ So a run resumes from two integers, and processes that share a batch need not ta
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -50,6 +50,7 @@ class BatchPlan:
     """0: one place, one image; else P places × this many images (contrastive)."""
     views: int = 0
     """How many views an image has; 0: without end."""
+    _samplers: dict[int, ClassSampler] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.groups:
@@ -80,7 +81,8 @@ class BatchPlan:
             )
             rows = np.concatenate([places.batch(first + step) for step in range(start, stop)])
         else:
-            sampler = ClassSampler(group, self.seed)
+            # Kept: a sampler remembers the order of its pass, which takes a while to draw for millions.
+            sampler = self._samplers.setdefault(self.group_of(epoch), ClassSampler(group, self.seed))
             sampler.position = (first + start) * self.batch_size
             rows = sampler.take((stop - start) * self.batch_size)
         position = (epoch * self.iterations + start) * self.batch_size + np.arange(len(rows))

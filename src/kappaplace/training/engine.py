@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +27,24 @@ class Engine:
     def create(cls, settings: RunSettings, device: str, folder: Path) -> Engine:
         """On a GPU where there is one; under ``accelerate launch`` or ``torchrun`` on several."""
         try:
-            from accelerate import Accelerator
+            from accelerate import Accelerator, InitProcessGroupKwargs
         except ImportError:
             raise KappaPlaceError("Training needs accelerate: pip install 'kappaplace[train]'.") from None
         if device not in ("", "cpu"):
             raise KappaPlaceError(
                 f"The device is chosen by accelerate; only 'cpu' can be forced, got '{device}'."
             )
-        # Gradients of frozen parts do not exist, and nothing else is ever left out of a step.
         trackers = installed_trackers(settings.trackers)
-        accelerator = Accelerator(cpu=device == "cpu", log_with=trackers or None, project_dir=str(folder))
+        # Precision and accumulation are the settings' alone, not those of accelerate's environment.
+        accelerator = Accelerator(
+            mixed_precision="no",
+            cpu=device == "cpu",
+            log_with=trackers or None,
+            project_dir=str(folder),
+            # Extraction shares nothing for hours; the usual ten minutes would end it.
+            kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(days=1))],
+        )
+        accelerator.gradient_accumulation_steps = 1
         if trackers:
             accelerator.init_trackers("log")
         return cls(accelerator, autocast_for(accelerator.device, settings.precision))

@@ -7,6 +7,7 @@ it was interrupted, and a store made with other weights, images or views is made
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from kappaplace.progress import track
 from kappaplace.training.batches import view_key
 from kappaplace.training.views import ImageSource, Views
 
-RECORD = "features.json"
+RECORD, COMPLETE = "features.json", "complete.json"
 FLUSH_EVERY = 8192  # rows of work that a killed process may lose
 CLEAN = -1  # number of the view that is the image itself
 
@@ -123,9 +124,12 @@ def extract_features(
         _create(folder, key, len(rows) * len(views), [value.shape[1] for value in probe])
     share.wait()
     store = _open(folder, key, rows, views)
-    assert store is not None
+    if store is None:
+        raise KappaPlaceError(f"The folder {folder} must be one that all processes share, on all machines.")
+    if _done(folder / COMPLETE, key):
+        return store
     start, stop = share.part(len(rows) * len(views))
-    progress = folder / f"done-{share.rank}-of-{share.processes}.json"
+    progress = _progress(folder, share.rank, share.processes)
     done = max(start, _done(progress, key))
     with track("Extracting features", stop - start) as bar:
         bar.advance(done - start)
@@ -139,6 +143,8 @@ def extract_features(
                     array.flush()  # type: ignore[attr-defined]  # a memory map
                 _write(progress, {"key": key, "done": end})
     share.wait()
+    if share.rank == 0 and _all_done(folder, key, share, len(rows) * len(views)):
+        _write(folder / COMPLETE, {"key": key, "done": len(rows) * len(views)})
     return store
 
 
@@ -181,8 +187,20 @@ def _create(folder: Path, key: str, total: int, widths: list[int]) -> None:
     for old in folder.glob("*.json"):  # first: what they say is over
         old.unlink()
     for path, width in zip(_paths(folder), widths, strict=True):
-        np.lib.format.open_memmap(path, mode="w+", dtype=np.float16, shape=(total, width)).flush()
+        _reserve(path, total, width)
     _write(folder / RECORD, {"key": key})
+
+
+def _reserve(path: Path, total: int, width: int) -> None:
+    """A map of zeros with its disk space: writing to a map on a full disk would kill the process."""
+
+    def write(part: Path) -> None:
+        np.lib.format.open_memmap(part, mode="w+", dtype=np.float16, shape=(total, width)).flush()
+        if hasattr(os, "posix_fallocate"):
+            with open(part, "r+b") as stream:
+                os.posix_fallocate(stream.fileno(), 0, os.path.getsize(part))
+
+    replace_file(path, write)
 
 
 def _open(folder: Path, key: str, rows: NDArray[np.int64], views: tuple[int, ...]) -> FeatureStore | None:
@@ -204,6 +222,17 @@ def _done(progress: Path, key: str) -> int:
         return int(record["done"]) if record["key"] == key else 0
     except (OSError, ValueError, KeyError, TypeError):
         return 0
+
+
+def _all_done(folder: Path, key: str, share: Share, total: int) -> bool:
+    stops = [Share(rank, share.processes).part(total)[1] for rank in range(share.processes)]
+    return all(
+        _done(_progress(folder, rank, share.processes), key) >= stop for rank, stop in enumerate(stops)
+    )
+
+
+def _progress(folder: Path, rank: int, processes: int) -> Path:
+    return folder / f"done-{rank}-of-{processes}.json"
 
 
 def _write(file: Path, content: dict[str, object]) -> None:

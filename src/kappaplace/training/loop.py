@@ -47,6 +47,8 @@ class Loop:
     card: ModelCard = field(default_factory=ModelCard)
     frozen: bool = False
     """Whether states hold the head alone, the rest being as it was at the start."""
+    start: str = ""
+    """Fingerprint of the model as the run found it."""
     data: str = ""
     """Fingerprint of the training set: a state goes on with its own images only."""
     keep: Callable[[Path], None] = lambda folder: None
@@ -158,16 +160,14 @@ class Loop:
         self.epoch, self.iteration = self.epoch + 1, 0
         self._judge(self.epoch, losses)
         self.finished = self.stopping.stopped
-        if time.monotonic() - self._saved > STATE_SECONDS:
+        if self._any_process(time.monotonic() - self._saved > STATE_SECONDS):
             self._save_state()
 
     def _judge(self, epoch: int, losses: dict[str, float]) -> dict[str, float]:
         """Measure the model on the validation set, and keep it where it is the best so far."""
         values: dict[str, float] = {}
         if self.validator is not None:
-            values = self.validator(
-                self.model, self.accelerator.device, self.autocast, self.accelerator.gather
-            )
+            values = self._measure(self.validator)
         if epoch and self.validator is not None:
             improved = self.stopping.update(epoch, values)
             if self.main:
@@ -183,6 +183,21 @@ class Loop:
             self.say(epoch_line(row, self.settings.optimiser.epochs))
         return values
 
+    def _measure(self, validator: Validator) -> dict[str, float]:
+        """The metrics, the same in all processes: a differing bit would let them part ways."""
+        if self.accelerator.num_processes > 1:
+            for buffer in self.model.buffers():  # each process has BatchNorm statistics of its own
+                torch.distributed.broadcast(buffer, 0)
+        values = [validator(self.model, self.accelerator.device, self.autocast, self.accelerator.gather)]
+        if self.accelerator.num_processes > 1:
+            torch.distributed.broadcast_object_list(values, 0)
+        return values[0]
+
+    def _any_process(self, mine: bool) -> bool:
+        """Whether it is so in any process: what leads to waiting for each other is decided together."""
+        flag = torch.tensor(float(mine), device=self.accelerator.device)
+        return bool(self.accelerator.reduce(flag, "sum") if self.accelerator.num_processes > 1 else flag)
+
     def _track(self, values: dict[str, float], step: int) -> None:
         if values and self.accelerator.trackers:
             self.accelerator.log(values, step=step)
@@ -196,6 +211,7 @@ class Loop:
     def _save_state(self) -> None:
         self.accelerator.wait_for_everyone()
         self._saved = time.monotonic()
+        random = self._gather_random()
         if self.main:
             self.log.write()
             save_state(
@@ -203,6 +219,7 @@ class Loop:
                 {
                     "settings": self.settings.to_toml(),
                     "data": self.data,
+                    "start": self.start,
                     "epoch": self.epoch,
                     "iteration": self.iteration,
                     "finished": self.finished,
@@ -210,12 +227,21 @@ class Loop:
                     "objective": self.objective.state_dict(),
                     "optimisers": self.optimisers.state_dict(),
                     "stopping": self.stopping.state_dict(),
-                    "random": rng_state(),
+                    "random": random,
                     "steps": self.log.steps,
                     "epochs": self.log.epochs,
                 },
             )
         self.accelerator.wait_for_everyone()
+
+    def _gather_random(self) -> list[dict[str, Any]]:
+        """The random state of every process: each drops out in its own way."""
+        states: list[Any] = [None] * self.accelerator.num_processes
+        if self.accelerator.num_processes > 1:
+            torch.distributed.all_gather_object(states, rng_state())
+        else:
+            states = [rng_state()]
+        return states
 
     def _weights(self) -> dict[str, Tensor]:
         return {
@@ -230,11 +256,16 @@ class Loop:
             return False
         if state["data"] != self.data:
             raise KappaPlaceError(f"{self.folder} holds a run on other images; choose another folder.")
+        if state["start"] != self.start:
+            raise KappaPlaceError(
+                f"{self.folder} holds a run that started from another model; choose another folder."
+            )
         self.model.load_state_dict({**self.model.state_dict(), **state["model"]})
         self.objective.load_state_dict(state["objective"])
         self.optimisers.load_state_dict(state["optimisers"])
         self.stopping.load_state_dict(state["stopping"])
-        set_rng_state(state["random"])
+        if self.accelerator.process_index < len(state["random"]):
+            set_rng_state(state["random"][self.accelerator.process_index])
         self.epoch, self.iteration, self.finished = state["epoch"], state["iteration"], state["finished"]
         self.optimisers.done = self.epoch * self.iterations + self.iteration
         self.log.steps, self.log.epochs = state["steps"], state["epochs"]

@@ -18,7 +18,7 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.files import replace_file
 from kappaplace.models.foreign import read_prototypes
 from kappaplace.training.anchors import FixedAnchors
-from kappaplace.training.features import CLEAN, FeatureStore
+from kappaplace.training.features import CLEAN, FLUSH_EVERY, FeatureStore
 from kappaplace.training.settings import ClassSettings
 
 FILE = "prototypes.safetensors"
@@ -75,6 +75,28 @@ def prototype_anchors(
     return FixedAnchors(matrix, _index(group, found, classes))
 
 
+@torch.no_grad()
+def restore_prototypes(
+    file: Path,
+    prototypes: Sequence[Tensor],
+    groups: Sequence[PlaceGroup],
+    classes: PlaceClasses,
+    grid: ClassSettings,
+) -> int:
+    """Put stored prototypes in the place of fresh ones, for classes that have one; how many there were."""
+    matrix, cells = _read(file, grid)
+    where = {tuple(cell): number for number, cell in enumerate(cells.tolist())}
+    found = 0
+    for target, group in zip(prototypes, groups, strict=True):
+        if target.shape[1] != matrix.shape[1]:
+            return 0
+        for label, cell in enumerate(classes.cells[group.classes].tolist()):
+            if tuple(cell) in where:
+                target[label] = matrix[where[tuple(cell)]]
+                found += 1
+    return found
+
+
 def _index(group: PlaceGroup, anchor_of_label: NDArray[np.int64], classes: PlaceClasses) -> Tensor:
     index = np.full(len(classes.class_of_image), -1, np.int64)
     index[group.images] = anchor_of_label[group.labels(group.images)]
@@ -87,7 +109,7 @@ def _read(file: Path, grid: ClassSettings) -> tuple[Tensor, Tensor]:
             stored = json.loads((content.metadata() or {})["grid"])
             matrix, cells = content.get_tensor("prototypes"), content.get_tensor("cells")
     except (SafetensorError, OSError, KeyError, ValueError) as error:
-        raise KappaPlaceError(f"The prototypes {file} cannot be read: {error}.") from None
+        raise KappaPlaceError(f"{file} is not a file of prototypes, or is damaged: {error}.") from None
     if bool(stored) != bool(_grid(grid)):
         raise KappaPlaceError(
             f"The classifier in {file} was trained with places by {'pose' if stored else 'label'}, these are "
@@ -125,7 +147,9 @@ def place_anchors(store: FeatureStore, group: PlaceGroup, images: int) -> FixedA
     own = _sums(store)
     labels = torch.from_numpy(group.labels(store.rows))
     whole = torch.zeros(len(group), own.shape[1]).index_add_(0, labels, own)
-    return FixedAnchors(whole[labels] - own, _position(store, images))
+    for part, of in zip(own.split(FLUSH_EVERY), labels.split(FLUSH_EVERY), strict=True):
+        part.neg_().add_(whole[of])  # in place: with millions of images there is no room for a second matrix
+    return FixedAnchors(own, _position(store, images))
 
 
 def view_anchors(store: FeatureStore, images: int) -> FixedAnchors:

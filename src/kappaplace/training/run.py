@@ -51,8 +51,10 @@ def train(
     """
     recipe = recipe_named(settings.recipe)
     folder = make_folder(folder)
-    _same_run(folder, settings)
+    _check_same_run(folder, settings)
     engine = Engine.create(settings.run, device, folder)
+    if engine.main:
+        replace_file(folder / SETTINGS, lambda part: part.write_text(settings.to_toml(), encoding="utf-8"))
     run = Assembly(
         settings, recipe, data, folder, validation, starting_model(settings, recipe, model), engine, say
     )
@@ -74,8 +76,8 @@ def _result(loop: Loop) -> AnyModel:
     return loop.model.to(memory_format=torch.contiguous_format).eval()  # type: ignore[call-overload]
 
 
-def _same_run(folder: Path, settings: Settings) -> None:
-    """Refuse to go on with another run's state; write down what this run is."""
+def _check_same_run(folder: Path, settings: Settings) -> None:
+    """Refuse to go on with another run's state."""
     file = folder / SETTINGS
     if file.is_file() and (folder / STATE).is_file():  # without a state it never began
         stated = read_toml(file)
@@ -86,4 +88,3 @@ def _same_run(folder: Path, settings: Settings) -> None:
                 f"{folder} holds a run with other settings ({'; '.join(differences[:3])}); choose another "
                 "folder."
             )
-    replace_file(file, lambda part: part.write_text(settings.to_toml(), encoding="utf-8"))

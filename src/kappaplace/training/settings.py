@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from kappaplace.errors import KappaPlaceError
+from kappaplace.training.losses import MARGIN, SCALE
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -99,8 +101,8 @@ class OptimiserSettings:
 class LossSettings:
     """Constants of the losses."""
 
-    scale: float = 30.0
-    margin: float = 0.40
+    scale: float = SCALE
+    margin: float = MARGIN
     weight: float = 0.01
     """λ of the vMF term in joint training."""
     vmf_dim: int = 0
@@ -156,9 +158,9 @@ class RunSettings:
     workers: int = -1
     """Threads that decode images; −1: one per core."""
     checkpoint_every: int = 1000
-    """Steps between training states on disk; the end of an epoch always writes one."""
+    """Steps between training states on disk; an epoch's end writes one, too, if ten seconds have passed."""
     trackers: tuple[str, ...] = ("tensorboard",)
-    """Beside log.csv: tensorboard, wandb, mlflow; those not installed are left out."""
+    """Beside steps.csv and epochs.csv: tensorboard, wandb, mlflow; those not installed are left out."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +212,7 @@ class Settings:
         ]
 
 
-_FREE = ("run.workers", "run.trackers")  # they change nothing about the result
+_FREE = ("run.workers", "run.trackers", "run.checkpoint_every")  # they change nothing about the result
 SECTIONS = tuple(item.name for item in fields(Settings) if item.name != "recipe")
 
 
@@ -298,6 +300,8 @@ _POSITIVE = (
     "run.checkpoint_every",
     "model.size",
     "classes.cell",
+    "classes.min_images",
+    "augment.scale",
     "loss.scale",
 )
 
@@ -305,6 +309,9 @@ _POSITIVE = (
 def _check(settings: Settings) -> None:
     """Ranges that no type tells."""
     values = flat(settings)
+    for name, value in values.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise KappaPlaceError(f"{name} must be a finite number; got {value!r}.")
     for name in _POSITIVE:
         if not values[name] > 0:
             raise KappaPlaceError(f"{name} must be above zero; got {values[name]!r}.")
@@ -315,6 +322,8 @@ def _check(settings: Settings) -> None:
             raise KappaPlaceError(f"{name} is a share between 0 and 1; got {values[name]!r}.")
     for name in (
         "optimiser.iterations",
+        "run.seed",
+        "loss.weight",
         "augment.brightness",
         "augment.contrast",
         "augment.saturation",

@@ -28,7 +28,7 @@ def starting_model(settings: Settings, recipe: Recipe, given: AnyModel | None = 
     if source is None:
         if recipe.needs_start:
             raise KappaPlaceError(
-                f"The recipe {recipe.name} starts from a trained model; name it with model.start (--start)."
+                f"The recipe {recipe.name} starts from a trained model; name it with model.start (--from)."
             )
         model: AnyModel = PlaceModel.create(
             options.backbone, options.dim, head, pretrained=options.pretrained,

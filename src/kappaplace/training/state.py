@@ -16,7 +16,12 @@ FORMAT = 1
 
 def save_state(folder: Path, state: dict[str, Any]) -> None:
     """Write; a process killed meanwhile leaves the state before."""
-    replace_file(folder / FILE, lambda part: torch.save({"format": FORMAT, **state}, part))
+
+    def write(part: Path) -> None:
+        with open(part, "wb") as stream:  # our own stream, so that a full disk is an OSError
+            torch.save({"format": FORMAT, **state}, stream)
+
+    replace_file(folder / FILE, write)
 
 
 def load_state(folder: Path) -> dict[str, Any] | None:

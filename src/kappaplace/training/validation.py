@@ -58,6 +58,7 @@ class Validator:
     binning: str = "clamp"
     frozen: bool = False
     batch_size: int = 32
+    workers: int | None = None
     rank: int = 0
     processes: int = 1
     _kept: tuple[Matches, Tensor, Tensor] | None = field(default=None, repr=False)
@@ -112,7 +113,7 @@ class Validator:
     ) -> list[Tensor | None]:
         """Outputs for all images, each process computing its share: columns of tensors on the CPU."""
         preprocessing = model.preprocessing
-        source = ImageSource(self.data.images, preprocessing, device)
+        source = ImageSource(self.data.images, preprocessing, device, self.workers)
         rows = np.concatenate([self.data.query_rows, self.data.reference_rows])
         share = -(-len(rows) // self.processes)
         # Equal shares, the last ones filled up from the start: gathering needs equal sizes.

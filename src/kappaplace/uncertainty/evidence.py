@@ -204,9 +204,10 @@ def _kappa(embeddings: Embeddings | None, whose: str) -> Scores:
 
 
 def _within(positions: Scores, radius: float) -> Near:
+    x, y = np.ascontiguousarray(positions.T)  # columns: two gathers of numbers are quicker than one of pairs
+
     def near(a: Any, b: Any) -> NDArray[np.bool_]:
-        gap = positions[a] - positions[b]
-        return np.equal(a, b) | (gap[..., 0] ** 2 + gap[..., 1] ** 2 <= radius**2)
+        return np.equal(a, b) | ((x[a] - x[b]) ** 2 + (y[a] - y[b]) ** 2 <= radius**2)
 
     return near
 

@@ -12,9 +12,13 @@ from kappaplace.uncertainty.base import Evidence, Score, Scores
 from kappaplace.uncertainty.kappaplace import resultants
 from kappaplace.uncertainty.needs import DIM, QUERY_KAPPA, REFERENCE_KAPPA
 
+BLOCK = 1 << 14
+"""Values at a time: the series has many steps, and a block of this size stays in the processor's cache."""
+
 
 def _log_normalizer(kappa: torch.Tensor, dim: int) -> Scores:
-    return vmf.log_normalizer(kappa, dim, exact=True).numpy()
+    parts = [vmf.log_normalizer(part, dim, exact=True) for part in kappa.reshape(-1).split(BLOCK)]
+    return torch.cat(parts).reshape(kappa.shape).numpy()
 
 
 def _uncertainty(evidence: Evidence, k: int) -> Scores:
