@@ -1,0 +1,198 @@
+"""Accept, doubtful or reject: two thresholds, each with its own risk.
+
+Accepted answers are wrong in at most ``max_risk`` of the cases; rejected ones would have been right in at
+most ``reject_risk`` of them; what lies between is doubtful: slow down, or ask another sensor. Both thresholds
+come from `control_risk`, the second with the roles of right and wrong, and both ends of the score, exchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kappaplace.calibration.checks import finite, outcomes, percent, share, stored
+from kappaplace.calibration.risk import RiskRefused, RiskThreshold, control_risk
+from kappaplace.errors import KappaPlaceError
+
+UNCERTAINTY, PROBABILITY = "uncertainty", "probability"
+REJECT_RISK = 0.2
+NO_GUARANTEE = "No guarantee: these thresholds are an estimate, not a proof."
+SELF_CALIBRATED = (
+    "Self-calibrated on degraded images of the map itself, not on labelled queries: the share of errors in "
+    "use may be higher."
+)
+
+
+class Decision(str, Enum):
+    """What to do with an answer."""
+
+    ACCEPT = "accept"
+    DOUBTFUL = "doubtful"
+    REJECT = "reject"
+
+    def __str__(self) -> str:
+        return self.value  # NumPy compares an array with a member by its text
+
+
+_DECISIONS = np.array([Decision.ACCEPT, Decision.DOUBTFUL, Decision.REJECT], dtype=object)
+
+
+@dataclass(frozen=True)
+class DecisionRule:
+    """Two thresholds and what they promise; `to_dict` gives plain values for JSON."""
+
+    on: str
+    """What the thresholds are on: "uncertainty" or "probability"."""
+    accept_at: float
+    """Accept an uncertainty not above, or a probability not below this; infinite: accept all or none."""
+    reject_at: float
+    """Reject an uncertainty not below, or a probability not above this; infinite: reject none."""
+    accepted: RiskThreshold | None = None
+    """How the first threshold was proven; None where it was not."""
+    rejected: RiskThreshold | None = None
+    """The same of the second: its errors are right answers, its threshold is on −uncertainty."""
+    guaranteed: bool = False
+    """Whether the accepted risk is promised; never for self-calibration."""
+    assumptions: tuple[str, ...] = ()
+    """What the promise rests on, or why there is none, in sentences."""
+
+    def __post_init__(self) -> None:
+        if self.on not in (UNCERTAINTY, PROBABILITY):
+            raise KappaPlaceError(f"A decision rule is on uncertainty or probability, not on '{self.on}'.")
+        if np.isnan(self.accept_at) or np.isnan(self.reject_at):
+            raise KappaPlaceError("The thresholds of a decision rule must be numbers, got NaN.")
+        accept, reject = self._signed(self.accept_at), self._signed(self.reject_at)
+        if accept >= reject and reject < np.inf:
+            raise KappaPlaceError(
+                f"A decision rule cannot accept up to {self.accept_at:g} and reject from {self.reject_at:g} "
+                f"of {self.on}: the two overlap."
+            )
+        if self.guaranteed and self.accepted is None:
+            raise KappaPlaceError("A decision rule can only guarantee a risk that was tested; fit it again.")
+
+    def decide(self, *, uncertainty: Any = None, probability: Any = None) -> NDArray[np.object_]:
+        """One `Decision` for each value, of the same shape; give at least what the rule is on."""
+        given = uncertainty if self.on == UNCERTAINTY else probability
+        if given is None:
+            raise KappaPlaceError(f"This rule decides by {self.on}; give that.")
+        values = self._signed(finite(given, "values to decide on"))
+        beyond = (values > self._signed(self.accept_at)).astype(int) + (
+            values >= self._signed(self.reject_at)
+        )
+        return np.asarray(_DECISIONS[beyond], dtype=object)
+
+    def promise(self) -> list[str]:
+        """What the rule promises and on what terms, in sentences for people."""
+        lines = []
+        if (proof := self.accepted) is not None:
+            verb = "are" if self.guaranteed else "were, on the examples it was fitted on,"
+            lines.append(
+                f"Accepted answers {verb} wrong in at most {percent(proof.max_risk)} of the cases, with "
+                f"{percent(proof.confidence)} confidence; expect {percent(proof.coverage)} of the queries to "
+                "be accepted."
+            )
+        if self.rejected is not None:
+            lines.append(
+                f"Rejected answers would have been right in at most {percent(self.rejected.max_risk)} of the "
+                f"cases; expect {percent(self.rejected.coverage)} of the queries to be rejected."
+            )
+        if not self.guaranteed:
+            lines.append(NO_GUARANTEE)
+        return [*lines, *self.assumptions]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; an infinite threshold becomes a string."""
+        return {
+            "on": self.on,
+            "accept_at": _plain(self.accept_at),
+            "reject_at": _plain(self.reject_at),
+            "accepted": None if self.accepted is None else self.accepted.to_dict(),
+            "rejected": None if self.rejected is None else self.rejected.to_dict(),
+            "guaranteed": self.guaranteed,
+            "assumptions": list(self.assumptions),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> DecisionRule:
+        """The inverse of `to_dict`."""
+        names = {"on", "accept_at", "reject_at", "accepted", "rejected", "guaranteed", "assumptions"}
+        parts = dict(stored(values, names, "decision rule"))
+        try:
+            for key in ("accept_at", "reject_at"):
+                parts[key] = float(parts[key])
+        except (TypeError, ValueError) as error:
+            raise KappaPlaceError(f"A stored decision rule cannot be read: {error}.") from None
+        for key in ("accepted", "rejected"):
+            parts[key] = None if parts[key] is None else RiskThreshold.from_dict(parts[key])
+        return cls(**{**parts, "assumptions": tuple(parts["assumptions"])})
+
+    def _signed(self, values: Any) -> Any:
+        """Higher is worse."""
+        return values if self.on == UNCERTAINTY else -values
+
+
+def fit_rule(
+    uncertainty: NDArray[np.floating],
+    success: NDArray[np.bool_],
+    max_risk: float = 0.05,
+    confidence: float = 0.95,
+    *,
+    reject_risk: float | None = REJECT_RISK,
+    method: str = "fixed-sequence",
+    slack: float = 0.0,
+    guaranteed: bool = True,
+    assumptions: tuple[str, ...] = (),
+) -> DecisionRule:
+    """Thresholds on the uncertainty from labelled queries that nothing else was fitted on.
+
+    Refuses (`RiskRefused`) where the accepted risk cannot be supported. Where only the second threshold
+    cannot, or with ``reject_risk=None``, nothing is rejected, and the assumptions say so.
+    """
+    scores, right = outcomes(uncertainty, success)
+    accepted = control_risk(scores, right, max_risk, confidence, method, slack=slack)
+    notes = [accepted.assumptions, *assumptions]
+    rejected = None
+    if reject_risk is not None and np.isfinite(accepted.threshold):
+        try:
+            # Strictly beyond what is accepted: the walk may stop earlier, all that passed holds.
+            rejected = control_risk(
+                -scores, ~right, reject_risk, confidence, method, below=-accepted.threshold, slack=slack
+            )
+        except RiskRefused as refusal:
+            notes.append(f"Nothing is rejected: {refusal}")
+    return DecisionRule(
+        UNCERTAINTY,
+        accepted.threshold,
+        np.inf if rejected is None else -rejected.threshold,
+        accepted,
+        rejected,
+        guaranteed,
+        tuple(notes),
+    )
+
+
+def rule_by_probability(
+    max_risk: float = 0.05, reject_risk: float | None = REJECT_RISK, *, assumptions: tuple[str, ...] = ()
+) -> DecisionRule:
+    """Without a proof: accept each answer whose own probability is at least 1 − ``max_risk``.
+
+    That is stricter than it need be (each answer, not their average, keeps to the limit), and as good as the
+    probabilities are.
+    """
+    share(max_risk, "risk")
+    if reject_risk is not None and not share(reject_risk, "risk of rejecting") < 1 - max_risk:
+        raise KappaPlaceError(
+            f"Accepting from a probability of {1 - max_risk:g} and rejecting up to {reject_risk:g} overlap; "
+            "choose a lower risk."
+        )
+    reject_at = -np.inf if reject_risk is None else float(reject_risk)
+    return DecisionRule(PROBABILITY, 1 - max_risk, reject_at, assumptions=assumptions)
+
+
+def _plain(value: float) -> float | str:
+    return float(value) if np.isfinite(value) else str(float(value))

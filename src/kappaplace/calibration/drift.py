@@ -1,0 +1,227 @@
+"""Are the queries still those that were calibrated on? Incoming κ and scores against a sketch of then.
+
+    sketch = Sketch.of({"kappa": kappa, "uncertainty": uncertainty})     # at calibration
+    monitor = DriftMonitor(sketch)
+    for warning in monitor.update({"kappa": [k], "uncertainty": [u]}):   # in use, one query or many
+        print(warning.sentence)
+
+Two tests a signal, both exact or safe on exchangeable data whatever its distribution:
+
+- *range*: how many of m incoming values lie outside the interval between two order statistics of the n at
+  calibration (about p1 and p99). With j order statistics' gaps inside, that count is beta-binomial
+  (m; n + 1 − j, j), which takes the uncertainty of the quantiles themselves into account.
+- *shape*: the largest difference of the two distribution functions (Kolmogorov–Smirnov), looked at where the
+  sketch has values, against √(ln(2/level)/2 · (n + m)/(n·m)).
+
+A window of consecutive frames in one street is not exchangeable with queries from all over the map: such a
+stream should be thinned (`thin_to_places`) or judged over a window long enough to see many places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.stats import betabinom
+
+from kappaplace.calibration.checks import Floats, Rows, finite, share, stored
+from kappaplace.errors import KappaPlaceError
+
+POINTS = 101
+"""Order statistics that a sketch keeps of each signal: the percentiles."""
+TAIL = 0.01
+WINDOW = 200
+FALSE_ALARM = 0.001
+"""Chance that a window of exchangeable queries warns at all; shared out among signals and tests."""
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """Percentiles of each signal at calibration, as actual values; `to_dict` gives plain values for JSON."""
+
+    count: int
+    """How many values each signal had."""
+    ranks: tuple[int, ...]
+    """Which order statistics are kept, from 1."""
+    values: Mapping[str, tuple[float, ...]]
+    """Those, for each signal."""
+
+    def __post_init__(self) -> None:
+        good = bool(self.ranks and self.values) and self.ranks[0] >= 1 and self.ranks[-1] <= self.count
+        for name, points in self.values.items():
+            ordered = finite(points, f"stored quantiles of {name}")
+            good = good and ordered.shape == (len(self.ranks),) and not (np.diff(ordered) < 0).any()
+        if not good or (np.diff(self.ranks) <= 0).any():
+            raise KappaPlaceError("A drift sketch needs rising quantiles of each signal; calibrate again.")
+
+    @classmethod
+    def of(cls, signals: Mapping[str, Any]) -> Sketch:
+        """From the values of each signal at calibration, one a query."""
+        arrays = _signals(signals)
+        counts = {len(values) for values in arrays.values()}
+        if len(counts) != 1 or min(counts) < 2:
+            raise KappaPlaceError(
+                "A drift sketch needs at least two queries and as many values of each signal; got "
+                + ", ".join(f"{len(v):,} of {name}" for name, v in arrays.items())
+                + "."
+            )
+        count = counts.pop()
+        ranks: Rows = np.unique(np.round(np.linspace(1, count, min(POINTS, count))).astype(np.int64))
+        kept = {name: tuple(np.sort(v)[ranks - 1].tolist()) for name, v in arrays.items()}
+        return cls(count, tuple(ranks.tolist()), kept)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        values = {name: list(points) for name, points in self.values.items()}
+        return {"count": self.count, "ranks": list(self.ranks), "values": values}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Sketch:
+        """The inverse of `to_dict`."""
+        parts = stored(values, {"count", "ranks", "values"}, "drift sketch")
+        try:
+            points = {str(name): tuple(map(float, v)) for name, v in parts["values"].items()}
+            return cls(int(parts["count"]), tuple(map(int, parts["ranks"])), points)
+        except (AttributeError, TypeError, ValueError) as error:
+            raise KappaPlaceError(f"A stored drift sketch cannot be read: {error}.") from None
+
+
+@dataclass(frozen=True)
+class DriftWarning:
+    """One signal that has moved."""
+
+    signal: str
+    test: str
+    """ "range" or "shape"."""
+    direction: str
+    """ "higher", "lower" or "wider"."""
+    statistic: float
+    """Share outside the calibrated range, or largest difference of the distribution functions."""
+    limit: float
+    """What it may be on exchangeable data."""
+    sentence: str
+
+
+def compare(
+    sketch: Sketch, signals: Mapping[str, Any], false_alarm: float = FALSE_ALARM
+) -> list[DriftWarning]:
+    """All warnings about these queries taken together; on exchangeable ones any at all with this chance."""
+    arrays = _signals(signals)
+    unknown = [name for name in arrays if name not in sketch.values]
+    if unknown:
+        raise KappaPlaceError(
+            f"The calibration knows nothing of {', '.join(unknown)}; it kept {', '.join(sketch.values)}."
+        )
+    level = share(false_alarm, "false-alarm rate") / (2 * len(arrays))
+    found: list[DriftWarning] = []
+    for name, values in arrays.items():
+        points = np.array(sketch.values[name])
+        if len(values):
+            tests = (
+                _range_test(name, sketch, points, values, level),
+                _shape_test(name, sketch, points, values, level),
+            )
+            found += [warning for warning in tests if warning is not None]
+    return found
+
+
+class DriftMonitor:
+    """Collects incoming queries and compares each full window with the sketch."""
+
+    def __init__(self, sketch: Sketch, window: int = WINDOW, false_alarm: float = FALSE_ALARM) -> None:
+        if window < 1:
+            raise KappaPlaceError(f"A drift window holds at least one query, got {window}.")
+        self.sketch = sketch
+        self.window = window
+        self.false_alarm = share(false_alarm, "false-alarm rate")
+        self.windows = 0
+        """Full windows seen."""
+        self._waiting: dict[str, Floats] = {name: np.empty(0) for name in sketch.values}
+
+    def update(self, signals: Mapping[str, Any]) -> list[DriftWarning]:
+        """Take in one or many queries, all signals of the sketch; the warnings of windows that they fill."""
+        arrays = _signals(signals)
+        if set(arrays) != set(self._waiting) or len({len(v) for v in arrays.values()}) != 1:
+            raise KappaPlaceError(
+                f"The drift monitor needs as many values of each of {', '.join(self._waiting)}; got "
+                + ", ".join(f"{len(v):,} of {name}" for name, v in arrays.items())
+                + "."
+            )
+        waiting = {name: np.concatenate([self._waiting[name], v]) for name, v in arrays.items()}
+        found: list[DriftWarning] = []
+        for _ in range(len(next(iter(waiting.values()))) // self.window):
+            full = {name: v[: self.window] for name, v in waiting.items()}
+            waiting = {name: v[self.window :] for name, v in waiting.items()}
+            found += compare(self.sketch, full, self.false_alarm)
+            self.windows += 1
+        self._waiting = waiting
+        return found
+
+
+def _range_test(
+    name: str, sketch: Sketch, points: Floats, values: Floats, level: float
+) -> DriftWarning | None:
+    ranks = np.array(sketch.ranks)
+    low = int(np.searchsorted(ranks, TAIL * sketch.count, side="left"))
+    high = len(ranks) - 1 - low
+    if high <= low:
+        return None  # two or three queries at calibration: there is no range
+    below, above = int((values < points[low]).sum()), int((values > points[high]).sum())
+    inside = int(ranks[high] - ranks[low])
+    outside = sketch.count + 1 - inside
+    law = (len(values), outside, inside)
+    if betabinom.sf(below + above - 1, *law) > level:
+        return None
+    share_outside, limit = (below + above) / len(values), float(betabinom.isf(level, *law)) / len(values)
+    where = {"higher": "above", "lower": "below", "wider": "outside"}
+    direction = "higher" if above > 4 * below else "lower" if below > 4 * above else "wider"
+    sentence = (
+        f"{name} has become {direction}: {share_outside:.1%} of the last {len(values):,} queries lie "
+        f"{where[direction]} the calibrated range {points[low]:.4g} to {points[high]:.4g}, chance explains "
+        f"{limit:.1%}; probabilities and decisions may no longer hold, calibrate again."
+    )
+    return DriftWarning(name, "range", direction, share_outside, limit, sentence)
+
+
+def _shape_test(
+    name: str, sketch: Sketch, points: Floats, values: Floats, level: float
+) -> DriftWarning | None:
+    m, n = len(values), sketch.count
+    ordered = np.sort(values)
+    # Each kept value is order statistic `rank`: at it the old distribution function is rank/n or, with ties
+    # beyond it, more; just below it is (rank − 1)/n or less. Taking these bounds never overstates a gap.
+    ranks = np.array(sketch.ranks, dtype=np.float64)
+    last = np.searchsorted(points, points, side="right") - 1
+    first = np.searchsorted(points, points, side="left")
+    upto = np.searchsorted(ordered, points, side="right") / m
+    before = np.searchsorted(ordered, points, side="left") / m
+    after = np.append(ranks[1:], n + 1.0)[last] - 1  # at most so many are not above the value
+    gap_lower = upto - after / n  # more low values than then
+    ahead = np.concatenate([[0.0], ranks[:-1]])[first]  # at least so many lie below the value
+    gap_higher = ahead / n - before
+    lower, higher = float(gap_lower.max()), float(gap_higher.max())
+    gap = max(lower, higher)
+    limit = float(np.sqrt(np.log(2 / level) / 2 * (n + m) / (n * m)))
+    if gap <= limit:
+        return None
+    direction = "lower" if lower > higher else "higher"
+    if min(lower, higher) > limit:
+        direction = "wider"
+    sentence = (
+        f"{name} has become {direction}: the distribution of the last {m:,} queries differs from that at "
+        f"calibration by {gap:.2f}, chance explains {limit:.2f}; probabilities and decisions may no longer "
+        "hold, calibrate again."
+    )
+    return DriftWarning(name, "shape", direction, gap, limit, sentence)
+
+
+def _signals(signals: Mapping[str, Any]) -> dict[str, Floats]:
+    if not signals:
+        raise KappaPlaceError("Drift needs at least one signal, got none.")
+    arrays = {name: finite(values, f"values of {name}") for name, values in signals.items()}
+    for name, values in arrays.items():
+        if values.ndim != 1:
+            raise KappaPlaceError(f"Drift needs one value of {name} a query, got the shape {values.shape}.")
+    return arrays

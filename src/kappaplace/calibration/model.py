@@ -1,0 +1,250 @@
+"""A calibration as one thing: score → probability, decision, and a watch on drift. What a map keeps.
+
+calibration = fit_calibration(features, right, ["margin", "aliasing"], outside=no_positive, max_risk=0.05)
+calibration.probability(new_features), calibration.decide(new_features)
+text = json.dumps(calibration.to_dict())
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kappaplace.calibration.checks import Bools, Floats, Rows, booleans, finite, stored
+from kappaplace.calibration.decision import REJECT_RISK, SELF_CALIBRATED, DecisionRule, rule_by_probability
+from kappaplace.calibration.drift import Sketch
+from kappaplace.calibration.outside import OutsideAware, fit_outside_aware
+from kappaplace.calibration.risk import RiskRefused
+from kappaplace.calibration.signal import Signal, fit_signal
+from kappaplace.calibration.splits import split_queries
+from kappaplace.calibration.thresholds import fit_rule_for_rate
+from kappaplace.errors import KappaPlaceError
+from kappaplace.uncertainty.fused import Combination
+
+FORMAT = 1
+UNCERTAINTY = "uncertainty"
+"""The signal that every drift sketch holds beside those of the caller."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Everything that turns scores into probabilities and decisions; see `fit_calibration`."""
+
+    top: Signal
+    """The uncertainty of a query's top match."""
+    right: OutsideAware
+    """That the top match is right."""
+    pair: Signal | None = None
+    """The uncertainty of any match."""
+    pair_right: OutsideAware | None = None
+    """That a match is right."""
+    rule: DecisionRule | None = None
+    """None where no decisions were asked for."""
+    sketch: Sketch | None = None
+    """For `DriftMonitor`."""
+    outside_rate: float | None = None
+    """Stated share of queries from outside the map; None: as among the queries of calibration."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """How it was fitted, in plain values."""
+
+    @property
+    def scores(self) -> tuple[str, ...]:
+        """Names of the query-level scores, in the order of the feature columns."""
+        return self.top.scores
+
+    @property
+    def pair_scores(self) -> tuple[str, ...]:
+        """Names of the match-level scores; empty without a pair calibrator."""
+        return () if self.pair is None else self.pair.scores
+
+    def uncertainty(self, features: Any) -> Floats:
+        """One a query, N, from features N×F in the order of ``scores`` (or N for one score)."""
+        return self.top.uncertainty(features, 1)
+
+    def probability(self, features: Any, outside_rate: float | None = None) -> Floats:
+        """That the top match is right, N; being outside the map counts as wrong."""
+        return self.right.probability(self.uncertainty(features), self._rate(outside_rate))
+
+    def inside_probability(self, features: Any, outside_rate: float | None = None) -> Floats | None:
+        """That a query was taken inside the map, N; None where no example from outside was seen."""
+        return self.right.inside_probability(self.uncertainty(features), self._rate(outside_rate))
+
+    def pair_probability(self, features: Any, outside_rate: float | None = None) -> Floats:
+        """That each match is right, N×K, from features N×K×F (or N×K for one score)."""
+        if self.pair is None or self.pair_right is None:
+            raise KappaPlaceError("This calibration knows nothing of single matches; fit it with pairs.")
+        uncertainty = self.pair.uncertainty(features, 2)
+        return self.pair_right.probability(uncertainty, self._rate(outside_rate))
+
+    def decide(self, features: Any) -> NDArray[np.object_]:
+        """One `Decision` a query, N. The rule was fitted for the stated share of queries from outside."""
+        if self.rule is None:
+            raise KappaPlaceError("This calibration has no decision rule; calibrate with a risk.")
+        uncertainty = self.uncertainty(features)
+        probability = self.right.probability(uncertainty, self.outside_rate)
+        return self.rule.decide(uncertainty=uncertainty, probability=probability)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        parts = {key: getattr(self, key) for key in _PARTS}
+        return {
+            "format": FORMAT,
+            **{key: None if part is None else part.to_dict() for key, part in parts.items()},
+            "outside_rate": self.outside_rate,
+            "facts": dict(self.facts),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Calibration:
+        """The inverse of `to_dict`."""
+        number = values.get("format") if isinstance(values, Mapping) else None
+        if number != FORMAT:
+            raise KappaPlaceError(
+                f"A calibration of format {number} cannot be read, this version knows format {FORMAT}; "
+                "calibrate again."
+            )
+        parts = stored(values, {"format", *_PARTS, "outside_rate", "facts"}, "calibration")
+        if parts["top"] is None or parts["right"] is None:
+            raise KappaPlaceError("A stored calibration lacks its score or its calibrator; calibrate again.")
+        read: dict[str, Any] = {}
+        for key, kind in _PARTS.items():
+            read[key] = None if parts[key] is None else kind.from_dict(parts[key])
+        rate = parts["outside_rate"]
+        stated = None if rate is None else float(finite(rate, "stored share from outside"))
+        return cls(**read, outside_rate=stated, facts=dict(parts["facts"]))
+
+    def _rate(self, outside_rate: float | None) -> float | None:
+        return self.outside_rate if outside_rate is None else outside_rate
+
+
+_PARTS: dict[str, Any] = {
+    "top": Signal,
+    "right": OutsideAware,
+    "pair": Signal,
+    "pair_right": OutsideAware,
+    "rule": DecisionRule,
+    "sketch": Sketch,
+}
+
+
+def fit_calibration(
+    features: NDArray[np.floating],
+    success: NDArray[np.bool_],
+    scores: Sequence[str],
+    *,
+    combination: Combination | None = None,
+    pair_features: NDArray[np.floating] | None = None,
+    pair_success: NDArray[np.bool_] | None = None,
+    pair_scores: Sequence[str] = (),
+    outside: NDArray[np.bool_] | None = None,
+    outside_rate: float | None = None,
+    calibrator: str = "best",
+    max_risk: float | None = 0.05,
+    confidence: float = 0.95,
+    reject_risk: float | None = REJECT_RISK,
+    method: str = "fixed-sequence",
+    labelled: bool = True,
+    groups: NDArray[Any] | None = None,
+    fit_share: float = 0.5,
+    seed: int = 0,
+    signals: Mapping[str, NDArray[np.floating]] | None = None,
+    facts: Mapping[str, Any] | None = None,
+) -> Calibration:
+    """Split, fit and set thresholds in one call.
+
+    Args:
+        features: Scores of each query, N×F in the order of ``scores``; N will do for one.
+        success: Whether the top match of each query is right.
+        scores: Names of the scores; several are combined by logistic regression on the fitting split.
+        combination: One that was fitted elsewhere, to be used instead.
+        pair_features: Match-level scores N×K×F (or N×K), with ``pair_success`` N×K and ``pair_scores``.
+        outside: Which queries have no positive in the map at all.
+        outside_rate: Their share in use; None: as among these queries.
+        calibrator: A name of `CALIBRATORS`, or "best".
+        max_risk: Share of errors allowed among the accepted; None: no decisions.
+        labelled: False for self-calibration, which never carries a guarantee; where the sample cannot
+            support the risk, it then decides by the probability instead of refusing.
+        groups: A place, route or day of each query; groups are never split.
+        signals: Further values of each query to watch for drift, such as κ.
+        facts: What else to keep: the date, the model, where the queries came from.
+    """
+    right = booleans(success, np.shape(success), "outcomes (right or wrong)")
+    if right.ndim != 1:
+        raise KappaPlaceError(f"Outcomes are one boolean a query, got the shape {right.shape}.")
+    out = None if outside is None else booleans(outside, right.shape, "marks of outside")
+    parts = split_queries(len(right), groups, seed, fit_share=fit_share)
+    top = fit_signal(features, right, tuple(scores), combination, parts.fit, 1)
+    uncertainty = top.uncertainty(features, 1)
+    probability = fit_outside_aware(
+        uncertainty[parts.fit], right[parts.fit], _take(out, parts.fit), calibrator=calibrator, seed=seed
+    )
+    if outside_rate is not None:
+        probability.probability(uncertainty[:1], outside_rate)  # a wrong share is refused here, not in use
+    pair, pair_right = None, None
+    if pair_features is not None:
+        pair, pair_right = _fit_pairs(
+            pair_features, pair_success, tuple(pair_scores), out, len(right), parts.fit, calibrator, seed
+        )
+    rule = None
+    if max_risk is not None:
+        options: dict[str, Any] = {"reject_risk": reject_risk, "method": method}
+        values, won, lost = (_take(part, parts.threshold) for part in (uncertainty, right, out))
+        try:
+            rule = fit_rule_for_rate(
+                values, won, lost, outside_rate, max_risk, confidence, labelled, len(right), seed, options
+            )
+        except RiskRefused:
+            if labelled:
+                raise
+            rule = rule_by_probability(max_risk, reject_risk, assumptions=(SELF_CALIBRATED,))
+    counts = {
+        "queries": len(right),
+        "right": int(right.sum()),
+        "outside": None if out is None else int(out.sum()),
+        "fitted_on": len(parts.fit),
+        "thresholds_on": len(parts.threshold),
+        "labelled": labelled,
+        "calibrator": probability.right.name,
+        "seed": seed,
+    }
+    sketch = Sketch.of({**(signals or {}), UNCERTAINTY: uncertainty})
+    return Calibration(
+        top, probability, pair, pair_right, rule, sketch, outside_rate, {**counts, **(facts or {})}
+    )
+
+
+def _fit_pairs(
+    features: Any,
+    success: Any,
+    scores: tuple[str, ...],
+    outside: Bools | None,
+    queries: int,
+    rows: Rows,
+    calibrator: str,
+    seed: int,
+) -> tuple[Signal, OutsideAware]:
+    hits = booleans(success, np.shape(success), "outcomes of pairs")
+    if hits.ndim != 2 or len(hits) != queries:
+        raise KappaPlaceError(
+            f"Outcomes of pairs are one row a query ({queries:,}), got the shape {hits.shape}."
+        )
+    signal = fit_signal(features, hits, scores, None, rows, 2)
+    values = signal.uncertainty(features, 2)[rows]
+    per_query = hits.shape[1]
+    fitted = fit_outside_aware(
+        values.ravel(),
+        hits[rows].ravel(),
+        None if outside is None else np.repeat(outside[rows], per_query),
+        calibrator=calibrator,
+        groups=np.repeat(np.arange(len(rows)), per_query),
+        seed=seed,
+    )
+    return signal, fitted
+
+
+def _take(values: Any, rows: Rows) -> Any:
+    return None if values is None else values[rows]

@@ -1,0 +1,109 @@
+"""Drift: quiet on exchangeable queries, loud on others, and right about which way."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from scipy.stats import ks_2samp
+
+from kappaplace.calibration.drift import DriftMonitor, Sketch, compare
+from kappaplace.errors import KappaPlaceError
+
+
+def draw(kind: str, rng: np.random.Generator, n: int) -> np.ndarray:
+    if kind == "heavy":
+        return rng.standard_cauchy(n)
+    if kind == "tied":
+        return rng.integers(0, 5, n).astype(float)
+    return rng.normal(0, 1, n)
+
+
+@pytest.mark.parametrize("kind", ["normal", "heavy", "tied"])
+@pytest.mark.parametrize(("n", "window"), [(60, 50), (1000, 200)])
+def test_no_alarm_on_exchangeable_queries(kind: str, n: int, window: int) -> None:
+    alarms, trials = 0, 300
+    for seed in range(trials):
+        rng = np.random.default_rng(seed)
+        sketch = Sketch.of({"x": draw(kind, rng, n)})
+        alarms += bool(compare(sketch, {"x": draw(kind, rng, window)}, 0.05))
+    assert alarms / trials <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / trials)
+
+
+@pytest.mark.parametrize(
+    ("change", "direction"),
+    [
+        (lambda x: x + 1.0, "higher"),
+        (lambda x: x - 1.0, "lower"),
+        (lambda x: 3 * x, "wider"),
+    ],
+)
+def test_an_alarm_on_shifted_queries_says_which_way(change: object, direction: str) -> None:
+    rng = np.random.default_rng(0)
+    sketch = Sketch.of({"kappa": rng.normal(0, 1, 1000), "still": rng.normal(0, 1, 1000)})
+    found = compare(sketch, {"kappa": change(rng.normal(0, 1, 200)), "still": rng.normal(0, 1, 200)})
+    assert found
+    for warning in found:
+        assert warning.signal == "kappa"
+        assert warning.statistic > warning.limit
+        assert warning.sentence.startswith(f"kappa has become {warning.direction}:")
+    assert direction in {warning.direction for warning in found}
+
+
+def test_the_gap_is_never_more_than_the_full_statistic() -> None:
+    for seed in range(50):
+        rng = np.random.default_rng(seed)
+        old, new = rng.integers(0, 30, 300) / 7, rng.integers(5, 40, 80) / 7
+        found = [w for w in compare(Sketch.of({"x": old}), {"x": new}) if w.test == "shape"]
+        full = ks_2samp(old, new).statistic
+        if found:
+            assert found[0].statistic <= full + 1e-12
+            assert found[0].statistic > full - 0.15
+
+
+def test_the_monitor_judges_full_windows_and_takes_queries_one_by_one() -> None:
+    rng = np.random.default_rng(0)
+    sketch = Sketch.of({"x": rng.normal(0, 1, 500)})
+    one_by_one, at_once = DriftMonitor(sketch, 50), DriftMonitor(sketch, 50)
+    stream = np.concatenate([rng.normal(0, 1, 100), rng.normal(3, 1, 75)])
+    slowly = [w for value in stream for w in one_by_one.update({"x": [value]})]
+    assert slowly == at_once.update({"x": stream})
+    assert one_by_one.windows == at_once.windows == 3
+    assert {w.direction for w in slowly} == {"higher"}
+
+
+def test_constant_and_tiny_calibrations_are_handled() -> None:
+    assert compare(Sketch.of({"x": np.zeros(100)}), {"x": np.zeros(50)}) == []
+    assert compare(Sketch.of({"x": np.zeros(100)}), {"x": np.ones(50)})
+    assert compare(Sketch.of({"x": [0.0, 1.0]}), {"x": [0.5]}) == []
+    assert compare(Sketch.of({"x": np.arange(10.0)}), {"x": []}) == []
+
+
+def test_storage() -> None:
+    sketch = Sketch.of({"x": np.random.default_rng(0).normal(0, 1, 12_345), "y": np.zeros(12_345)})
+    assert len(sketch.ranks) == 101
+    assert Sketch.from_dict(json.loads(json.dumps(sketch.to_dict()))) == sketch
+
+
+def test_bad_input() -> None:
+    sketch = Sketch.of({"x": np.arange(10.0), "y": np.arange(10.0)})
+    stored = sketch.to_dict()
+    for call in (
+        lambda: Sketch.of({}),
+        lambda: Sketch.of({"x": [1.0]}),
+        lambda: Sketch.of({"x": [1.0, 2.0], "y": [1.0]}),
+        lambda: Sketch.of({"x": np.zeros((3, 2))}),
+        lambda: compare(sketch, {"z": [1.0]}),
+        lambda: compare(sketch, {"x": [np.nan]}),
+        lambda: compare(sketch, {"x": [1.0]}, 0.0),
+        lambda: DriftMonitor(sketch, 0),
+        lambda: DriftMonitor(sketch).update({"x": [1.0]}),
+        lambda: DriftMonitor(sketch).update({"x": [1.0], "y": []}),
+        lambda: Sketch.from_dict({}),
+        lambda: Sketch.from_dict({**stored, "count": 3}),
+        lambda: Sketch.from_dict({**stored, "values": [1]}),
+        lambda: Sketch.from_dict({**stored, "values": {"x": stored["values"]["x"][::-1]}}),
+    ):
+        with pytest.raises(KappaPlaceError):
+            call()

@@ -1,0 +1,90 @@
+"""Queries made of the map's own images, against loops over single references."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kappaplace.calibration.labels import burst_mask, self_queries
+from kappaplace.errors import KappaPlaceError
+
+
+def a_map(seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Similarities, bursts, neighbourhood and positions of twenty references on a line, visited twice."""
+    rng = np.random.default_rng(seed)
+    x = np.tile(np.arange(10) * 10.0, 2)
+    time = np.arange(20.0)
+    rows = np.arange(20)
+    similarities = rng.random((20, 20)).astype(np.float32)
+    return similarities, burst_mask(rows, time, 1.0), np.abs(x[:, None] - x[None]) <= 15.0, x
+
+
+def test_both_kinds_one_reference_at_a_time() -> None:
+    similarities, burst, near, _ = a_map()
+    made = self_queries(similarities, burst, near)
+    assert len(made.rows) == 40
+    for m, row in enumerate(made.rows):
+        for r in range(20):
+            gone = burst[row, r] or (made.without_place[m] and near[row, r])
+            assert np.isneginf(made.similarities[m, r]) == gone
+            if not gone:
+                assert made.similarities[m, r] == similarities[row, r]
+            assert made.positives[m, r] == (near[row, r] and not gone)
+        assert made.outside[m] == (not made.positives[m].any())
+    assert made.outside[made.without_place].all()
+    assert not made.outside[~made.without_place].any()  # the second visit remains
+    assert made.similarities.dtype == np.float32
+
+
+def test_top_matches_and_hits() -> None:
+    made = self_queries(*a_map()[:3])
+    matches, hits = made.top(3)
+    for m in range(len(made.rows)):
+        best = sorted(range(20), key=lambda r: (-made.similarities[m, r], r))[:3]
+        assert matches.indices[m].tolist() == best
+        assert hits[m].tolist() == [bool(made.positives[m, r]) for r in best]
+    assert np.isfinite(matches.similarities).all()
+    assert not hits[made.outside].any()
+
+
+def test_a_single_visit_is_outside_without_its_burst() -> None:
+    rows = np.arange(4)
+    near = np.eye(4, dtype=bool)
+    made = self_queries(np.ones((4, 4)), burst_mask(rows, rows * 100.0, 1.0), near)
+    assert made.outside.all()
+
+
+def test_queries_with_nothing_left_are_dropped() -> None:
+    all_near = np.ones((3, 3), bool)
+    made = self_queries(np.ones((3, 3)), np.eye(3, dtype=bool), all_near)
+    assert made.without_place.tolist() == [False] * 3
+    assert len(self_queries(np.ones((3, 3)), np.eye(3, dtype=bool), all_near, at_least=3).rows) == 0
+    with pytest.raises(KappaPlaceError, match="2 references left"):
+        made.top(3)
+
+
+def test_bursts() -> None:
+    time = np.array([0.0, 1.0, 2.0, np.nan, 1.5])
+    mask = burst_mask(np.array([0, 3, 4]), time, 1.0, np.array(["a", "a", "a", "a", "b"]))
+    assert mask.tolist() == [
+        [True, True, False, False, False],
+        [False, False, False, True, False],
+        [False, False, False, False, True],
+    ]
+
+
+def test_bad_input() -> None:
+    similarities, burst, near, _ = a_map()
+    for call in (
+        lambda: self_queries(similarities[0], burst, near),
+        lambda: self_queries(similarities, burst[:3], near),
+        lambda: self_queries(similarities, burst, near.astype(float)),
+        lambda: self_queries(similarities * np.nan, burst, near),
+        lambda: self_queries(similarities, np.zeros_like(burst), near),
+        lambda: self_queries(similarities, burst, near).top(0),
+        lambda: burst_mask(np.array([9]), np.arange(3.0), 1.0),
+        lambda: burst_mask(np.array([0]), np.arange(3.0), -1.0),
+        lambda: burst_mask(np.array([0]), np.arange(3.0), 1.0, np.arange(2)),
+    ):
+        with pytest.raises(KappaPlaceError):
+            call()
