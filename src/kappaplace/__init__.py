@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from kappaplace.data.place_images import PlaceImages as PlaceImages
     from kappaplace.data.synthetic_city import SyntheticCity as SyntheticCity
     from kappaplace.errors import KappaPlaceError as KappaPlaceError
+    from kappaplace.maps import PlaceMap as PlaceMap
     from kappaplace.models.checkpoint import save_model as save_model
     from kappaplace.models.frozen import FrozenEncoder as FrozenEncoder
     from kappaplace.models.loading import load_model as load_model
@@ -29,6 +30,7 @@ _HOMES = {
     "KappaPlaceError": "kappaplace.errors",
     "Matches": "kappaplace.types",
     "PlaceImages": "kappaplace.data.place_images",
+    "PlaceMap": "kappaplace.maps",
     "PlaceModel": "kappaplace.models.place_model",
     "SyntheticCity": "kappaplace.data.synthetic_city",
     "load_model": "kappaplace.models.loading",

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from kappaplace.cli import city, compare, data, demo, evaluate, models, train
+from kappaplace.cli import calibrate, city, compare, data, demo, evaluate, localize, models, train
+from kappaplace.cli import map as place_map
 from kappaplace.errors import KappaPlaceError
 
 BAD_INPUT, INTERRUPTED = 2, 130
@@ -26,7 +27,10 @@ app.command("models")(models.models)
 app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("compare")(compare.compare)
+app.command("calibrate")(calibrate.calibrate)
+app.command("localize")(localize.localize)
 app.add_typer(data.app, name="data")
+app.add_typer(place_map.app, name="map")
 
 
 def _show_version(wanted: bool) -> None:

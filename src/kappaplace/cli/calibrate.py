@@ -1,0 +1,81 @@
+"""``kappaplace calibrate``: from scores to probabilities, and to decisions that keep a promise."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kappaplace.errors import KappaPlaceError
+
+
+def calibrate(
+    place_map: Annotated[Path, typer.Argument(metavar="MAP", help="A map made by `map build`.")],
+    queries: Annotated[
+        Path | None, typer.Option(help="Labelled queries: a table with positions or given positives.")
+    ] = None,
+    self_: Annotated[
+        bool, typer.Option("--self", help="Without labels: the map's own images, damaged, ask the map.")
+    ] = False,
+    max_risk: Annotated[float, typer.Option(help="Share of errors allowed among accepted answers.")] = 0.05,
+    confidence: Annotated[float, typer.Option(help="How sure the promise shall be.")] = 0.95,
+    outside_rate: Annotated[
+        float | None, typer.Option(help="Share of queries expected from outside the map.")
+    ] = None,
+    thin: Annotated[bool, typer.Option(help="Keep one labelled query a place.")] = True,
+    root: Annotated[Path | None, typer.Option(help="Where the queries' images lie now.")] = None,
+    model: Annotated[str, typer.Option(help="The map's model, if it does not lie where it did.")] = "",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "",
+    seed: Annotated[int, typer.Option(help="Of the split and of the damage.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+) -> None:
+    """Fit probabilities and thresholds, and keep them with the map.
+
+    Labelled queries can carry a guarantee; self-calibration never does.
+
+    Examples:
+
+        kappaplace calibrate town.map --queries labelled.parquet
+
+        kappaplace calibrate town.map --queries labelled.parquet --max-risk 0.01 --confidence 0.95
+
+        kappaplace calibrate town.map --self --outside-rate 0.2
+    """
+    if (queries is None) == (not self_):
+        raise KappaPlaceError(
+            "Calibrate on labelled queries (--queries TABLE) or without any (--self): one of both."
+        )
+    from kappaplace.maps import PlaceMap
+    from kappaplace.maps.calibrate import Terms, calibrate_map
+    from kappaplace.maps.self_calibrate import self_calibrate_map, sparse_note
+    from kappaplace.maps.sources import as_table
+
+    opened = PlaceMap.open(place_map, model or None, device=device or None)
+    notes: list[str] = []
+    terms = Terms(max_risk, confidence, outside_rate, thin=thin, seed=seed)
+    if queries is not None:
+        from kappaplace.data.place_images import PlaceImages
+
+        table = PlaceImages.open(queries, root) if queries.is_file() else as_table(queries)
+        made = calibrate_map(opened, table, terms)
+    else:
+        made = self_calibrate_map(opened, terms)
+        notes = [note] if (note := sparse_note(made)) else []
+    promise = [] if made.rule is None else made.rule.promise()
+    if as_json:
+        guaranteed = made.rule is not None and made.rule.guaranteed
+        typer.echo(
+            json.dumps(
+                {"facts": dict(made.facts), "promise": promise, "guaranteed": guaranteed, "notes": notes}
+            )
+        )
+        return
+    facts = made.facts
+    typer.echo(
+        f"Calibrated on {facts['origin']}: {facts['right']:,} of {facts['queries']:,} queries were right, "
+        f"{facts['outside'] or 0:,} from outside the map."
+    )
+    for sentence in [*promise, *notes]:
+        typer.echo(sentence)

@@ -1,0 +1,290 @@
+"""Embed what a map lacks: in blocks, a segment whenever enough are there, resumed where it was stopped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kappaplace.data.images import Preprocessing
+from kappaplace.errors import KappaPlaceError
+from kappaplace.maps.change import remove_references
+from kappaplace.maps.distinctiveness import finish
+from kappaplace.maps.pending import Pending, picked
+from kappaplace.maps.segments import Rows
+from kappaplace.maps.sources import DIGEST_BYTES, Wanted, file_digest, file_stats, same_file
+from kappaplace.maps.store import MapStore
+from kappaplace.maps.writer import PENDING, MapWriter
+from kappaplace.models.embedding import embed_images
+from kappaplace.models.loading import AnyModel
+from kappaplace.progress import track
+from kappaplace.types import Embeddings
+
+SEGMENT_ROWS = 2048
+BLOCK = 64
+"""Images embedded between two savings: what a killed process may have to embed again."""
+Duplicates = Literal["error", "skip", "replace"]
+OnError = Literal["skip", "raise"]
+Embedder = Callable[[Sequence[str]], Embeddings]
+"""Image files → embeddings; what a cluster may put in the place of one machine."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How images are put into a map."""
+
+    duplicates: Duplicates = "error"
+    """Another image under a name that the map has: error, skip it, or replace the one that is there."""
+    on_error: OnError = "skip"
+    """Images that cannot be read are left out and listed, or end the work."""
+    batch_size: int = 32
+    device: str | None = None
+    segment_rows: int = SEGMENT_ROWS
+    embedder: Embedder | None = None
+
+    def __post_init__(self) -> None:
+        if self.duplicates not in ("error", "skip", "replace") or self.on_error not in ("skip", "raise"):
+            raise KappaPlaceError(
+                "duplicates is error, skip or replace and on_error is skip or raise; got "
+                f"{self.duplicates!r} and {self.on_error!r}."
+            )
+        if self.segment_rows < 1:
+            raise KappaPlaceError(f"A segment needs at least one row, not {self.segment_rows}.")
+
+
+@dataclass
+class Report:
+    """What was done with the images."""
+
+    added: int = 0
+    already: int = 0
+    """Were in the map, unchanged."""
+    replaced: int = 0
+    unposed: int = 0
+    """Added without a position."""
+    skipped: list[tuple[str, str]] = field(default_factory=list)
+    """Name and reason of each image left out."""
+
+    @property
+    def sentence(self) -> str:
+        """What happened, in words."""
+        said = [f"{self.added:,} images added"]
+        said += [f"{self.already:,} were there already"] if self.already else []
+        said += [f"{self.replaced:,} replaced"] if self.replaced else []
+        said += [f"{self.unposed:,} have no position"] if self.unposed else []
+        said += [f"{len(self.skipped):,} left out"] if self.skipped else []
+        return ", ".join(said) + "."
+
+
+def extend(writer: MapWriter, wanted: Wanted, model: AnyModel, options: Options) -> Report:
+    """Embed what the map does not have yet, segment by segment, then bring its statistics up to date."""
+    report = Report()
+    preprocessing = Preprocessing.from_dict(writer.manifest.model.preprocessing)
+    stats = file_stats(wanted.paths)
+    todo = _missing(writer, wanted, stats, options, report)
+    if len(todo):
+        key = json.dumps([writer.manifest.model.fingerprint, preprocessing.to_dict()], sort_keys=True)
+        pending = Pending(writer.folder / PENDING, key)
+        blocks = _Blocks(wanted, stats, model, preprocessing, options, writer.manifest.thumbnails, report)
+        waiting: list[Rows] = []
+        with track("Embedding", len(todo)) as bar:
+            for block in _parts(todo, min(BLOCK, options.segment_rows)):
+                rows = blocks.made(block, pending)
+                if rows is not None:
+                    waiting.append(rows)
+                bar.advance(len(block))
+                if sum(map(len, waiting)) >= options.segment_rows:
+                    waiting = _write_full(writer, wanted, waiting, options.segment_rows, pending)
+        if waiting:
+            writer.append(Rows.join(waiting), wanted.root, wanted.prefix)
+        pending.clear()
+        report.added = blocks.added
+        report.unposed = blocks.unposed
+    if not writer.manifest.count and report.skipped:
+        name, reason = report.skipped[0]
+        raise KappaPlaceError(
+            f"None of the {len(report.skipped):,} images could be read, so the map is empty; the first, "
+            f"{name}: {reason}"
+        )
+    finish(writer)
+    return report
+
+
+def _missing(
+    writer: MapWriter, wanted: Wanted, stats: NDArray[np.int64], options: Options, report: Report
+) -> NDArray[np.int64]:
+    """Rows that must be embedded: not in the map, or there with another content and to be replaced."""
+    store = writer.store
+    found = store.find(wanted.names)
+    present = np.flatnonzero(found >= 0)
+    if not len(present):
+        return np.arange(len(wanted))
+    there, digests = store.gather("stats", found[present]), store.gather("digests", found[present])
+    changed = [
+        row
+        for i, row in enumerate(present.tolist())
+        if not same_file(wanted.paths[row], stats[row], there[i], digests[i])
+    ]
+    report.already = len(present) - len(changed)
+    _note_move(writer, store, found[np.setdiff1d(present, changed)], wanted)
+    todo = found < 0
+    if changed and options.duplicates == "error":
+        raise KappaPlaceError(
+            f"The map {writer.folder} has another image under the name {wanted.names[changed[0]]!r} "
+            f"({len(changed):,} such names); replace it (--duplicates replace), leave the new one out "
+            "(skip), or tell the sources apart with --prefix."
+        )
+    if options.duplicates == "replace" and changed:
+        remove_references(writer, found[changed])
+        todo[changed] = True
+        report.replaced = len(changed)
+    elif changed:
+        report.skipped += [(wanted.names[row], "the map has another image of this name") for row in changed]
+    return np.flatnonzero(todo)
+
+
+def _note_move(writer: MapWriter, store: MapStore, same: NDArray[np.int64], wanted: Wanted) -> None:
+    """Segments whose images are all found unchanged below another folder lie there from now on."""
+    home = np.searchsorted(store.starts, store.rows_of(same), side="right") - 1
+    found = np.bincount(home, minlength=len(store.segments))
+    live = [len(chosen) for _, chosen in store.parts()]
+    records = tuple(
+        replace(record, root=wanted.root)
+        if 0 < live[i] == found[i] and record.prefix == wanted.prefix
+        else record
+        for i, record in enumerate(writer.manifest.segments)
+    )
+    if records != writer.manifest.segments:
+        writer.commit(segments=records)
+
+
+def _parts(rows: NDArray[np.int64], size: int) -> Iterator[NDArray[np.int64]]:
+    for start in range(0, len(rows), size):
+        yield rows[start : start + size]
+
+
+def _write_full(
+    writer: MapWriter, wanted: Wanted, waiting: list[Rows], size: int, pending: Pending
+) -> list[Rows]:
+    """Write all full segments; what is left waits on, on disk too."""
+    rows = Rows.join(waiting)
+    while len(rows) >= size:
+        writer.append(rows.take(np.arange(size)), wanted.root, wanted.prefix)
+        rows = rows.take(np.arange(size, len(rows)))
+    pending.clear()
+    if not len(rows):
+        return []
+    pending.keep(rows)
+    return [rows]
+
+
+class _Blocks:
+    """Makes rows of images: found among those pending, or embedded."""
+
+    def __init__(
+        self,
+        wanted: Wanted,
+        stats: NDArray[np.int64],
+        model: AnyModel,
+        preprocessing: Preprocessing,
+        options: Options,
+        thumbnails: bool,
+        report: Report,
+    ) -> None:
+        self.wanted, self.stats, self.thumbnails, self.report = wanted, stats, thumbnails, report
+        self.preprocessing, self.options = preprocessing, options
+        self.added = self.unposed = 0
+
+        def embed(paths: Sequence[str]) -> Embeddings:
+            settings = {"batch_size": options.batch_size, "device": options.device, "progress": False}
+            return embed_images(model, preprocessing, paths, **settings)  # type: ignore[arg-type]
+
+        self.embed = options.embedder or embed
+
+    def made(self, block: NDArray[np.int64], pending: Pending) -> Rows | None:
+        """The rows of some images, without those that cannot be read; None where none is left."""
+        waited = {row: found for row in block.tolist() if (found := self._waiting(row, pending)) is not None}
+        fresh = [row for row in block.tolist() if row not in waited]
+        made = self._embedded(fresh) if fresh else None
+        if made is not None:
+            rows, new = made
+            pending.keep(new)
+            waited |= {row: (new, i) for i, row in enumerate(rows)}
+        if not waited:
+            return None
+        chosen = sorted(waited)
+        joined = picked([waited[row] for row in chosen])
+        # Poses are the table's of today: only what the model said is worth keeping from an earlier run.
+        at = np.array(chosen, np.int64)
+        joined = replace(joined, poses=self.wanted.poses[at], routes=self.wanted.routes[at])
+        self.added += len(joined)
+        self.unposed += int(np.isnan(joined.poses[:, 0]).sum())
+        return joined
+
+    def _waiting(self, row: int, pending: Pending) -> tuple[Rows, int] | None:
+        found = pending.find(self.wanted.names[row])
+        if found is None or (found[0].thumbnails is None) == self.thumbnails:
+            return None
+        rows, i = found
+        same = same_file(self.wanted.paths[row], self.stats[row], rows.stats[i], rows.digests[i])
+        return found if same else None
+
+    def _embedded(self, rows: list[int]) -> tuple[list[int], Rows] | None:
+        try:
+            made = self.embed([self.wanted.paths[row] for row in rows])
+        except KappaPlaceError:
+            if self.options.on_error == "raise":
+                raise
+            kept = self._readable(rows)
+            if len(kept) == len(rows):  # it was not the images
+                raise
+            return self._embedded(kept) if kept else None
+        self._check(made, rows)
+        return rows, self._rows(rows, made)
+
+    def _readable(self, rows: list[int]) -> list[int]:
+        kept = []
+        for row in rows:
+            try:
+                self.preprocessing.image(self.wanted.paths[row])
+            except KappaPlaceError as error:
+                self.report.skipped.append((self.wanted.names[row], str(error)))
+            else:
+                kept.append(row)
+        return kept
+
+    def _check(self, made: Embeddings, rows: list[int]) -> None:
+        descriptors = np.asarray(made.descriptor)
+        finite = np.isfinite(descriptors).all(axis=1)
+        if len(descriptors) != len(rows):
+            raise KappaPlaceError(f"{len(rows)} images gave {len(descriptors)} descriptors; check the model.")
+        if not finite.all():
+            name = self.wanted.names[rows[int(np.argmin(finite))]]
+            raise KappaPlaceError(
+                f"The descriptor of {name} is NaN or infinite; check the model and the image."
+            )
+
+    def _rows(self, rows: list[int], made: Embeddings) -> Rows:
+        at, paths = np.array(rows, np.int64), [self.wanted.paths[row] for row in rows]
+        unknown = np.full(len(rows), np.nan, np.float32)
+        return Rows(
+            [self.wanted.names[row] for row in rows],
+            np.asarray(made.descriptor, np.float32),
+            unknown if made.kappa is None else np.asarray(made.kappa, np.float32),
+            self.wanted.poses[at],
+            self.wanted.routes[at],
+            self.stats[at],
+            np.stack([file_digest(path) for path in paths]).reshape(-1, DIGEST_BYTES),
+            [_thumbnail(path) for path in paths] if self.thumbnails else None,
+        )
+
+
+def _thumbnail(path: str) -> bytes:
+    from kappaplace.reports.thumbnails import thumbnail
+
+    small = thumbnail(path)
+    return b"" if small is None else small.jpeg

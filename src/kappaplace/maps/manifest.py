@@ -1,0 +1,168 @@
+"""The manifest: one JSON file that says all there is to know of a map before any of its arrays is touched.
+
+It is the only file of a map that ever changes, and it changes by being swapped: whoever reads it sees the map
+before a change or after it, never in between. Files that it does not name do not exist for a reader.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from kappaplace.data.geodesy import LOCAL_FRAME, frame_codes
+from kappaplace.data.neighbourhood import Neighbourhood
+from kappaplace.errors import KappaPlaceError
+from kappaplace.files import replace_file
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+"""Raised when the files mean something else; a newer map is refused, an older one is read."""
+PROTOCOL = 1
+"""Raised when the signals of the same files would be other numbers: what a calibration was fitted for."""
+STORAGE = ("float32", "float16", "int8")
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """Size and checksum of one file."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class SegmentRecord:
+    """One folder of references, never changed once it is named here."""
+
+    name: str
+    count: int
+    root: str
+    """Where its images lay when they were embedded; their names are relative to it."""
+    prefix: str
+    """What was put before each name to keep two sources apart; not part of the path."""
+    files: dict[str, FileRecord]
+
+
+@dataclass(frozen=True)
+class ModelRecord:
+    """Which model made the descriptors, and how to get it again."""
+
+    fingerprint: str
+    source: str
+    """A name, a weights file or a folder for `load_model`; a folder inside the map is written ``./name``;
+    empty for a model that must be given."""
+    dim: int
+    kappa: bool
+    preprocessing: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Extra:
+    """A file beside the segments that holds a number for each reference, or a list of them."""
+
+    file: str
+    record: FileRecord
+    rows: int
+    """How many references it speaks of: those added since are not in it yet."""
+    how: str = "exact"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a map is made of."""
+
+    model: ModelRecord
+    frame: str = LOCAL_FRAME
+    radius: float = 25.0
+    neighbourhood: str = "metres:25"
+    storage: str = "float32"
+    thumbnails: bool = False
+    name: str = ""
+    version: int = 0
+    """Counts the swaps."""
+    segments: tuple[SegmentRecord, ...] = ()
+    removed: Extra | None = None
+    """Rows that are no longer part of the map, sorted."""
+    distinctiveness: Extra | None = None
+    sample: Extra | None = None
+    """Rows that the z-score compares with, sorted."""
+    unposed: int = 0
+    calibration: dict[str, Any] | None = None
+    kappaplace: str = ""
+    format: int = FORMAT
+    protocol: int = PROTOCOL
+
+    def __post_init__(self) -> None:
+        frame_codes(self.frame)
+        Neighbourhood.parse(self.neighbourhood)
+        if self.storage not in STORAGE:
+            raise KappaPlaceError(
+                f"Descriptors are stored as one of {', '.join(STORAGE)}, not {self.storage!r}."
+            )
+        if not 0 < self.radius < float("inf"):
+            raise KappaPlaceError(f"The radius of a place must be above 0 m and finite, not {self.radius}.")
+
+    @property
+    def rows(self) -> int:
+        """References ever written, those removed since included."""
+        return sum(segment.count for segment in self.segments)
+
+    @property
+    def count(self) -> int:
+        """References of the map."""
+        return self.rows - (self.removed.rows if self.removed else 0)
+
+    @property
+    def near(self) -> Neighbourhood:
+        """Which references show one place."""
+        return Neighbourhood.parse(self.neighbourhood)
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Swap the manifest for another."""
+    text = json.dumps(asdict(manifest), indent=1, ensure_ascii=False) + "\n"
+    replace_file(folder / MANIFEST, lambda part: part.write_text(text, encoding="utf-8"))
+
+
+def read_manifest(folder: str | Path) -> Manifest:
+    """The manifest of a map, whole or refused."""
+    file = Path(folder) / MANIFEST
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        raise KappaPlaceError(
+            f"No map at {folder}: there is no {MANIFEST}; make one with `kappaplace map build`."
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise KappaPlaceError(f"The manifest {file} cannot be read ({error}).") from None
+    try:
+        values = json.loads(text)
+        if values["format"] > FORMAT:
+            raise KappaPlaceError(
+                f"The map {folder} was written by kappaplace {values.get('kappaplace')}, which is newer; "
+                "upgrade this one."
+            )
+        return _manifest(values)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise KappaPlaceError(
+            f"The manifest {file} is damaged ({type(error).__name__} {error}); restore it from a copy."
+        ) from None
+
+
+def _manifest(values: Mapping[str, Any]) -> Manifest:
+    known = {part.name for part in fields(Manifest)}
+    parts = {key: value for key, value in values.items() if key in known}
+    parts["model"] = ModelRecord(**values["model"])
+    parts["segments"] = tuple(_segment(each) for each in values["segments"])
+    for key in ("removed", "distinctiveness", "sample"):
+        if values[key] is not None:
+            parts[key] = Extra(**(values[key] | {"record": FileRecord(**values[key]["record"])}))
+    return Manifest(**parts)
+
+
+def _segment(values: Mapping[str, Any]) -> SegmentRecord:
+    files = {name: FileRecord(**record) for name, record in values["files"].items()}
+    return SegmentRecord(**(dict(values) | {"files": files, "count": int(values["count"])}))

@@ -1,0 +1,79 @@
+"""Which model a map belongs to, and how to get it: descriptors of two models must never be compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kappaplace.data.images import Preprocessing
+from kappaplace.errors import KappaPlaceError
+from kappaplace.evaluation.cache import model_fingerprint
+from kappaplace.maps.manifest import ModelRecord
+from kappaplace.models.checkpoint import save_model
+from kappaplace.models.frozen import FrozenEncoder
+from kappaplace.models.heads import KappaHead, VarianceHead
+from kappaplace.models.hub import HUB
+from kappaplace.models.loading import AnyModel, load_model
+from kappaplace.models.place_model import PlaceModel
+
+
+def loaded(model: AnyModel | str | Path) -> tuple[AnyModel, str]:
+    """The model itself, and the name or path it came by; empty for one made in memory."""
+    if isinstance(model, PlaceModel | FrozenEncoder):
+        return model, ""
+    source = str(model)
+    here = Path(source)
+    return load_model(source), str(here.resolve()) if here.exists() else source
+
+
+def record_of(model: AnyModel, source: str, preprocessing: Preprocessing | None = None) -> ModelRecord:
+    """What a manifest says of a model; one from memory will be kept inside the map."""
+    fingerprint = model_fingerprint(model)
+    if not source and _can_be_kept(model):
+        source = f"./model-{fingerprint[:12]}"
+    chosen = preprocessing or model.preprocessing
+    return ModelRecord(fingerprint, source, model.dim, has_kappa(model), chosen.to_dict())
+
+
+def has_kappa(model: AnyModel) -> bool:
+    """Whether the model says how sure it is of a descriptor."""
+    return isinstance(model.head, KappaHead) and not isinstance(model.head, VarianceHead)
+
+
+def keep_model(folder: Path, record: ModelRecord, model: AnyModel) -> None:
+    """Save a model from memory beside the segments, so that the map can be used without its maker."""
+    if record.source.startswith("./") and not (folder / record.source / "card.json").is_file():
+        save_model(model, folder / record.source)
+
+
+def model_of(folder: Path, record: ModelRecord, given: AnyModel | str | Path | None = None) -> AnyModel:
+    """The model of a map: the one given, which must be the right one, or the one the manifest names."""
+    if given is None:
+        if not record.source:
+            raise KappaPlaceError(
+                f"The map {folder} was made with a model of its author's own; give that model."
+            )
+        given = folder / record.source if record.source.startswith("./") else record.source
+        try:
+            model, _ = loaded(given)
+        except KappaPlaceError as error:
+            raise KappaPlaceError(
+                f"The model of the map {folder} cannot be loaded: {str(error).rstrip('.')}; give it with "
+                "--model (model=…), wherever it lies now."
+            ) from None
+    else:
+        model, _ = loaded(given)
+    if model_fingerprint(model) != record.fingerprint:
+        raise KappaPlaceError(
+            f"The map {folder} was made with another model: its descriptors mean nothing to this one; use "
+            "the model it was made with, or run `kappaplace map reembed` with this one."
+        )
+    return model
+
+
+def preprocessing_of(record: ModelRecord) -> Preprocessing:
+    """How images were prepared for the map, and must be for every query."""
+    return Preprocessing.from_dict(record.preprocessing)
+
+
+def _can_be_kept(model: AnyModel) -> bool:
+    return isinstance(model, PlaceModel) or model.name in HUB

@@ -1,0 +1,361 @@
+"""`PlaceMap`: build, append, open, localize."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kappaplace.calibration.model import Calibration
+from kappaplace.data.images import Source
+from kappaplace.errors import KappaPlaceError
+from kappaplace.maps.build import add_images, build_map
+from kappaplace.maps.change import compact_map, remove_names
+from kappaplace.maps.extend import Options, Report
+from kappaplace.maps.localization import Localization
+from kappaplace.maps.localize import locate
+from kappaplace.maps.manifest import Manifest, read_manifest
+from kappaplace.maps.map_models import model_of, preprocessing_of
+from kappaplace.maps.reembed import reembed_map
+from kappaplace.maps.searching import open_search
+from kappaplace.maps.segments import StaleMap
+from kappaplace.maps.signals import Gatherer
+from kappaplace.maps.sources import Images
+from kappaplace.maps.store import MapStore
+from kappaplace.maps.verify import find_damage
+from kappaplace.maps.writer import writer_of
+from kappaplace.models.embedding import as_sources, embed_images
+from kappaplace.models.loading import AnyModel
+from kappaplace.retrieval.engines import Circle
+from kappaplace.types import Embeddings
+
+if TYPE_CHECKING:
+    from kappaplace.data.images import Preprocessing
+
+GROWN = 0.2
+"""A map that grew or shrank by more than this share since its calibration says so in every answer."""
+
+
+class PlaceMap:
+    """A map on disk. Get one with `PlaceMap.open` or `PlaceMap.build`.
+
+    It shows the map as it was when it was opened, whatever others write since; `refresh` looks again.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        manifest: Manifest,
+        model: AnyModel | str | Path | None = None,
+        device: str | None = None,
+        engine: str = "auto",
+        engine_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.folder, self.given_model, self.device = folder, model, device
+        self.engine, self.engine_options = engine, engine_options
+        self.report: Report | None = None
+        """What the last `build`, `add` or `reembed` of this object did."""
+        self._model: AnyModel | None = None
+        self._gatherer: Gatherer | None = None
+        self._calibration: Calibration | None = None
+        self._use(manifest)
+
+    @classmethod
+    def open(
+        cls,
+        folder: str | Path,
+        model: AnyModel | str | Path | None = None,
+        *,
+        device: str | None = None,
+        engine: str = "auto",
+        **engine_options: Any,
+    ) -> PlaceMap:
+        """Open a map: one small file is read, everything else when it is needed.
+
+        ``model`` says where its model lies now, if it is not where the manifest says; ``device`` is where
+        queries are embedded and compared. ``engine`` and its options (``uri`` of a database) are those of
+        `kappaplace.retrieval.engines.open_engine`; by default it is chosen by the size of the map.
+        """
+        return cls(Path(folder), read_manifest(folder), model, device, engine, engine_options)
+
+    @classmethod
+    def build(
+        cls,
+        images: Images,
+        out: str | Path,
+        model: AnyModel | str | Path,
+        *,
+        layout: str = "",
+        prefix: str = "",
+        preprocessing: Preprocessing | None = None,
+        radius: float | None = None,
+        neighbourhood: str = "",
+        storage: str = "float32",
+        thumbnails: bool = False,
+        name: str = "",
+        **options: Any,
+    ) -> PlaceMap:
+        """Make a map of a folder, a table or a list of images; what a killed build left is gone on with.
+
+        ``options`` are the fields of `kappaplace.maps.build.Options`; ``report`` of the result says what was
+        done.
+        """
+        report = build_map(
+            images,
+            out,
+            model,
+            layout=layout,
+            prefix=prefix,
+            preprocessing=preprocessing,
+            radius=radius,
+            neighbourhood=neighbourhood,
+            storage=storage,
+            thumbnails=thumbnails,
+            name=name,
+            options=Options(**options),
+        )
+        made = cls.open(out, model, device=options.get("device"))
+        made.report = report
+        return made
+
+    def __len__(self) -> int:
+        return self.manifest.count
+
+    @property
+    def store(self) -> MapStore:
+        """The references: names, poses, descriptors."""
+        return self._store
+
+    @property
+    def model(self) -> AnyModel:
+        """The model of the map, loaded when it is first needed."""
+        if self._model is None:
+            self._model = model_of(self.folder, self.manifest.model, self.given_model)
+        return self._model
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """What turns scores into probabilities; None for a map that is not calibrated."""
+        if self._calibration is None and self.manifest.calibration is not None:
+            self._calibration = Calibration.from_dict(self.manifest.calibration["calibration"])
+        return self._calibration
+
+    def refresh(self) -> bool:
+        """See what others have written; says whether there was anything new."""
+        manifest = read_manifest(self.folder)
+        if manifest == self.manifest:
+            return False
+        if manifest.model.fingerprint != self.manifest.model.fingerprint:
+            self._model = None
+        self._use(manifest)
+        return True
+
+    def add(self, images: Images, *, layout: str = "", prefix: str = "", **options: Any) -> Report:
+        """Add images; those that are there already and unchanged are left alone."""
+        chosen = Options(**({"device": self.device} | options))
+        made_by = (self.model, self.manifest.model.fingerprint)
+        self.report = add_images(self.folder, images, *made_by, layout=layout, prefix=prefix, options=chosen)
+        self.refresh()
+        return self.report
+
+    def remove(self, names: Iterable[str]) -> int:
+        """Take references out by name, all or none; how many there were."""
+        count = remove_names(self.folder, [names] if isinstance(names, str) else list(names))
+        self.refresh()
+        return count
+
+    def compact(self) -> None:
+        """Free the space of removed references, join small segments, and compare all places anew."""
+        compact_map(self.folder)
+        self.refresh()
+
+    def reembed(self, model: AnyModel | str | Path, **options: Any) -> Report:
+        """Embed all images again with another model; its calibration goes, for the scores are others."""
+        chosen = Options(**({"on_error": "raise", "device": self.device} | options))
+        self.report = reembed_map(self.folder, model, chosen)
+        self.given_model, self._model = model, None
+        self.refresh()
+        return self.report
+
+    def verify(self) -> list[str]:
+        """One sentence for each thing that is broken; empty for a sound map."""
+        return find_damage(self.folder, read_manifest(self.folder))
+
+    def calibrate_with(self, calibration: Calibration, origin: str, **facts: Any) -> None:
+        """Keep a calibration with the map; ``origin`` says in words what it was fitted on."""
+        record = {
+            "origin": origin,
+            "references": len(self),
+            "calibration": calibration.to_dict(),
+            **facts,
+        }
+        with writer_of(self.folder) as writer:
+            if writer.manifest.model.fingerprint != self.manifest.model.fingerprint:
+                raise KappaPlaceError(
+                    f"The map {self.folder} was embedded with another model meanwhile; calibrate it again."
+                )
+            writer.commit(calibration=record)
+        self.refresh()
+
+    def localize(
+        self,
+        images: Iterable[Source] | Source,
+        k: int = 10,
+        *,
+        near: tuple[tuple[float, float], float] | None = None,
+        rerank: bool = False,
+        outside_rate: float | None = None,
+        batch_size: int = 32,
+    ) -> Any:
+        """Where images were taken: one `Localization` for one image, a list for several.
+
+        ``near`` is ((x, y), radius): only references in this circle are searched. ``rerank`` orders matches
+        by probability. ``outside_rate`` is the share of queries expected from outside the map, if it differs
+        from the one at calibration.
+        """
+        sources = as_sources(images)
+        if not sources:
+            raise KappaPlaceError("There is nothing to localize: the list of images is empty.")
+        start = time.perf_counter()
+        made = self.embed(sources, batch_size)
+        seconds = {"embed": (time.perf_counter() - start) / len(sources)}
+        options: dict[str, Any] = {"k": k, "near": near, "rerank": rerank, "outside_rate": outside_rate}
+        answers = self.localize_embeddings(made, query_names(sources), **options, seconds=seconds)
+        single = isinstance(images, str | os.PathLike | bytes) or not isinstance(
+            images, Sequence | np.ndarray
+        )
+        single = single or (isinstance(images, np.ndarray) and images.ndim < 4)
+        return answers[0] if single and len(answers) == 1 else answers
+
+    def embed(self, sources: Sequence[Source], batch_size: int = 32) -> Embeddings:
+        """Embed queries as the map's own images were."""
+        settings: dict[str, Any] = {"batch_size": batch_size, "device": self.device}
+        return embed_images(self.model, preprocessing_of(self.manifest.model), sources, **settings)
+
+    def localize_embeddings(
+        self,
+        embeddings: Embeddings,
+        names: Sequence[str],
+        k: int = 10,
+        *,
+        near: tuple[tuple[float, float], float] | None = None,
+        rerank: bool = False,
+        outside_rate: float | None = None,
+        seconds: dict[str, float] | None = None,
+    ) -> list[Localization]:
+        """The same for queries that the map's model has embedded already."""
+        if np.shape(embeddings.descriptor) != (len(names), self.manifest.model.dim):
+            raise KappaPlaceError(
+                f"Descriptors of shape {np.shape(embeddings.descriptor)} do not fit {len(names)} queries and "
+                f"{self.manifest.model.dim} dimensions; embed them with the map's own model."
+            )
+        circle = _circle(near)
+        settings: dict[str, Any] = {"k": k, "near": circle, "rerank": rerank, "outside_rate": outside_rate}
+        for attempt in (1, 2):
+            try:
+                return locate(
+                    self.gatherer,
+                    embeddings,
+                    names,
+                    calibration=self.calibration,
+                    notes=self.notes(),
+                    seconds=seconds,
+                    **settings,
+                )
+            except StaleMap:  # compacted while we looked: the new files hold the same references
+                fingerprint = self.manifest.model.fingerprint
+                if attempt == 2 or not self.refresh():
+                    raise
+                if self.manifest.model.fingerprint != fingerprint:
+                    raise KappaPlaceError(
+                        f"The map {self.folder} was embedded with another model meanwhile; ask again."
+                    ) from None
+        raise AssertionError("unreachable")
+
+    @property
+    def gatherer(self) -> Gatherer:
+        """Search and signals on this version of the map."""
+        if self._gatherer is None:
+            search = open_search(self._store, self.device, self.engine, self.engine_options)
+            self._gatherer = Gatherer(self._store, search)
+        return self._gatherer
+
+    def notes(self) -> list[str]:
+        """What an answer of this map must say of itself."""
+        said = []
+        record = self.manifest.calibration
+        if record is not None:
+            if not record.get("guarantee", False):
+                said.append(f"Calibrated on {record['origin']}; no risk is guaranteed.")
+            then = int(record["references"])
+            if abs(len(self) - then) > GROWN * max(then, 1):
+                said.append(
+                    f"Calibrated when the map had {then:,} references, now it has {len(self):,}: do it again."
+                )
+        if self.manifest.unposed:
+            said.append(f"{self.manifest.unposed:,} of {len(self):,} references have no position.")
+        return said
+
+    def info(self) -> dict[str, Any]:
+        """What the map is, as plain values."""
+        m, here = self.manifest, self.folder
+        sizes = sum(file.size for segment in m.segments for file in segment.files.values())
+        distinct, record = m.distinctiveness, m.calibration
+        unknown = m.rows - (distinct.rows if distinct else 0)
+        return {
+            "map": str(here),
+            "name": m.name,
+            "references": len(self),
+            "removed": m.rows - m.count,
+            "unposed": m.unposed,
+            "segments": len(m.segments),
+            "bytes": sizes,
+            "dim": m.model.dim,
+            "storage": m.storage,
+            "thumbnails": m.thumbnails,
+            "model": m.model.source or "to be given",
+            "model_fingerprint": m.model.fingerprint,
+            "kappa": m.model.kappa,
+            "preprocessing": m.model.preprocessing,
+            "frame": m.frame,
+            "radius": m.radius,
+            "neighbourhood": m.neighbourhood,
+            "distinctiveness": (distinct.how if distinct else "none")
+            + (f", {unknown} open" if unknown else ""),
+            "calibration": None if record is None else record["origin"],
+            "version": m.version,
+            "format": m.format,
+            "kappaplace": m.kappaplace,
+        }
+
+    def _use(self, manifest: Manifest) -> None:
+        self.manifest = manifest
+        self._store = MapStore(self.folder, manifest)
+        self._gatherer = self._calibration = None
+
+    def __repr__(self) -> str:
+        return f"PlaceMap({self.folder}: {len(self):,} references, {self.manifest.frame})"
+
+
+def query_names(sources: Sequence[Source]) -> list[str]:
+    """A name for each query: its path, or its number."""
+    return [
+        os.fspath(source) if isinstance(source, str | os.PathLike) else f"query {i}"
+        for i, source in enumerate(sources)
+    ]
+
+
+def _circle(near: tuple[tuple[float, float], float] | None) -> Circle | None:
+    if near is None:
+        return None
+    try:
+        (x, y), radius = near
+        return float(x), float(y), float(radius)
+    except (TypeError, ValueError):
+        raise KappaPlaceError(
+            f"A place to search near is given as ((x, y), radius) in metres of the map, not {near!r}."
+        ) from None

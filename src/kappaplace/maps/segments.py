@@ -1,0 +1,213 @@
+"""A segment: some thousand references as a folder of plain arrays, written once and then only mapped."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kappaplace.errors import KappaPlaceError
+from kappaplace.maps.blobs import Blobs, blob_files, map_bytes, write_blobs
+from kappaplace.maps.files import save_array, why
+from kappaplace.maps.manifest import FileRecord, SegmentRecord
+from kappaplace.maps.storage import decode, encode
+from kappaplace.models.digest import sha256_of
+
+SEGMENTS = "segments"
+POSE = ("x", "y", "heading", "time")
+"""Columns of the poses: metres east and north, degrees clockwise from north, seconds since 1970."""
+COLUMNS = ("descriptors", "kappa", "poses", "routes", "stats", "digests")
+
+
+class StaleMap(KappaPlaceError):
+    """A file is gone because another process compacted the map: what helps is to look at it anew."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """References in memory, on their way into a segment or out of one."""
+
+    names: Sequence[str]
+    descriptors: NDArray[np.float32]
+    kappa: NDArray[np.float32]
+    """NaN from a model without a kappa head."""
+    poses: NDArray[np.float64]
+    """N×4, see `POSE`; NaN where unknown."""
+    routes: NDArray[np.int64]
+    """N×2: which route, as a hash, and which frame of it."""
+    stats: NDArray[np.int64]
+    """N×2: size and time of change of the image file; −1 where there is none."""
+    digests: NDArray[np.uint8]
+    """N×16: hash of the image file's content; zeros where there is none."""
+    thumbnails: Sequence[bytes] | None = None
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def take(self, chosen: NDArray[np.int64]) -> Rows:
+        """Some of them, in this order."""
+        small = self.thumbnails
+        return Rows(
+            [self.names[i] for i in chosen.tolist()],
+            **{column: getattr(self, column)[chosen] for column in COLUMNS},
+            thumbnails=None if small is None else [small[i] for i in chosen.tolist()],
+        )
+
+    @classmethod
+    def join(cls, parts: Sequence[Rows]) -> Rows:
+        """Several as one."""
+        small = [part.thumbnails for part in parts if part.thumbnails is not None]
+        return cls(
+            [name for part in parts for name in part.names],
+            **{c: np.concatenate([getattr(part, c) for part in parts]) for c in COLUMNS},
+            thumbnails=[piece for part in small for piece in part] if len(small) == len(parts) else None,
+        )
+
+
+def name_keys(names: Sequence[str]) -> NDArray[np.uint64]:
+    """A 64-bit hash of each name: what is searched instead of text."""
+    digest = hashlib.blake2b
+    packed = b"".join(digest(_bytes(name), digest_size=8).digest() for name in names)
+    return np.frombuffer(packed, "<u8").astype(np.uint64)
+
+
+def write_segment(folder: Path, name: str, rows: Rows, storage: str, root: str, prefix: str) -> SegmentRecord:
+    """Write all files under another name, wait for the disk, then rename: half a segment is never found."""
+    part, final = folder / SEGMENTS / f".{name}.part", folder / SEGMENTS / name
+    try:
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        _write(part, rows, storage)
+        files = {}
+        for file in sorted(part.iterdir()):
+            _sync(file)
+            files[file.name] = FileRecord(file.stat().st_size, sha256_of(file))
+        os.rename(part, final)
+        _sync(final.parent)
+    except OSError as error:
+        shutil.rmtree(part, ignore_errors=True)
+        raise KappaPlaceError(
+            f"Cannot write the segment {final}: {why(error)}; the map is as it was before, "
+            "and the same command goes on from there."
+        ) from None
+    return SegmentRecord(name, len(rows), root, prefix, files)
+
+
+def _write(part: Path, rows: Rows, storage: str) -> None:
+    stored, scale = encode(rows.descriptors, storage)
+    save_array(part / "descriptors.npy", stored)
+    if scale is not None:
+        save_array(part / "scale.npy", scale)
+    columns: dict[str, Any] = {c: getattr(rows, c) for c in COLUMNS if c != "descriptors"}
+    for column, values in (columns | {"keys": name_keys(rows.names)}).items():
+        save_array(part / f"{column}.npy", values)
+    write_blobs(part, "names", [_bytes(name) for name in rows.names])
+    if rows.thumbnails is not None:
+        write_blobs(part, "thumbnails", rows.thumbnails)
+
+
+class Segment:
+    """A segment of a map; each file is mapped when it is first asked for."""
+
+    def __init__(self, folder: Path, record: SegmentRecord) -> None:
+        self.folder, self.record = folder / SEGMENTS / record.name, record
+        self._arrays: dict[str, NDArray[Any]] = {}
+
+    def __len__(self) -> int:
+        return self.record.count
+
+    def array(self, column: str) -> NDArray[Any]:
+        """One of the plain columns, memory-mapped."""
+        if column not in self._arrays:
+            file = self.checked(f"{column}.npy")
+            try:
+                array = np.load(file, mmap_mode="c", allow_pickle=False)  # torch warns of read-only memory
+            except (OSError, ValueError, EOFError) as error:
+                raise KappaPlaceError(f"{file} cannot be read ({error}); {_HELP}") from None
+            if len(array) != len(self):
+                raise KappaPlaceError(
+                    f"{file} holds {len(array)} rows where its manifest says {len(self)}; {_HELP}"
+                )
+            self._arrays[column] = array
+        return self._arrays[column]
+
+    def descriptors(self, rows: Any) -> NDArray[np.float32]:
+        """Some descriptors (a slice or row numbers) as float32."""
+        scale = self.array("scale")[rows] if "scale.npy" in self.record.files else None
+        return decode(self.array("descriptors")[rows], scale)
+
+    @cached_property
+    def names(self) -> Blobs:
+        """Names as UTF-8."""
+        return self._blobs("names")
+
+    @cached_property
+    def thumbnails(self) -> Blobs | None:
+        """Small JPEG pictures, where they were asked for."""
+        return self._blobs("thumbnails") if "thumbnails.bin" in self.record.files else None
+
+    def rows(self) -> Rows:
+        """All of it, in memory."""
+        small = self.thumbnails
+        mapped = {column: np.array(self.array(column)) for column in COLUMNS if column != "descriptors"}
+        return Rows(
+            [_text(piece) for piece in self.names.all()],
+            descriptors=self.descriptors(slice(None)),
+            **mapped,
+            thumbnails=None if small is None else small.all(),
+        )
+
+    def checked(self, name: str) -> Path:
+        """A file that has the size it was written with; that it was cut short must not pass for an answer."""
+        file, record = self.folder / name, self.record.files.get(name)
+        if record is None:
+            raise KappaPlaceError(f"The segment {self.folder} has no {name}; {_HELP}")
+        try:
+            size = file.stat().st_size
+        except OSError:
+            raise StaleMap(
+                f"{file} is gone: another process compacted the map or removed the file; open the map again, "
+                "and if that does not help restore the file from a copy."
+            ) from None
+        if size != record.size:
+            raise KappaPlaceError(f"{file} has {size:,} bytes instead of {record.size:,}; {_HELP}")
+        return file
+
+    def _blobs(self, name: str) -> Blobs:
+        data, starts = (self.checked(file) for file in blob_files(name))
+        try:
+            return Blobs(np.load(starts, mmap_mode="r", allow_pickle=False), map_bytes(data))
+        except (OSError, ValueError, EOFError) as error:
+            raise KappaPlaceError(f"{data} cannot be read ({error}); {_HELP}") from None
+
+
+_HELP = "restore the map from a copy or build it again; `kappaplace map verify` lists all that is broken."
+
+
+def _bytes(name: str) -> bytes:
+    return name.encode("utf-8", "surrogateescape")  # file names need not be UTF-8
+
+
+def _text(piece: bytes) -> str:
+    return piece.decode("utf-8", "surrogateescape")
+
+
+def row_name(segment: Segment, row: int) -> str:
+    """The name of one row of a segment."""
+    return _text(segment.names[row])
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

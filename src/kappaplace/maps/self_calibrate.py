@@ -1,0 +1,175 @@
+"""Calibration without labels: the map's own images, damaged in known ways, ask the rest of the map.
+
+Each one is asked twice: without itself and the images taken together with it (what remains within the radius
+is right), and without everything within the radius (nothing is right: a query from outside the map). All
+signals are those that a map without the references taken out would give. The damage is of our making, so no
+risk is guaranteed, and every answer says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kappaplace.calibration.labels import SelfQueries, burst_mask, self_queries
+from kappaplace.calibration.model import Calibration
+from kappaplace.data.degrade import random_degradation
+from kappaplace.data.images import Preprocessing
+from kappaplace.errors import KappaPlaceError
+from kappaplace.maps.calibrate import MATCHES, Examples, Terms, keep
+from kappaplace.maps.distinctiveness import draw
+from kappaplace.maps.map_models import preprocessing_of
+from kappaplace.maps.place_map import PlaceMap
+from kappaplace.maps.signals import MapEvidence
+from kappaplace.maps.store import Indices, MapStore
+from kappaplace.progress import track
+from kappaplace.types import Embeddings, Matches
+
+QUERIES = 1000
+"""References that are asked about, at most: each gives two queries."""
+BURST_SECONDS = 2.0
+"""Images of one route closer in time than this were taken together."""
+BURST_FRAMES = 1
+PAIRS = 1 << 22
+"""Similarities held at a time."""
+ORIGIN = "degraded images of the map itself"
+SPARSE = 0.5
+"""Share of images found without themselves below which that is worth a word."""
+OUTSIDE_RATE = 0.1
+"""Share of queries from outside the map where none is stated: the half of them here is of our making."""
+
+
+def self_calibrate_map(
+    place_map: PlaceMap, terms: Terms | None = None, *, queries: int = QUERIES
+) -> Calibration:
+    """Fit without labels and keep the result with the map."""
+    terms, store = terms or Terms(), place_map.store
+    if terms.outside_rate is None:
+        terms = replace(terms, outside_rate=OUTSIDE_RATE)
+    if store.manifest.near.kind == "self":
+        raise KappaPlaceError(
+            f"The map {store.folder} knows neither positions nor frames of a route, so it cannot tell which "
+            "of its images show one place; calibrate it on labelled queries."
+        )
+    if len(store) < 3:
+        raise KappaPlaceError(f"A map of {len(store)} references is too small to be asked about itself.")
+    chosen = _askable(place_map, queries, terms.seed)
+    examples, k = Examples(), min(MATCHES, max(1, len(store) // 4))
+    preprocessing = preprocessing_of(store.manifest.model)
+    with track("Self-calibrating", len(chosen)) as bar:
+        for part in _blocks(chosen, max(1, min(64, PAIRS // len(store)))):
+            images = [_damaged(store.image_path(int(r)), preprocessing, terms.seed + int(r)) for r in part]
+            made = place_map.embed(images)
+            asked = self_queries(_similarities(store, made), *_masks(place_map, part), at_least=max(k, 2))
+            if len(asked.rows):
+                evidence, right = _evidence(place_map, made, asked, k)
+                examples.add(evidence, right, asked.outside, part[asked.rows])
+            bar.advance(len(part))
+    if not examples.features:
+        raise KappaPlaceError(
+            f"All references of {store.folder} show one place: nothing is left to ask; use labelled queries."
+        )
+    origin = f"{len(chosen):,} {ORIGIN}, for {terms.outside_rate:.0%} of queries from outside it"
+    calibration = examples.fit(terms, False, {"origin": origin, "references": len(chosen)})
+    keep(place_map, calibration, origin)
+    return calibration
+
+
+def sparse_note(calibration: Calibration) -> str:
+    """One sentence where the map hardly knows its own images without themselves, else nothing."""
+    facts = calibration.facts
+    inside = int(facts["queries"]) - int(facts["outside"] or 0)
+    if not inside or facts["right"] >= SPARSE * inside:
+        return ""
+    return (
+        f"Only {facts['right']:,} of {inside:,} images were found without themselves: the map is sparse, so "
+        "the probability of queries taken close to a reference will be too low; labelled queries know better."
+    )
+
+
+def _askable(place_map: PlaceMap, queries: int, seed: int) -> Indices:
+    """References whose image can be opened and whose place is known, a fixed choice of them."""
+    store = place_map.store
+    known = np.arange(len(store))
+    if store.manifest.near.kind == "metres":
+        known = np.flatnonzero(np.isfinite(store.positions[:, 0]))
+    chosen = known[draw(len(known), queries)]
+    missing = [r for r in chosen.tolist() if not _is_file(store.image_path(r))]
+    if missing:
+        raise KappaPlaceError(
+            f"Self-calibration damages the map's own images, and {len(missing):,} of {len(chosen):,} are not "
+            f"there any more (for instance {store.image_path(missing[0]) or store.name(missing[0])}); bring "
+            "them back, or calibrate on labelled queries."
+        )
+    if len(chosen) < 2:
+        raise KappaPlaceError(f"Only {len(chosen)} references of {store.folder} have a position.")
+    return chosen
+
+
+def _is_file(path: str) -> bool:
+    return bool(path) and Path(path).is_file()
+
+
+def _damaged(path: str, preprocessing: Preprocessing, seed: int) -> NDArray[np.uint8]:
+    """The image as the model would see it, damaged at random; its number alone decides how."""
+    pixels = preprocessing.to_uint8(path).unsqueeze(0).float() / 255
+    damaged = random_degradation(pixels, torch.Generator().manual_seed(seed)).images[0]
+    return (damaged * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
+
+
+def _similarities(store: MapStore, made: Embeddings) -> NDArray[np.float32]:
+    queries = np.asarray(made.descriptor, np.float32)
+    step = 1 << 14
+    parts = [queries @ store.descriptors[start : start + step].T for start in range(0, len(store), step)]
+    return np.concatenate(parts, axis=1)
+
+
+def _masks(place_map: PlaceMap, rows: Indices) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Which references were taken together with each of these, and which show its place."""
+    store = place_map.store
+    routes, everyone = store.whole("routes"), np.arange(len(store))
+    near = np.asarray(place_map.gatherer.near(rows[:, None], everyone[None, :]))
+    if store.manifest.near.kind == "metres":
+        gap = store.positions[rows][:, None, :] - store.positions[None, :, :]
+        with np.errstate(invalid="ignore"):
+            near = near | np.asarray((gap**2).sum(axis=2) <= store.manifest.radius**2)
+        times = np.asarray(store.whole("poses")[:, 3])
+        return burst_mask(rows, times, BURST_SECONDS, routes[:, 0]), near
+    return burst_mask(rows, routes[:, 1], BURST_FRAMES, routes[:, 0]), near
+
+
+def _evidence(
+    place_map: PlaceMap, made: Embeddings, asked: SelfQueries, k: int
+) -> tuple[MapEvidence, NDArray[np.bool_]]:
+    """What `localize` would see in a map without the references that were taken out."""
+    gatherer, store = place_map.gatherer, place_map.store
+    matches, right = asked.top(k)
+    everyone = np.arange(len(store))
+    top = matches.indices[:, 0]
+    other_place = ~np.asarray(gatherer.near(top[:, None], everyone[None, :]))
+    there = np.isfinite(asked.similarities)
+    outside = np.where(other_place & there, asked.similarities, -np.inf).max(axis=1)
+    between = _similarities(store, Embeddings(store.descriptors[top]))
+    aliases = np.where(other_place & there, between, -np.inf).max(axis=1)
+    query = made.take(asked.rows)
+    evidence = gatherer.of_matches(query, Matches(matches.indices, matches.similarities), outside, None)
+    sample = asked.similarities[:, store.sample]
+    return replace(evidence, own_aliases=aliases, sample_similarities=_filled(sample)), right
+
+
+def _filled(sample: NDArray[Any]) -> NDArray[np.float32]:
+    """References taken out say nothing: the mean of the others stands in for them."""
+    there = np.isfinite(sample)
+    mean = np.where(there, sample, 0).sum(axis=1) / np.maximum(there.sum(axis=1), 1)
+    return np.where(there, sample, mean[:, None]).astype(np.float32)
+
+
+def _blocks(rows: Indices, size: int) -> Iterator[Indices]:
+    for start in range(0, len(rows), size):
+        yield rows[start : start + size]

@@ -1,0 +1,124 @@
+"""Changing a map: whoever holds its lock appends segments and swaps the manifest; nothing else is touched.
+
+A process may die between any two lines here. What it leaves are files that no manifest names: readers never
+look at them, and the next writer removes them.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import kappaplace
+from kappaplace.errors import KappaPlaceError
+from kappaplace.files import make_folder, replace_file
+from kappaplace.maps.files import save_array
+from kappaplace.maps.lock import writing
+from kappaplace.maps.manifest import MANIFEST, Extra, FileRecord, Manifest, read_manifest, write_manifest
+from kappaplace.maps.segments import SEGMENTS, Rows, write_segment
+from kappaplace.maps.store import MapStore
+from kappaplace.models.digest import sha256_of
+
+PENDING = "pending"
+"""Where embeddings wait until they fill a segment."""
+EXTRAS = "extras"
+
+
+class MapWriter:
+    """The one process that may change a map, while it holds the lock; get it from `writer_of`."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.folder, self.manifest = folder, manifest
+
+    @property
+    def store(self) -> MapStore:
+        """The map as it is now."""
+        return MapStore(self.folder, self.manifest)
+
+    def append(self, rows: Rows, root: str = "", prefix: str = "") -> None:
+        """Add references as one more segment."""
+        if not len(rows):
+            return
+        name = self.next_name()
+        record = write_segment(self.folder, name, rows, self.manifest.storage, root, prefix)
+        unposed = int(np.isnan(rows.poses[:, 0]).sum())
+        self.commit(segments=(*self.manifest.segments, record), unposed=self.manifest.unposed + unposed)
+
+    def commit(self, **changes: Any) -> None:
+        """Swap the manifest for one with these changes."""
+        version = self.manifest.version + 1
+        changed = replace(self.manifest, version=version, kappaplace=kappaplace.__version__, **changes)
+        write_manifest(self.folder, changed)
+        self.manifest = changed
+
+    def extra(self, what: str, values: NDArray[Any], rows: int, how: str = "exact") -> Extra:
+        """Write an array beside the segments, under a name of its own; a commit makes it count."""
+        make_folder(self.folder / EXTRAS)
+        name = f"{EXTRAS}/{what}-{self.manifest.version + 1:06d}.npy"
+        replace_file(self.folder / name, lambda part: save_array(part, values))
+        file = self.folder / name
+        return Extra(name, FileRecord(file.stat().st_size, sha256_of(file)), rows, how)
+
+    def clean(self, pending: bool = False) -> None:
+        """Remove what no manifest names; ``pending``: also the embeddings that wait for a segment."""
+        named = {record.name for record in self.manifest.segments}
+        _remove_others(self.folder / SEGMENTS, named)
+        parts = (self.manifest.removed, self.manifest.distinctiveness, self.manifest.sample)
+        _remove_others(self.folder / EXTRAS, {Path(e.file).name for e in parts if e is not None})
+        if pending:
+            shutil.rmtree(self.folder / PENDING, ignore_errors=True)
+
+    def next_name(self) -> str:
+        """A number that no folder bears: one of a dead writer must not be taken for ours."""
+        numbers = [int(record.name) for record in self.manifest.segments]
+        folder = self.folder / SEGMENTS
+        numbers += [int(f.name) for f in folder.glob("[0-9]*") if f.name.isdigit()] if folder.is_dir() else []
+        return f"{max(numbers, default=-1) + 1:06d}"
+
+
+@contextmanager
+def writer_of(folder: Path, create: Manifest | None = None) -> Iterator[MapWriter]:
+    """Take the lock, clean up after a writer that died, and write; ``create`` makes a map where none is."""
+    if create is not None:
+        _refuse_strangers(folder)
+        make_folder(folder)
+    elif not (folder / MANIFEST).is_file():
+        read_manifest(folder)  # says that there is no map
+    with writing(folder):
+        if create is not None and not (folder / MANIFEST).is_file():
+            write_manifest(folder, replace(create, kappaplace=kappaplace.__version__))
+        writer = MapWriter(folder, read_manifest(folder))
+        writer.clean()
+        yield writer
+
+
+def _refuse_strangers(folder: Path) -> None:
+    """A map is never built into a folder that holds something else."""
+    if not folder.exists() or (folder / MANIFEST).is_file():
+        return
+    if not folder.is_dir():
+        raise KappaPlaceError(f"{folder} is a file; choose another name for the map.")
+    strangers = [f.name for f in folder.iterdir() if not f.name.startswith((".", "writer.lock", "model-"))]
+    if strangers:
+        raise KappaPlaceError(
+            f"{folder} holds other things ({strangers[0]}) and is no map; choose an empty or a new folder."
+        )
+
+
+def _remove_others(folder: Path, keep: set[str]) -> None:
+    if not folder.is_dir():
+        return
+    for found in folder.iterdir():
+        if found.name not in keep:
+            if found.is_dir() and not found.is_symlink():
+                shutil.rmtree(found, ignore_errors=True)
+            else:
+                with suppress(OSError):  # leaving it costs space, nothing else
+                    found.unlink()

@@ -1,0 +1,125 @@
+"""`kappaplace map`, `localize` and `calibrate` as a user meets them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kappaplace.cli.localize import bar
+from kappaplace.cli.main import BAD_INPUT, main
+from kappaplace.models.checkpoint import save_model
+from tests.maps.conftest import town, town_folder  # noqa: F401  # fixtures
+
+
+@pytest.fixture
+def kappaplace(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    """Run a command; gives its output, or where it refuses its sentence."""
+    monkeypatch.setenv("COLUMNS", "140")
+
+    def run(*words: object, code: int = 0) -> str:
+        monkeypatch.setattr("sys.argv", ["kappaplace", *map(str, words)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        said = capsys.readouterr()
+        assert (stop.value.code or 0) == code, said.err
+        if code != BAD_INPUT:
+            return said.out
+        assert said.err.startswith("kappaplace: ")
+        assert said.err.count("\n") == 1
+        return said.err
+
+    return run
+
+
+@pytest.fixture
+def model(tiny, tmp_path: Path) -> Path:
+    return save_model(tiny, tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(("map", verb) for verb in ("build", "add", "remove", "compact", "info", "verify", "reembed")),
+        *(("map", "export"), ("map", "import"), ("localize",), ("calibrate",)),
+    ],
+)
+def test_help_teaches_by_example(kappaplace, command):
+    assert f"kappaplace {' '.join(command)} " in kappaplace(*command, "--help").split("Examples:")[1]
+
+
+def test_a_map_from_birth_to_another_model(kappaplace, model, town_folder, town, tmp_path):  # noqa: F811
+    out, table = tmp_path / "town.map", town_folder / "val.parquet"
+    said = kappaplace("map", "build", table, "--out", out, "--model", model, "--thumbnails")
+    assert said == f"56 images added. {out} now has 56 references.\n"
+    assert "56 were there already" in kappaplace(
+        "map", "build", table, "--out", out, "--model", model, "--thumbnails"
+    )
+    folder = town_folder / "val"
+    said = json.loads(kappaplace("map", "add", out, folder, "--prefix", "all/", "--json"))
+    assert said["added"] == 68
+    assert said["without_position"] == 68
+    names = tmp_path / "names.txt"
+    names.write_text("all/000.png\nall/001.png\n")
+    assert "2 references removed, 122 are left" in kappaplace("map", "remove", out, "--from", names)
+    assert "122 references in" in kappaplace("map", "compact", out)
+    info = kappaplace("map", "info", out)
+    assert "122 references" in info
+    assert "66 without" in info
+    assert json.loads(kappaplace("map", "info", out, "--json"))["neighbourhood"] == "metres:25"
+    assert "is sound" in kappaplace("map", "verify", out)
+
+    query = town.image_path(int(town.query_rows[0]))
+    shown = kappaplace(
+        "localize", out, query, "--k", 3, "--csv", tmp_path / "a.csv", "--html", tmp_path / "a.html"
+    )
+    assert "█" in shown
+    assert "not calibrated" in shown
+    assert (tmp_path / "a.csv").read_text().count("\n") == 4
+    assert "<img" in (tmp_path / "a.html").read_text()
+    x, y = town.positions[0]
+    near = json.loads(kappaplace("localize", out, query, "--near", f"{x},{y},30", "--json"))
+    assert all((m["x"] - x) ** 2 + (m["y"] - y) ** 2 <= 900 for m in near["matches"])
+
+    for name in ("t.parquet", "t.npz", "t.geojson"):
+        assert "122 references written" in kappaplace("map", "export", out, "--out", tmp_path / name)
+    assert "122 references" in kappaplace("map", "import", tmp_path / "t.npz", "--out", tmp_path / "b.map")
+    kappaplace("map", "export", out, "--queries", table, "--out", tmp_path / "pairs.txt", "--k", 2)
+    assert len((tmp_path / "pairs.txt").read_text().splitlines()) == 2 * 12
+    assert "no calibration" not in kappaplace("map", "reembed", out, "--model", model)
+
+    part = next((out / "segments").rglob("kappa.npy"))
+    part.write_bytes(part.read_bytes()[:-1] + b"\xff")
+    assert "1 problems" in kappaplace("map", "verify", out, code=1)
+
+
+def test_calibrate_and_what_it_promises(kappaplace, model, town_folder, tmp_path):  # noqa: F811
+    out, table = tmp_path / "town.map", town_folder / "val.parquet"
+    kappaplace("map", "build", table, "--out", out, "--model", model)
+    assert "No guarantee" in kappaplace("calibrate", out, "--self")
+    assert json.loads(kappaplace("calibrate", out, "--self", "--json"))["guaranteed"] is False
+    said = kappaplace("localize", out, town_folder / "val" / "060.png", "--k", 2)
+    assert "no risk is guaranteed" in " ".join(said.split())
+    assert "right with probability" in " ".join(said.split())
+    assert "one of both" in kappaplace("calibrate", out, code=BAD_INPUT)
+    assert "--no-thin" in kappaplace("calibrate", out, "--queries", table, code=BAD_INPUT)
+
+
+def test_bad_input_is_one_sentence(kappaplace, model, town_folder, tmp_path):  # noqa: F811
+    (tmp_path / "empty").mkdir()
+    new = ("--out", tmp_path / "m", "--model", model)
+    assert "holds no image" in kappaplace("map", "build", tmp_path / "empty", *new, code=BAD_INPUT)
+    assert "No map at" in kappaplace("map", "info", tmp_path / "nothing", code=BAD_INPUT)
+    assert "No map at" in kappaplace("localize", tmp_path / "no", "x.jpg", code=BAD_INPUT)
+    kappaplace("map", "build", town_folder / "val.parquet", *new)
+    assert "three numbers" in kappaplace("localize", tmp_path / "m", "x.jpg", "--near", "1", code=BAD_INPUT)
+    assert "No image file" in kappaplace("localize", tmp_path / "m", "x.jpg", code=BAD_INPUT)
+    assert "Say which" in kappaplace("map", "remove", tmp_path / "m", code=BAD_INPUT)
+    assert "say which queries" in kappaplace(
+        "map", "export", tmp_path / "m", "--out", "a.txt", code=BAD_INPUT
+    )
+
+
+def test_bars_are_as_full_as_the_share():
+    assert [bar(share) for share in (0.0, 0.5, 1.0, 7.0)] == ["░" * 10, "█" * 5 + "░" * 5, "█" * 10, "█" * 10]

@@ -1,0 +1,53 @@
+"""A tiny town: 48 references and a few queries as files, and the model that embeds them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from kappaplace.data.place_images import PlaceImages
+from kappaplace.data.synthetic_city import SyntheticCity
+from kappaplace.maps import PlaceMap
+
+
+def town_table(folder: Path, split: str = "val", queries: int = 12) -> PlaceImages:
+    """Views of a synthetic quarter as files and a table, headings included."""
+    views = SyntheticCity(0, (1, 1)).views(split, spacing=20.0, queries=queries, query_strength=0.3, seed=0)
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [f"{i:03d}.png" for i in range(len(views.positions))]
+    for path, image in zip(paths, views.render(32), strict=True):
+        Image.fromarray(np.asarray(image)).save(folder / path)
+    return PlaceImages.create(
+        paths,
+        views.positions,
+        heading=views.heading,
+        is_query=views.is_query,
+        root=folder,
+        frame="EPSG:32610",
+        name=split,
+    )
+
+
+@pytest.fixture(scope="session")
+def town_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("town")
+    town_table(folder / "val").save(folder / "val.parquet")
+    return folder
+
+
+@pytest.fixture
+def town(town_folder: Path) -> PlaceImages:
+    return PlaceImages.open(town_folder / "val.parquet")
+
+
+@pytest.fixture
+def town_map(town: PlaceImages, tiny, tmp_path: Path) -> PlaceMap:
+    return PlaceMap.build(town, tmp_path / "town.map", tiny, segment_rows=16)
+
+
+@pytest.fixture
+def queries(town: PlaceImages) -> list[str]:
+    return town.image_paths(town.query_rows)

@@ -1,0 +1,111 @@
+"""Probabilities and decisions of a map, with labels and without."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kappaplace.data.place_images import PlaceImages
+from kappaplace.data.positives import Positives
+from kappaplace.errors import KappaPlaceError
+from kappaplace.maps import PlaceMap
+from kappaplace.maps.calibrate import Terms, calibrate_map
+from kappaplace.maps.self_calibrate import self_calibrate_map, sparse_note
+from tests.maps.conftest import town_table
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> PlaceImages:
+    """Enough queries to learn from; every third one is a reference itself, so that some are right."""
+    return town_table(tmp_path_factory.mktemp("many"), "test", queries=90)
+
+
+@pytest.fixture
+def ready(many: PlaceImages, tiny, tmp_path) -> PlaceMap:
+    return PlaceMap.build(many, tmp_path / "m", tiny)
+
+
+def test_labelled_queries(many, ready):
+    with pytest.raises(KappaPlaceError, match=r"lie at \d+ places.*--no-thin"):
+        calibrate_map(ready, many)
+    references = many.references
+    labelled = PlaceImages.create(
+        np.concatenate([many.queries.paths, references.paths]),
+        np.concatenate([many.queries.positions, references.positions]),
+        root=many.root,
+        frame=many.frame,
+        name="labelled",
+    )  # no query is marked: all of them are
+    made = calibrate_map(ready, labelled, Terms(max_risk=0.4, confidence=0.8, thin=False))
+    assert made.scores == ("cosine", "margin", "aliasing", "z-score", "inverse-kappa")
+    again = PlaceMap.open(ready.folder)
+    assert again.info()["calibration"] == f"{len(labelled)} labelled queries of labelled"
+    answers = again.localize(many.image_paths(many.reference_rows[:8]), k=5)
+    for answer in answers:
+        assert 0 <= answer.probability <= 1
+        assert answer.decision in ("accept", "doubtful", "reject")
+        assert answer.matches[0].decision == answer.decision
+        assert all(0 <= match.probability <= 1 for match in answer.matches)
+        assert not any("no risk is guaranteed" in note for note in answer.notes)
+    asked = again.localize(many.image_paths(many.query_rows[:8]), k=5)
+    mean = [np.mean([a.probability for a in part]) for part in (answers, asked)]
+    assert mean[0] > mean[1]  # references find themselves
+    ranked = again.localize(many.image_paths(many.query_rows[:3]), k=5, rerank=True)
+    for answer in ranked:
+        found = [match.probability for match in answer.matches]
+        assert found == sorted(found, reverse=True)
+    near = again.localize(many.image_path(0), near=(tuple(many.positions[0]), 40.0))
+    assert any("Only the area asked for" in note for note in near.notes)
+    again.remove(list(again.store.names())[:20])
+    assert any("do it again" in note for note in again.localize(many.image_path(0)).notes)
+
+
+def test_a_claim_that_the_sample_cannot_support_is_refused(many, ready):
+    with pytest.raises(KappaPlaceError, match="labelled queries"):
+        calibrate_map(ready, many, Terms(max_risk=0.01, thin=False))
+    assert PlaceMap.open(ready.folder).calibration is None
+
+
+def test_given_positives_are_found_by_name(many, ready):
+    q, r = len(many.query_rows), len(many.reference_rows)
+    lists = [[i % r, (i + 1) % r] if i % 4 else [] for i in range(q)]
+    table = PlaceImages.create(
+        many.paths, is_query=many.is_query, root=many.root, given_positives=Positives.from_lists(lists, r)
+    )
+    # Labels at random: nothing can be promised, but they are read.
+    with pytest.raises(KappaPlaceError, match=r"cannot be promised|only wrong|outcomes"):
+        calibrate_map(ready, table, Terms(max_risk=0.01))
+
+
+def test_without_labels_nothing_is_guaranteed(many, ready):
+    made = self_calibrate_map(ready)
+    assert made.rule is not None
+    assert not made.rule.guaranteed
+    assert "the map is sparse" in sparse_note(made)
+    assert made.facts["outside"] >= made.facts["queries"] / 2  # every second query has lost its place
+    answer = PlaceMap.open(ready.folder).localize(many.image_path(0))
+    assert any(
+        "degraded images of the map itself" in n and "no risk is guaranteed" in n for n in answer.notes
+    )
+    assert answer.inside is not None
+    assert answer.in_map == (answer.inside >= 0.5)
+    assert self_calibrate_map(ready).to_dict() == made.to_dict()  # the damage is the same every time
+
+
+def test_what_cannot_be_self_calibrated(many, ready, tiny, tmp_path):
+    unposed = PlaceImages.create(many.references.paths, root=many.root)
+    blind = PlaceMap.build(unposed, tmp_path / "blind", tiny)
+    with pytest.raises(KappaPlaceError, match="neither positions nor frames"):
+        self_calibrate_map(blind)
+    with pytest.raises(KappaPlaceError, match="need positions"):
+        calibrate_map(blind, many)
+    from kappaplace.maps.exchange import export_map, import_map
+
+    moved = tmp_path / "moved.npz"
+    export_map(ready.store, moved)
+    with np.load(moved) as stored:
+        arrays = {key: stored[key] for key in stored.files}
+    np.savez(moved, **(arrays | {"root": np.full(len(ready), "/nowhere")}))
+    import_map(moved, tmp_path / "gone")
+    with pytest.raises(KappaPlaceError, match=r"not there any more .*/nowhere"):
+        self_calibrate_map(PlaceMap.open(tmp_path / "gone"))

@@ -1,0 +1,106 @@
+"""Maps and answers as files of other programs, there and back."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from kappaplace.errors import KappaPlaceError
+from kappaplace.maps import PlaceMap
+from kappaplace.maps.answers import read_pairs, write_csv, write_pairs
+from kappaplace.maps.exchange import export_map, import_map
+from kappaplace.maps.page import write_page
+from tests.maps.fakes import assert_same
+
+
+@pytest.mark.parametrize(("suffix", "storage"), [(".parquet", "int8"), (".npz", "float32")])
+def test_there_and_back(town, tiny, queries, tmp_path, suffix, storage):
+    made = PlaceMap.build(town, tmp_path / "m", tiny, storage=storage, segment_rows=16, thumbnails=True)
+    made.add(town.select(town.reference_rows[:5]), prefix="again/")
+    made.remove(["003.png"])
+    made.compact()
+    file = export_map(made.store, tmp_path / f"town{suffix}")
+    import_map(file, tmp_path / "back")
+    back = PlaceMap.open(tmp_path / "back")
+    assert_same(back, made)
+    assert back.manifest.frame == made.manifest.frame
+    assert back.verify() == []
+    assert back.store.image_path(57) == made.store.image_path(57)
+    ours, theirs = made.localize(queries[0]), back.localize(queries[0])
+    assert [m.name for m in ours.matches] == [m.name for m in theirs.matches]
+    assert back.build(town, tmp_path / "back", tiny, storage=storage).report.already == 55
+    with pytest.raises(KappaPlaceError, match="is there already"):
+        import_map(file, tmp_path / "back")
+
+
+def test_descriptors_from_elsewhere(tiny, pictures, tmp_path):
+    z = np.eye(4, 32, dtype=np.float32)
+    np.savez(tmp_path / "a.npz", name=np.array(list("abcd")), descriptors=z, x=[0, 50, 100, 150], y=[0.0] * 4)
+    with pytest.raises(KappaPlaceError, match="does not say which model"):
+        import_map(tmp_path / "a.npz", tmp_path / "m")
+    import_map(tmp_path / "a.npz", tmp_path / "m", tiny)
+    made = PlaceMap.open(tmp_path / "m", tiny)
+    assert made.localize(pictures[0]).matches[0].image == ""
+    assert made.store.positions[2].tolist() == [100, 0]
+    with pytest.raises(KappaPlaceError, match="without image files"):
+        made.reembed(tiny)
+    cases = {
+        "not of unit length": {"descriptors": 2 * z},
+        "'a' twice": {"name": np.array(list("abca"))},
+        "one coordinate only": {"y": [0, 1, np.nan, 2]},
+        "for 4 names": {"descriptors": z[:, :16]},
+        "cannot be imported": {"x": np.array(list("abcd"))},
+    }
+    good = {"name": np.array(list("abcd")), "descriptors": z, "x": np.zeros(4), "y": np.zeros(4)}
+    for i, (sentence, change) in enumerate(cases.items()):
+        np.savez(tmp_path / f"{i}.npz", **(good | change))
+        with pytest.raises(KappaPlaceError, match=sentence):
+            import_map(tmp_path / f"{i}.npz", tmp_path / "bad", tiny)
+    assert not (tmp_path / "bad").exists()
+    (tmp_path / "x.npz").write_bytes(b"half a file")
+    with pytest.raises(KappaPlaceError, match="cannot be imported as a map"):
+        import_map(tmp_path / "x.npz", tmp_path / "bad", tiny)
+    assert sorted(p.name for p in tmp_path.glob(".*")) == []  # nothing half made is left
+
+
+def test_geojson_lies_on_earth(town, town_map, tiny, tmp_path):
+    export_map(town_map.store, tmp_path / "t.geojson")
+    read = json.loads((tmp_path / "t.geojson").read_text())
+    assert len(read["features"]) == 56
+    lon, lat = read["features"][0]["geometry"]["coordinates"]
+    assert 37 < lat < 38
+    assert -123 < lon < -122
+    assert read["features"][0]["properties"]["name"] == "000.png"
+    with pytest.raises(KappaPlaceError, match=r"none of .parquet, .npz, .geojson"):
+        export_map(town_map.store, tmp_path / "t.kml")
+
+
+def test_answers_as_files(town_map, queries, tmp_path):
+    answers = town_map.localize(queries[:3], k=2)
+    write_csv(answers, tmp_path / "a.csv")
+    with open(tmp_path / "a.csv", newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert len(rows) == 6
+    assert rows[0]["name"] == answers[0].matches[0].name
+    assert rows[0]["probability"] == ""
+    beside = write_pairs(answers, tmp_path / "pairs.txt")
+    lines = (tmp_path / "pairs.txt").read_text().splitlines()
+    assert lines == [f"{a.query} {m.name}" for a in answers for m in a.matches]
+    pairs = read_pairs(beside)
+    assert [pair[2] for pair in pairs] == [None] * 6
+    assert pairs[0][3] == pytest.approx(answers[0].matches[0].similarity, abs=1e-6)
+    assert read_pairs(tmp_path / "pairs.txt")[0][:2] == pairs[0][:2]
+    spaced = town_map.localize_embeddings(town_map.embed(queries[:1]), ["a b.png"], 1)
+    with pytest.raises(KappaPlaceError, match=r"'a b.png' holds one"):
+        write_pairs(spaced, tmp_path / "pairs.txt")
+    write_page(town_map.store, answers, tmp_path / "many.html")
+    write_page(town_map.store, answers[:1], tmp_path / "one.html")
+    for name, pictures in (("many.html", 1 + 3 * 3), ("one.html", 1 + 3)):
+        text = (tmp_path / name).read_text()
+        assert text.count("<img") == pictures
+        assert "not calibrated" in text
+        assert answers[0].matches[0].name in text
+        assert "<script" not in text

@@ -1,0 +1,165 @@
+"""The answer to where a query was taken, and the numbers it rests on."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from kappaplace.errors import KappaPlaceError
+from kappaplace.maps import PlaceMap
+from kappaplace.maps.localization import fused_pose
+from kappaplace.maps.signals import QUERY_SIGNALS, query_features
+from kappaplace.retrieval.exact import search
+from kappaplace.types import Embeddings
+from kappaplace.uncertainty.evidence import Evidence
+from kappaplace.uncertainty.fused import features_of
+from kappaplace.uncertainty.registry import SCORES
+
+
+@pytest.mark.parametrize("removed", [0, 7])
+def test_signals_are_those_of_the_whole_map(town, town_map, queries, removed):
+    """Every score reads the same from the map as from arrays of everything."""
+    if removed:
+        town_map.remove(list(town_map.store.names())[5 : 5 + removed])
+        town_map.compact()  # distinctiveness is of what is left
+    made, store = town_map.embed(queries), town_map.store
+    z, kappa, at = store.descriptors[:], store.whole("kappa"), store.positions
+    plain = Evidence(
+        search(made.descriptor, z, 5),
+        query=made,
+        reference=Embeddings(z, np.asarray(kappa)),
+        reference_positions=at,
+    )
+    deep = town_map.gatherer.matches(made.descriptor, 5)
+    ours = town_map.gatherer.evidence(made, deep, 5)
+    np.testing.assert_array_equal(ours.references[ours.matches.indices], plain.matches.indices)
+    expected = features_of(plain, [SCORES[name] for name in QUERY_SIGNALS])
+    np.testing.assert_allclose(query_features(ours, QUERY_SIGNALS), expected, atol=1e-5)
+    np.testing.assert_allclose(SCORES["kappaplace"].match(ours), SCORES["kappaplace"].match(plain))
+
+
+def test_margin_looks_beyond_the_list(town_map, queries, monkeypatch):
+    from kappaplace.maps import signals
+
+    made = town_map.embed(queries)
+    wide = town_map.gatherer.evidence(made, town_map.gatherer.matches(made.descriptor, 1), 1)
+    monkeypatch.setattr(signals, "DEEP", 1)
+    narrow = town_map.gatherer.evidence(made, town_map.gatherer.matches(made.descriptor, 1), 1)
+    np.testing.assert_allclose(narrow.best_outside, wide.best_outside, atol=1e-6)
+
+
+def test_unfinished_maps_find_distinctiveness_on_the_way(town, tiny, tmp_path, queries, monkeypatch):
+    from kappaplace.maps import extend
+
+    with monkeypatch.context() as patch:
+        patch.setattr(extend, "finish", lambda writer: None)
+        made = PlaceMap.build(town, tmp_path / "m", tiny)
+    assert np.isnan(made.store.distinctiveness).all()
+    before = made.localize(queries)
+    done = PlaceMap.build(town, tmp_path / "m", tiny)
+    assert not np.isnan(done.store.distinctiveness).any()
+    for one, other in zip(before, done.localize(queries), strict=True):
+        assert one.signals["aliasing"] == pytest.approx(other.signals["aliasing"], abs=1e-6)
+
+
+def test_an_answer_holds_what_is_needed(town, town_map, queries):
+    answer = town_map.localize(queries[0], k=7)
+    assert [match.rank for match in answer.matches] == [1, 2, 3, 4, 5, 6, 7]
+    best = answer.matches[0]
+    row = town.paths.tolist().index(best.name)
+    assert (best.x, best.y) == tuple(town.positions[row])
+    assert best.heading == town.heading[row]
+    assert best.image == str(town.image_path(row))
+    similarities = [match.similarity for match in answer.matches]
+    assert similarities == sorted(similarities, reverse=True)
+    assert answer.probability is None
+    assert answer.decision is None
+    assert answer.in_map is None
+    assert any("not calibrated" in note for note in answer.notes)
+    assert set(answer.seconds) == {"embed", "search", "signals", "decide", "answer"}
+    assert answer.uncertainty == pytest.approx(answer.signals["kappaplace"])
+    assert best.uncertainty == pytest.approx(answer.uncertainty)
+    assert best.name in answer.sentence
+    json.loads(json.dumps(answer.to_dict(), allow_nan=False))
+
+
+def test_one_or_many(town_map, queries):
+    single = town_map.localize(queries[0])
+    listed = town_map.localize([queries[0]])
+    assert isinstance(listed, list)
+    assert [m.name for m in single.matches] == [m.name for m in listed[0].matches]
+    picture = Image.open(queries[0])
+    assert town_map.localize(picture).query == "query 0"
+    pixels = np.asarray(picture.convert("RGB"))
+    assert town_map.localize(pixels).matches[0].name == single.matches[0].name
+    assert len(town_map.localize(np.stack([pixels, pixels]))) == 2
+
+
+def test_a_reference_finds_itself(town, town_map):
+    rows = town.reference_rows[[3, 30]]
+    for row, answer in zip(rows, town_map.localize(town.image_paths(rows)), strict=True):
+        assert answer.matches[0].name == town.paths[row]
+        assert answer.matches[0].similarity == pytest.approx(1, abs=1e-4)
+        assert np.hypot(*(town.positions[row] - [answer.pose.x, answer.pose.y])) <= 25
+
+
+@pytest.mark.parametrize("radius", [0.0, 12.0, 30.0, 1e4])
+@pytest.mark.parametrize("gone", [0, 9])
+def test_the_spatial_prior_is_brute_force_within_the_circle(town, town_map, queries, radius, gone):
+    if gone:
+        town_map.remove(list(town_map.store.names())[:gone])
+    store, made = town_map.store, town_map.embed(queries)
+    centre = town.positions[town.reference_rows[20]]
+    inside = np.flatnonzero(np.hypot(*(store.positions - centre).T) <= radius)
+    order = np.argsort(-(made.descriptor @ store.descriptors[:][inside].T), axis=1, kind="stable")
+    answers = town_map.localize(queries, k=6, near=(tuple(centre), radius))
+    for row, answer in enumerate(answers):
+        assert [m.reference for m in answer.matches] == inside[order[row, :6]].tolist()
+
+
+def test_nothing_near(town_map, queries):
+    answer = town_map.localize(queries[0], near=((0, 0), 5))
+    assert answer.matches == ()
+    assert "no reference in the area" in answer.sentence
+    assert answer.to_dict()["pose"] is None
+
+
+def test_bad_questions_are_told(town_map, queries):
+    for wrong in ((1, 2), "here", ((1, 2), "far"), ((1, 2, 3), 4)):
+        with pytest.raises(KappaPlaceError, match=r"\(\(x, y\), radius\)"):
+            town_map.localize(queries[0], near=wrong)
+    with pytest.raises(KappaPlaceError, match="radius of at least 0"):
+        town_map.localize(queries[0], near=((1, 2), -1))
+    with pytest.raises(KappaPlaceError, match="At least one match"):
+        town_map.localize(queries[0], k=0)
+    with pytest.raises(KappaPlaceError, match="nothing to localize"):
+        town_map.localize([])
+    with pytest.raises(KappaPlaceError, match="needs calibrated matches"):
+        town_map.localize(queries[0], rerank=True)
+    with pytest.raises(KappaPlaceError, match="do not fit 1 queries and 32 dimensions"):
+        town_map.localize_embeddings(Embeddings(np.ones((1, 8), np.float32)), ["q"])
+    assert len(town_map.localize(queries[0], k=10**6).matches) == 56
+
+
+def test_the_pose_is_the_weighted_mean_of_those_that_agree():
+    nan = np.nan
+    poses = np.array([[0, 0, 350, nan], [10, 0, 10, nan], [500, 0, 90, nan], [nan, nan, 0, nan]])
+    pose = fused_pose(poses, np.array([3.0, 1.0, 9.0, 9.0]), np.array([True, True, False, False]))
+    assert (pose.x, pose.y, pose.matches) == (2.5, 0, 2)
+    assert pose.spread == pytest.approx(np.sqrt(0.75 * 2.5**2 + 0.25 * 7.5**2))
+    assert pose.heading == pytest.approx(355, abs=0.2)
+    assert fused_pose(poses[3:], np.ones(1), np.array([True])) is None
+    zero = fused_pose(poses[:2], np.zeros(2), np.array([True, True]))
+    assert zero.x == 5
+
+
+def test_engines_give_the_same_answer(town_map, queries):
+    pytest.importorskip("faiss")
+    town_map.remove(list(town_map.store.names())[:3])
+    made = town_map.embed(queries)
+    exact = town_map.localize_embeddings(made, queries, 5)
+    other = PlaceMap.open(town_map.folder, engine="faiss-flat").localize_embeddings(made, queries, 5)
+    assert [[m.name for m in a.matches] for a in exact] == [[m.name for m in a.matches] for a in other]

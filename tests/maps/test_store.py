@@ -1,0 +1,191 @@
+"""The files of a map: what is written is read, and what is broken is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kappaplace.errors import KappaPlaceError
+from kappaplace.maps import PlaceMap
+from kappaplace.maps.manifest import read_manifest
+from kappaplace.models.embedding import embed_images
+from tests.maps.fakes import Counting
+
+
+@pytest.mark.parametrize(("storage", "tolerance"), [("float32", 0), ("float16", 1e-3), ("int8", 2e-2)])
+def test_descriptors_come_back_as_they_were_stored(town, tiny, tmp_path, storage, tolerance):
+    made = PlaceMap.build(town, tmp_path / "m", tiny, storage=storage, segment_rows=20)
+    rows = town.reference_rows
+    direct = np.concatenate(
+        [
+            embed_images(tiny, tiny.preprocessing, town.image_paths(rows[i : i + 20])).descriptor
+            for i in (0, 20, 40)
+        ]
+    )
+    # The blocks of the build have other sizes, which moves the last bits.
+    np.testing.assert_allclose(made.store.descriptors[:], direct, atol=max(tolerance, 1e-5))
+    np.testing.assert_allclose(np.linalg.norm(made.store.descriptors[:], axis=1), 1, atol=1e-3)
+    before = made.store.descriptors[:]
+    made.compact()
+    np.testing.assert_array_equal(made.store.descriptors[:], before)  # rounding is done once
+    assert made.verify() == []
+    size = {"float32": 4, "float16": 2, "int8": 1}[storage]
+    assert made.store.segments[0].array("descriptors").itemsize == size
+
+
+def test_reading_by_slice_and_by_number_is_the_same(town_map):
+    store = town_map.store
+    whole, n = store.descriptors[:], len(store)
+    assert len(store.segments) == 4
+    for start, stop in [(0, 0), (0, 1), (15, 17), (3, 50), (n - 1, n), (40, 10**6)]:
+        np.testing.assert_array_equal(store.descriptors[start:stop], whole[start:stop])
+    rows = np.array([[5, 40], [0, 17]])
+    np.testing.assert_array_equal(store.descriptors[rows], whole[rows])
+    np.testing.assert_array_equal(store.gather("poses", rows), store.whole("poses")[rows])
+
+
+def test_names_are_found_and_removed(town_map, town, queries):
+    names = list(town_map.store.names())
+    assert names == town.references.paths.tolist()
+    assert town_map.store.find(["nobody", names[7], names[-1]]).tolist() == [-1, 7, len(names) - 1]
+    gone = [names[0], names[20], names[21]]
+    assert town_map.remove(gone) == 3
+    left = [name for name in names if name not in gone]
+    assert list(town_map.store.names()) == left
+    assert town_map.store.find(gone).tolist() == [-1, -1, -1]
+    assert [town_map.store.name(i) for i in range(3)] == left[:3]
+    assert town_map.store.descriptors[:].shape[0] == len(left) == len(town_map)
+    answer = town_map.localize(queries[0], k=100)
+    assert {match.name for match in answer.matches} == set(left)
+    with pytest.raises(KappaPlaceError, match=r"no reference 'zzz' .*nothing was removed"):
+        town_map.remove([names[1], "zzz"])
+    assert len(town_map) == len(left)
+    before = town_map.localize(queries[:3], k=5)
+    town_map.compact()
+    assert len(town_map.store.segments) == 1
+    after = town_map.localize(queries[:3], k=5)
+    assert [[m.name for m in a.matches] for a in before] == [[m.name for m in a.matches] for a in after]
+    assert list(town_map.store.names()) == left
+
+
+def test_an_emptied_map_says_so(town_map, queries):
+    town_map.remove(list(town_map.store.names()))
+    with pytest.raises(KappaPlaceError, match="is empty; add images"):
+        town_map.localize(queries[0])
+    town_map.compact()
+    assert len(PlaceMap.open(town_map.folder)) == 0
+    assert town_map.verify() == []
+
+
+def test_opening_reads_nothing_but_the_manifest(town_map, monkeypatch):
+    opened = []
+    real = np.load
+    monkeypatch.setattr(np, "load", lambda file, *a, **k: (opened.append(file), real(file, *a, **k))[1])
+    PlaceMap.open(town_map.folder)
+    assert opened == []
+
+
+def damaged(folder: Path, out: Path, file: str, change) -> Path:
+    shutil.copytree(folder, out)
+    found = next(out.glob(file))
+    data = bytearray(found.read_bytes())
+    found.write_bytes(change(data))
+    return out
+
+
+def flipped(data: bytearray) -> bytes:
+    data[-5] ^= 0x10
+    return bytes(data)
+
+
+def test_damage_is_found_and_told_where_it_matters(town_map, tiny, queries, tmp_path):
+    cut = damaged(town_map.folder, tmp_path / "cut", "segments/000002/descriptors.npy", lambda d: d[:-64])
+    with pytest.raises(KappaPlaceError, match=r"000002/descriptors.npy has .* bytes instead of .*map verify"):
+        PlaceMap.open(cut)
+    part = damaged(town_map.folder, tmp_path / "part", "segments/000001/poses.npy", lambda d: d[:-8])
+    with pytest.raises(KappaPlaceError, match=r"000001/poses.npy has .* bytes instead of"):
+        PlaceMap.open(part, tiny).localize(queries[0])
+    for i, file in enumerate(("descriptors", "kappa", "names.starts", "poses", "keys")):
+        name = f"segments/000001/{file}.npy"
+        folder = damaged(town_map.folder, tmp_path / f"flip{i}", name, flipped)
+        (sentence,) = PlaceMap.open(folder).verify()
+        assert name in sentence
+        assert "another checksum" in sentence
+    names = damaged(town_map.folder, tmp_path / "names", "segments/000000/names.bin", flipped)
+    assert "names.bin" in PlaceMap.open(names).verify()[0]
+    extra = damaged(town_map.folder, tmp_path / "extra", "extras/distinctiveness*.npy", flipped)
+    assert "distinctiveness" in PlaceMap.open(extra).verify()[0]
+    shutil.copytree(town_map.folder, tmp_path / "gone")
+    (tmp_path / "gone/segments/000003/kappa.npy").unlink()
+    assert any("kappa.npy is missing" in sentence for sentence in PlaceMap.open(tmp_path / "gone").verify())
+    assert town_map.verify() == []
+
+
+def test_bad_manifests_are_told(town_map, tmp_path):
+    with pytest.raises(KappaPlaceError, match=r"No map at .*map build"):
+        read_manifest(tmp_path / "nowhere")
+    file = town_map.folder / "manifest.json"
+    values = json.loads(file.read_text())
+    file.write_text(json.dumps(values | {"format": 99, "kappaplace": "9.0"}))
+    with pytest.raises(KappaPlaceError, match=r"kappaplace 9.0, which is newer"):
+        read_manifest(town_map.folder)
+    for broken in ("{", "[]", json.dumps({"format": 1}), json.dumps(values | {"segments": 3})):
+        file.write_text(broken)
+        with pytest.raises(KappaPlaceError, match="is damaged"):
+            read_manifest(town_map.folder)
+
+
+def test_what_a_dead_writer_left_is_ignored_and_removed(town_map, town, tmp_path):
+    orphan = town_map.folder / "segments" / "000004"
+    shutil.copytree(town_map.folder / "segments" / "000000", orphan)
+    (town_map.folder / "segments" / ".000005.part").mkdir()
+    (town_map.folder / "extras" / "sample-999999.npy").write_bytes(b"half")
+    opened = PlaceMap.open(town_map.folder)
+    assert len(opened) == len(town_map)
+    assert opened.verify() == []
+    opened.remove([next(opened.store.names())])
+    assert sorted(os.listdir(town_map.folder / "segments")) == ["000000", "000001", "000002", "000003"]
+    assert not (town_map.folder / "extras" / "sample-999999.npy").exists()
+
+
+@pytest.mark.parametrize("what", ["segment", "manifest", "pending"])
+def test_a_full_disk_loses_nothing(town, tiny, tmp_path, monkeypatch, what):
+    import errno
+
+    from kappaplace.maps import files, segments, writer
+
+    out, log = tmp_path / "m", tmp_path / "log"
+    options = {"segment_rows": 16, "embedder": Counting(log)}
+    real, calls = files.save_array, []
+
+    def full(file: Path, values: np.ndarray) -> None:
+        calls.append(file)
+        if len(calls) > 20:
+            Path(file).write_bytes(b"half of i")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(file, values)
+
+    def full_text(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        if what == "segment":
+            patch.setattr(segments, "save_array", full)
+        elif what == "manifest":
+            patch.setattr(writer, "save_array", full_text)
+        else:
+            patch.setattr(np, "savez", full_text)
+        with pytest.raises(KappaPlaceError, match="No space left on device"):
+            PlaceMap.build(town, out, tiny, **options)
+    assert PlaceMap.open(out).verify() == []
+    kept = len(PlaceMap.open(out))
+    assert kept == {"segment": 32, "manifest": 56, "pending": 0}[what]
+    done = len(Counting(log).calls)
+    made = PlaceMap.build(town, out, tiny, **options)
+    assert len(made) == 56
+    assert len(Counting(log).calls) - done == {"segment": 8, "manifest": 0, "pending": 56}[what]
