@@ -111,6 +111,24 @@ def evaluate(
     if resize not in ("model", "protocol"):
         raise KappaPlaceError(f"--resize is model or protocol, not {resize!r}.")
     _check_inputs(bool(similarities), descriptors is not None, protocol, kappa is not None)
+    _check_options(
+        {
+            "--positives": bool(positives),
+            "--neighbourhood": bool(neighbourhood),
+            "--method": bool(method),
+            "--data": data is not None,
+            "--uncertainty": bool(own),
+            "--fuse": bool(fuse),
+            "--fit-on": fit_on is not None,
+        },
+        "protocol"
+        if protocol
+        else "similarities"
+        if similarities
+        else "descriptors"
+        if descriptors
+        else "model",
+    )
     fused = tuple(part.strip() for part in fuse.split(",") if part.strip())
     choices = Choices(scores, k, policy, resamples, seed, fused)
     machine = Machine(cache, device or None, batch_size, root)
@@ -162,6 +180,22 @@ def _check_inputs(similarities: bool, descriptors: bool, protocol: str, kappa: b
         raise KappaPlaceError(f"--protocol knows paper only, not {protocol!r}.")
 
 
+_BELONGS = {
+    "model": ("--uncertainty", "--fuse", "--fit-on"),
+    "similarities": ("--positives", "--neighbourhood", "--method", "--uncertainty", "--fuse", "--fit-on"),
+    "descriptors": ("--positives", "--neighbourhood", "--uncertainty", "--fuse", "--fit-on"),
+    "protocol": ("--data",),
+}
+
+
+def _check_options(given: dict[str, bool], kind: str) -> None:
+    """An option that would be ignored is told: its user believes in it."""
+    for option, used in given.items():
+        if used and option not in _BELONGS[kind]:
+            where = {"model": "a model", "protocol": "--protocol paper"}.get(kind, f"--{kind}")
+            raise KappaPlaceError(f"{option} has no meaning with {where}; leave it out.")
+
+
 def _write_and_show(results: list[EvaluationResult], out: Path, report: bool, as_json: bool) -> None:
     """Results into DIR, or of several methods into one folder each below it."""
     import json
@@ -175,6 +209,7 @@ def _write_and_show(results: list[EvaluationResult], out: Path, report: bool, as
     answers = []
     for result in results:
         folder = out if len(results) == 1 else out / result.name.replace("/", "_")
+        (folder / "report.html").unlink(missing_ok=True)  # it would speak of the results before
         write_result(result, folder)
         files = {"results": str(folder)}
         if report:

@@ -30,7 +30,7 @@ SHOWN = {
 LESS = ("ECE@5", "ECE@10")  # left to the files where probabilities need the place: 80 columns must do
 
 
-def set_tables(result: EvaluationResult) -> Iterator[Table]:
+def set_tables(result: EvaluationResult) -> Iterator[Table | str]:
     """One table a set, one line a score; then pooled and the mean over sets."""
     by_name = {each.name: each for each in result.sets}
     labels = {name: score.label for each in result.sets for name, score in each.scores.items()}
@@ -40,7 +40,7 @@ def set_tables(result: EvaluationResult) -> Iterator[Table]:
         )
         where = {POOLED: "all sets pooled", MEAN: "mean over sets"}.get(name, name)
         title = f"{result.name}, {where}: {found['queries']:,} queries, {recall}"
-        table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption_justify="left")
+        table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         measured = {metric for row in found["scores"].values() for metric in row}
         crowded = set(LESS) if "Brier" in measured else set()
         shown = [metric for metric in SHOWN if metric in measured - crowded]
@@ -54,9 +54,9 @@ def set_tables(result: EvaluationResult) -> Iterator[Table]:
             if limits is not None and not math.isnan(limits[0]):
                 cells[0] += f" ({number(limits[0])}–{number(limits[1])})"
             table.add_row(labels.get(score, score), *cells)
-        if name in by_name:
-            table.caption = _caption(by_name[name])
         yield table
+        if name in by_name:
+            yield _caption(by_name[name])
 
 
 def _caption(each: Any) -> str:

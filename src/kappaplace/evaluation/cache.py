@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.data.images import Preprocessing
+from kappaplace.errors import KappaPlaceError
 from kappaplace.evaluation.identity import DIGEST, image_digests
 from kappaplace.files import make_folder
 from kappaplace.models.digest import state_digest
@@ -119,7 +120,7 @@ class _Store:
     def missing(self) -> NDArray[np.int64]:
         if not self.exists():
             return np.arange(len(self.digests))
-        return np.flatnonzero(np.load(self.folder / _DONE) == 0)
+        return np.flatnonzero(_load(self.folder / _DONE) == 0)
 
     def write(self, rows: NDArray[np.int64], made: Embeddings) -> None:
         """Values first, marks after them, so that a mark never stands for something that is not there."""
@@ -167,13 +168,23 @@ def _blocks(rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
         yield rows[start : start + BLOCK]
 
 
+def _load(file: Path) -> NDArray[Any]:
+    try:
+        return np.load(file)
+    except (OSError, ValueError, EOFError) as error:
+        raise KappaPlaceError(
+            f"The cached embeddings in {file.parent} are damaged ({error}); remove that folder to make them "
+            "anew."
+        ) from None
+
+
 def _copy_known(store: _Store, group: Path) -> None:
     """Take over what other lists of the same model hold already."""
     for other in sorted(group.iterdir()):
         if other.name.startswith(".") or not (other / _DONE).is_file():
             continue
-        theirs = np.load(other / _IMAGES).view(DIGEST).ravel()
-        done = np.flatnonzero(np.load(other / _DONE))
+        theirs = _load(other / _IMAGES).view(DIGEST).ravel()
+        done = np.flatnonzero(_load(other / _DONE))
         rows = store.missing()
         order = np.argsort(theirs[done], kind="stable")
         ordered = theirs[done][order]

@@ -203,6 +203,10 @@ def _tested(
 ) -> dict[str, list[Cell | None]]:
     """Intervals of all cells, and tests against the first column; of one column against one of its rows."""
     alone = all(len(row) == 1 for row in rows.values())
+    if alone and against and rows and against not in rows and RETRIEVAL not in rows:
+        raise KappaPlaceError(
+            f"{against} has no such metric to test against; choose another score or metric."
+        )
     first_row = rows.get(against, next(iter(rows.values()), [None]))[0]
     cells: dict[str, list[Cell | None]] = {}
     tests: list[tuple[str, int]] = []

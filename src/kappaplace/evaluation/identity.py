@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import zipfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -74,7 +75,7 @@ def _recorded(record: Path, stats: NDArray[np.int64]) -> tuple[NDArray[np.void],
             same = (stored["stats"] == stats).all(axis=1) & stored["known"]
             digests[same] = stored["digests"][same]
             known = same
-    except (OSError, ValueError, KeyError, EOFError):
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         pass  # none yet, or not whole: read again
     return digests, known
 

@@ -78,6 +78,7 @@ class _Numbers:
         self._by_path: dict[str, dict[str, int]] = {}
 
     def of(self, kind: str, text: str) -> int:
+        text = text or ""  # a row with too few cells
         count = len(self.retrieved.evidence.matches.indices) if kind == "query" else self.retrieved.references
         number = int(text) if text.isascii() and text.isdigit() else self._paths(kind).get(text, -1)
         if not 0 <= number < count:
@@ -135,12 +136,15 @@ def _of_pairs(
     """Of each query with its top match, and of every retrieved pair if the file has them all."""
     if "uncertainty" not in rows[0]:
         raise KappaPlaceError(f"{file} needs the column uncertainty.")
-    pairs: Pairs = {
-        (numbers.of("query", row["query"]), numbers.of("reference", row["reference"])): _number(
-            file, "uncertainty", row
-        )
-        for row in rows
-    }
+    pairs: Pairs = {}
+    for row in rows:
+        pair = numbers.of("query", row["query"]), numbers.of("reference", row["reference"])
+        if pair in pairs:
+            raise KappaPlaceError(
+                f"{file}: query {row['query']} with reference {row['reference']} stands there twice; keep "
+                "one."
+            )
+        pairs[pair] = _number(file, "uncertainty", row)
     match = np.array(
         [[pairs.get((i, int(r)), np.nan) for r in references] for i, references in enumerate(indices)]
     )

@@ -82,6 +82,9 @@ def evaluate_sets(
     """Score and measure any number of sets; they are taken one after the other, so one is held at a time."""
     for file in own:
         check_own_score(file)
+    stems = [file.stem for file in own]
+    if len(set(stems)) < len(stems):
+        raise KappaPlaceError("Two files of own scores have the same name; a score is called after its file.")
     started, clock = datetime.now(timezone.utc), time.monotonic()
     scored: list[SetResult] = []
     for retrieved in sets:

@@ -61,7 +61,7 @@ def reliability_curve(
 
     Zoom binning lowers the top edge along the grid until the last bin holds more than 0.1 % of the queries,
     and spreads the bins anew below it; what lies above falls out of the sum, but not out of N. Where no edge
-    of the grid does it, the grid stays as it is.
+    of the grid does it, the grid stays as it is; a crowd on the lowest score may leave nothing but it.
     """
     scores, outcome = checked_scores(uncertainty, success)
     every, right = np.sort(scores), np.sort(scores[outcome])

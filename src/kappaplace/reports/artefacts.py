@@ -52,9 +52,12 @@ class Artefacts:
         return table.html()
 
     def page(self, text: str) -> Path:
-        """report.html itself; written last, so that a page never lacks its files."""
+        """report.html itself; written last, so that a page never lacks its files, and then old ones go."""
         file = self.folder / "report.html"
         _write(file, text.encode())
+        for old in (*self.figures.glob("*.png"), *self.figures.glob("*.svg"), *self.tables.glob("*.tex")):
+            if f"{old.parent.name}/{old.stem}" not in self._taken:
+                old.unlink()
         return file
 
     def _save(self, name: str, figure: Figure, dpi: int, colours: int | None = None) -> tuple[str, bytes]:

@@ -49,14 +49,12 @@ def ece_sensitivity_figure(surfaces: Mapping[str, EceSurface]) -> Figure:
         figure, axes, starts = panels(len(surfaces), columns, WIDTH / columns, 1.9, sharey=True)
         for axis, (label, surface) in zip(axes, surfaces.items(), strict=True):
             usual = int(np.argmin(np.abs(surface.clamp - PROTOCOL[1])))
-            for grid, colour, dashes, name in (
-                (surface.plain, COLOURS[0], "-", "without zoom"),
-                (surface.zoomed, COLOURS[1], "--", "with zoom"),
-            ):
-                axis.fill_between(
-                    surface.bins, grid.min(axis=0), grid.max(axis=0), color=colour, alpha=0.18, linewidth=0
-                )
-                axis.plot(surface.bins, grid[usual], color=colour, linestyle=dashes, label=name)
+            low, high = surface.plain.min(axis=0), surface.plain.max(axis=0)
+            axis.fill_between(surface.bins, low, high, color=COLOURS[0], alpha=0.18, linewidth=0)
+            axis.plot(surface.bins, surface.plain[usual], color=COLOURS[0], label="1 % clamped")
+            # Zoom is for scores whose tails are left alone: a clamp fills the last bin, and nothing is cut.
+            untouched = int(np.argmin(surface.clamp))
+            axis.plot(surface.bins, surface.zoomed[untouched], "--", color=COLOURS[1], label="zoom, no clamp")
             at = int(np.argmin(np.abs(surface.bins - PROTOCOL[0])))
             protocol = surface.plain[usual, at]
             axis.plot(surface.bins[at], protocol, "o", color="black", ms=4, label="the paper's choice")

@@ -82,9 +82,9 @@ def reliability_figure(
             shares = curve.counts / curve.counts.sum()
             axis.bar(bins, shares, color="#bbbbbb", width=0.9, label="share of queries")
             axis.plot(bins, curve.expected, "--", color="#666666", label="expected")
-            filled = curve.counts > 0
             colour = COLOURS[position % len(COLOURS)]
-            axis.plot(bins[filled], curve.observed[filled], "o-", color=colour, label="observed")
+            # Empty bins are NaN, and break the line: nothing was observed there.
+            axis.plot(bins, curve.observed, "o-", color=colour, label="observed")
             title = f"{plain(label)}{': ' if columns is None else chr(10)}ECE@{k} {errors[label]:.3f}"
             axis.set(title=title, xlabel="bin, certain → uncertain", ylim=(0, 1.04))
             axis.set_xticks(bins[::3])
@@ -100,10 +100,10 @@ def reliability_figure(
 
 def _counts_below(axis: Any, bins: NDArray[Any], counts: NDArray[np.int64]) -> None:
     """Write each bin's count into a strip below zero, where no curve crosses it."""
-    axis.set(ylim=(-0.34, 1.04), yticks=(0, 0.5, 1))
+    axis.set(ylim=(-0.4, 1.04), yticks=(0, 0.5, 1))
     for position, count in zip(bins, counts, strict=True):
         text = str(count) if count < 10_000 else f"{count / 1000:.0f}k"
-        words = axis.text(position, -0.03, text, fontsize=6, rotation=90, ha="center", va="top")
+        words = axis.text(position, -0.09, text, fontsize=6, rotation=90, ha="center", va="top")
         words.set_in_layout(False)  # inside the plot in any case; asking for its size is slow
 
 

@@ -29,8 +29,8 @@ BARS = (
 )
 SENSITIVITY = (
     "The line is ECE@1 with 1 % of the tails clamped, the band is any clamp from 0 to 5 %; the dot is the "
-    "paper's choice. The wider and steeper, the less a single ECE says; where the two lines coincide, "
-    "zoom changes nothing."
+    "paper's choice. The dashed line is zoom binning without a clamp; below 1,000 queries it never acts. The "
+    "wider and steeper, the less a single ECE says."
 )
 MAP = (
     "Grey dots are references, coloured dots queries (dark: {score} is unsure), red crosses wrong top "

@@ -72,8 +72,12 @@ def thinned(curve: AcceptanceCurve) -> tuple[np.ndarray, np.ndarray]:
 
 def _draw(axis: Any, curve: AcceptanceCurve, label: str, style: dict[str, str]) -> Any:
     coverage, risk = thinned(curve)
-    marker = "o" if len(coverage) == 1 else None  # a constant score, or a single query, is one point
-    return axis.plot(coverage, risk, label=label, linewidth=1.3, marker=marker, markersize=4, **style)[0]
+    # Queries with tied scores are answered together or not at all: their risk is that of the whole group.
+    coverage, risk = np.r_[0.0, coverage], np.r_[risk[0], risk]
+    marker = "o" if len(coverage) == 2 else None  # a constant score, or a single query, is one point
+    line = axis.plot(coverage, risk, label=label, linewidth=1.3, marker=marker, markersize=4, **style)[0]
+    line.set_drawstyle("steps-pre")
+    return line
 
 
 def _finish(axis: Any, curves: Sequence[AcceptanceCurve]) -> None:
