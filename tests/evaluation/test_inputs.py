@@ -140,6 +140,21 @@ def test_own_scores_of_pairs(tmp_path):
         read_own_score(file, found)
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("query,uncertainty\n0,1\n0,2\n", "query 0 stands there twice"),
+        ("query,reference,uncertainty\n0,1,1\n0,1,2\n", "query 0 with reference 1 stands there twice"),
+        ("query,reference,uncertainty,probability\n0,1,1,0.5\n", "a probability is of a query"),
+        ("uncertainty,query\n0.5\n", "query '' is neither a number"),
+    ],
+)
+def test_own_scores_that_cannot_be_are_told(text, told, tmp_path):
+    (tmp_path / "mine.csv").write_text(text)
+    with pytest.raises(KappaPlaceError, match=told):
+        read_own_score(tmp_path / "mine.csv", retrieved())
+
+
 def test_own_scores_by_image_path_and_set(tmp_path, table):
     names = table.paths[table.query_rows].tolist()
     positives = table.positives()
