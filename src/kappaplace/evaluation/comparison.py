@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +22,8 @@ from kappaplace.evaluation.measuring import (
     score_metrics,
 )
 from kappaplace.evaluation.results import EvaluationResult, ScoreColumns, SetResult
-from kappaplace.files import make_folder, replace_file
+from kappaplace.evaluation.store import write_rows
+from kappaplace.files import make_folder
 from kappaplace.metrics.bootstrap import Replicates, Resampling, bootstrap, compare, holm
 from kappaplace.metrics.ranking import auc_pr, auroc
 from kappaplace.metrics.retrieval import success_at
@@ -277,15 +277,4 @@ def comparison_rows(tables: Sequence[ComparisonTable]) -> list[dict[str, Any]]:
 
 def write_comparison(tables: Sequence[ComparisonTable], folder: str | Path) -> Path:
     """Write comparison.csv."""
-    rows = comparison_rows(tables)
-
-    def write(part: Path) -> None:
-        with part.open("w", encoding="utf-8", newline="") as stream:
-            writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
-            writer.writeheader()
-            for row in rows:
-                writer.writerow({key: "" if value != value else value for key, value in row.items()})
-
-    file = make_folder(folder) / "comparison.csv"
-    replace_file(file, write)
-    return file
+    return write_rows(make_folder(folder) / "comparison.csv", comparison_rows(tables))

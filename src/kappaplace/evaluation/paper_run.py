@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,7 +17,8 @@ from kappaplace.evaluation.measuring import measure
 from kappaplace.evaluation.paper import COST, NUMBERS, POOL, POOLED, PROTOCOLS_OF, ROLES, PaperNumber
 from kappaplace.evaluation.results import EvaluationResult, SetResult
 from kappaplace.evaluation.run import Choices
-from kappaplace.files import make_folder, replace_file
+from kappaplace.evaluation.store import write_rows
+from kappaplace.files import make_folder
 from kappaplace.models.heads import Head
 from kappaplace.models.loading import load_model
 
@@ -176,15 +176,4 @@ def paper_rows(comparison: PaperComparison) -> list[dict[str, Any]]:
 
 def write_paper(comparison: PaperComparison, folder: Path) -> Path:
     """Write paper.csv."""
-    rows = paper_rows(comparison)
-
-    def write(part: Path) -> None:
-        with part.open("w", encoding="utf-8", newline="") as stream:
-            writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
-            writer.writeheader()
-            for row in rows:
-                writer.writerow({key: "" if value != value else value for key, value in row.items()})
-
-    file = make_folder(folder) / "paper.csv"
-    replace_file(file, write)
-    return file
+    return write_rows(make_folder(folder) / "paper.csv", paper_rows(comparison))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +133,20 @@ def metric_rows(result: EvaluationResult) -> Iterator[tuple[str, str, str, float
             for metric, value in metrics.items():
                 low, high = limits.get(metric, (math.nan, math.nan))
                 yield set_name, score, metric, value, low, high
+
+
+def write_rows(file: Path, rows: Sequence[dict[str, Any]]) -> Path:
+    """Rows with the same columns as CSV; an undefined number is an empty cell."""
+
+    def write(part: Path) -> None:
+        with part.open("w", encoding="utf-8", newline="") as stream:
+            writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
+            writer.writeheader()
+            for row in rows:
+                writer.writerow({key: "" if value != value else value for key, value in row.items()})
+
+    replace_file(file, write)
+    return file
 
 
 def _write_csv(file: Path, result: EvaluationResult) -> None:
