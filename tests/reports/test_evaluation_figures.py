@@ -186,7 +186,7 @@ def test_scores_that_reach_zero_show_themselves(tmp_path: Path) -> None:
 
 def test_dollar_signs_are_no_formula(scored: tuple[np.ndarray, np.ndarray]) -> None:
     curve = risk_coverage_curve(*scored)
-    png_of(risk_coverage_figure({"$\\bad{$": curve}))
+    assert png_of(risk_coverage_figure({"$\\bad{$": curve})).startswith(b"\x89PNG")
 
 
 def test_svg_repeats_itself_and_has_no_date(scored: tuple[np.ndarray, np.ndarray]) -> None:
