@@ -118,6 +118,6 @@ def test_cached_run_goes_on_from_half_extracted_features(tmp_path: Path, monkeyp
         small_run("kappa-pt", str(tmp_path / "cut"), *options, start=True)
     monkeypatch.setattr(features, "_work", counted)
     small_run("kappa-pt", str(tmp_path / "cut"), *options, start=True)
-    assert min(seen) == 64  # four batches of 16 were not computed again
+    assert min(seen) == 48  # three of the four batches of 16 were on disk, one was in hand
     one, other = weights(whole.folder), weights(tmp_path / "cut")
     assert all(torch.equal(value, other[name]) for name, value in one.items())

@@ -8,7 +8,9 @@ to them without waiting, so keys and CPU generators give the same augmentation w
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -49,8 +51,12 @@ def sample_jitter(
     return Jitter(amount.float(), uniform(4).argsort(dim=1))
 
 
-def colour_jitter(images: Tensor, jitter: Jitter) -> Tensor:
-    """Apply the four colour operations to each image, N×3×H×W in [0, 1], in its own order."""
+def colour_jitter(images: Tensor, jitter: Jitter, compiled: bool = False) -> Tensor:
+    """Apply the four colour operations to each image, N×3×H×W in [0, 1], in its own order.
+
+    ``compiled`` makes one kernel of each operation.
+    """
+    apply = _compiled_op() if compiled else _colour_op
     out = images.clone()
     amount = jitter.amount.to(images.dtype).to(images.device, non_blocking=True)
     # Samples sorted by operation, step by step: the groups are cut on the CPU, and indices travel only once.
@@ -60,8 +66,14 @@ def colour_jitter(images: Tensor, jitter: Jitter) -> Tensor:
         # A few samples share an operation at each step, so every pixel is still touched only four times.
         for op, chosen in enumerate(ranked[:, step].split(sizes[step])):
             if len(chosen):
-                out[chosen] = _colour_op(op, out[chosen], amount[chosen, op].view(-1, 1, 1, 1))
+                out[chosen] = apply(op, out[chosen], amount[chosen, op].view(-1, 1, 1, 1))
     return out
+
+
+@cache
+def _compiled_op() -> Callable[[int, Tensor, Tensor], Tensor]:
+    """`_colour_op` for any number of images; its dozen passes over memory become one or two."""
+    return torch.compile(_colour_op, dynamic=True)
 
 
 def _colour_op(op: int, images: Tensor, amount: Tensor) -> Tensor:
@@ -186,6 +198,8 @@ class CosPlaceAugmentation:
     """Share of the image's area that a crop keeps."""
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     """Aspect of a crop, width over height."""
+    compiled: bool = False
+    """Whether colour operations on a GPU go through torch.compile."""
 
     def __call__(
         self, images: Tensor, generator: torch.Generator | None = None, *, keys: Keys | None = None
@@ -200,5 +214,5 @@ class CosPlaceAugmentation:
         boxes = sample_crops(count, height, width, self.scale, self.ratio, generator, keys=keys)
         unit = images if images.is_floating_point() else images.float() / 255
         if any(strength):  # without it, crops alone cost a third
-            unit = colour_jitter(unit, jitter)
+            unit = colour_jitter(unit, jitter, self.compiled and unit.is_cuda)
         return crop_resize(unit, boxes, size).clamp(0, 1)

@@ -247,7 +247,10 @@ class Preprocessing:
 
     def normalise(self, batch: torch.Tensor) -> torch.Tensor:
         """float32 from uint8 or from float in [0, 1]; (N×)3×H×W, on the device of the batch."""
-        mean, std = (torch.tensor(v, device=batch.device).view(3, 1, 1) for v in (self.mean, self.std))
+        # Sent without waiting: a GPU that is behind would hold up whoever prepares its next batch.
+        mean, std = (
+            torch.tensor(v).view(3, 1, 1).to(batch.device, non_blocking=True) for v in (self.mean, self.std)
+        )
         full = 1.0 if batch.is_floating_point() else 255.0
         return batch.to(torch.float32).mul(1 / (full * std)).sub_(mean / std)
 

@@ -120,7 +120,7 @@ class Assembly:
     def loop(self) -> Loop:
         settings, recipe, engine = self.settings, self.recipe, self.engine
         self._check()
-        start = state_digest(self.model.state_dict())
+        self.start = state_digest(self.model.state_dict())
         self.model.to(engine.device)
         if settings.run.channels_last:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -129,7 +129,9 @@ class Assembly:
         self.source = ImageSource(
             self.data.images, self._input(), engine.device, _workers(settings.run.workers)
         )
-        self.views = Views.create(settings.augment, settings.model.size, self.model.preprocessing)
+        self.views = Views.create(
+            settings.augment, settings.model.size, self.model.preprocessing, settings.run.compile
+        )
         self.store = self._extract()
         objective = self._objective().to(engine.device)
         if recipe.frozen and (self._cached or not settings.anchors.learn_p):
@@ -160,7 +162,7 @@ class Assembly:
             ),
             frozen=recipe.frozen,
             data=self.data.fingerprint,
-            start=start,
+            start=self.start,
             keep=self._keeper(objective),
             say=self.say,
             chunk=settings.run.checkpoint_every if self._graphed else LOG_EVERY,
@@ -258,8 +260,10 @@ class Assembly:
         )
 
     def _input(self) -> Preprocessing:
-        """Training images have one size, whatever the model takes at inference."""
+        """Training images have one size, whatever the model takes at inference, unless it is to be that."""
         own = self.model.preprocessing
+        if not self.settings.model.size:
+            return own
         return Preprocessing(
             self.settings.model.size, "exact", own.interpolation, own.mean, own.std, own.multiple
         )
@@ -300,10 +304,6 @@ class Assembly:
 
     def _features_key(self, rows: NDArray[np.int64], views: tuple[int, ...]) -> str:
         """All that the features depend on."""
-        weights = {
-            name: value for name, value in self.model.state_dict().items()
-            if not name.startswith("head.") or "gem" in name
-        }  # fmt: skip
         settings = (
             self.settings.augment,
             self.settings.model.size,
@@ -311,7 +311,7 @@ class Assembly:
             self.settings.run.precision,
         )
         parts = (
-            state_digest(weights),
+            self.start,
             self.model.preprocessing,
             settings,
             views,

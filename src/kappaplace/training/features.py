@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -30,6 +32,7 @@ from kappaplace.training.views import ImageSource, Views
 
 RECORD, COMPLETE = "features.json", "complete.json"
 FLUSH_EVERY = 8192  # rows of work that a killed process may lose
+FLUSH_SECONDS = 10.0  # or so much time, where a row takes long
 CLEAN = -1  # number of the view that is the image itself
 
 
@@ -112,12 +115,12 @@ def extract_features(
     """
     share = share or Share()
 
-    def outputs(images: Tensor, keys: NDArray[np.uint64] | None) -> tuple[Tensor, Tensor]:
+    def outputs(images: Tensor, keys: NDArray[np.uint64] | None) -> tuple[Tensor, ...]:
         pixels = make_views.clean(images) if keys is None else make_views(images, keys)
         if channels_last:
             pixels = pixels.contiguous(memory_format=torch.channels_last)
         with autocast():
-            return compute(pixels)
+            return tuple(values[: len(images)] for values in compute(_filled(pixels, batch_size)))
 
     if share.rank == 0 and _open(folder, key, rows, views) is None:
         probe = outputs(next(source.batches(rows[:1], 1))[1], None)
@@ -133,28 +136,54 @@ def extract_features(
     done = max(start, _done(progress, key))
     with track("Extracting features", stop - start) as bar:
         bar.advance(done - start)
-        for position, chosen, keys, images in _work(source, rows, views, done, stop, seed, batch_size):
-            end = position + len(chosen)
-            for array, values in zip((store.reduced, store.descriptor), outputs(images, keys), strict=True):
-                array[position:end] = _half(values)
-            bar.advance(len(chosen))
-            if end == stop or end // FLUSH_EVERY > position // FLUSH_EVERY:
+        flushed = time.monotonic()
+        work = _work(source, rows, views, done, stop, seed, batch_size)
+        computed = ((position, outputs(images, keys)) for position, _, keys, images in work)
+        for position, values in _one_ahead(computed):
+            end = position + len(values[0])
+            for array, part in zip((store.reduced, store.descriptor), values, strict=True):
+                array[position:end] = _half(part)
+            bar.advance(end - position)
+            late = time.monotonic() - flushed > FLUSH_SECONDS
+            if end == stop or late or end // FLUSH_EVERY > position // FLUSH_EVERY:
                 for array in (store.reduced, store.descriptor):
                     array.flush()  # type: ignore[attr-defined]  # a memory map
                 _write(progress, {"key": key, "done": end})
+                flushed = time.monotonic()
     share.wait()
     if share.rank == 0 and _all_done(folder, key, share, len(rows) * len(views)):
         _write(folder / COMPLETE, {"key": key, "done": len(rows) * len(views)})
     return store
 
 
+def _filled(pixels: Tensor, batch_size: int) -> Tensor:
+    """The last batch filled up with copies: a compiled encoder then meets one shape only."""
+    missing = batch_size - len(pixels)
+    if pixels.device.type == "cpu" or missing <= 0:  # computing copies costs more there than it saves
+        return pixels
+    return torch.cat([pixels, pixels[:1].expand(missing, *pixels.shape[1:])])
+
+
+Item = TypeVar("Item")
+
+
+def _one_ahead(items: Iterable[Item]) -> Iterator[Item]:
+    """The same items, the next one begun before the last is handed out: the device works while we write."""
+    held: list[Item] = []
+    for item in items:
+        held.append(item)
+        if len(held) > 1:
+            yield held.pop(0)
+    yield from held
+
+
 def _half(values: Tensor) -> NDArray[np.float16]:
-    half = values.to(torch.float16)
-    if not bool(torch.isfinite(half).all()):
+    half = values.to(torch.float16).cpu().numpy()
+    if not np.isfinite(half).all():
         raise KappaPlaceError(
             "The encoder gives features that are not finite; check the model and its precision."
         )
-    return half.cpu().numpy()
+    return half
 
 
 def _work(

@@ -69,7 +69,7 @@ class GraphedSteps(CachedSteps):
     def _one(self) -> None:
         assert self._reduced is not None
         index, rows, labels = (x.index_select(0, self._cursor).squeeze(0) for x in self._inputs)
-        step = self.step(self._reduced[index], self._descriptor[index], rows, labels, 0)
+        step = self.step(self._reduced[index], self._unit[index], rows, labels, 0)
         losses = self.work.objective(step)
         self.work.optimisers.model.zero_grad(set_to_none=True)
         losses["loss"].backward()

@@ -14,6 +14,7 @@ from kappaplace.models.checkpoint import load_weights
 from kappaplace.models.loading import AnyModel
 from kappaplace.training.assembly import Assembly, Say, TrainingSet
 from kappaplace.training.engine import Engine
+from kappaplace.training.features import FeatureStore
 from kappaplace.training.loop import Loop
 from kappaplace.training.recipes import recipe_named
 from kappaplace.training.settings import Settings, read_toml
@@ -33,6 +34,8 @@ class Trained:
     """One row an epoch: losses and validation."""
     model: AnyModel
     """The run's result: the best by the watched metric, else the last."""
+    features: FeatureStore | None = None
+    """What the frozen encoder made of the images, where the head learnt from that."""
 
 
 def train(
@@ -66,12 +69,13 @@ def train(
 
         if epochs:
             training_figure(epochs).savefig(folder / "training.png", dpi=120)
-    return Trained(folder, epochs, _result(loop))
+    return Trained(folder, epochs, _result(loop), run.store)
 
 
 def _result(loop: Loop) -> AnyModel:
     """The model at hand with the weights that were kept: the best, or the last where none was measured."""
-    load_weights(loop.model, loop.folder / "model")
+    if loop.validator is not None:
+        load_weights(loop.model, loop.folder / "model")
     # As `load_model` would give it: rounding depends on the layout.
     return loop.model.to(memory_format=torch.contiguous_format).eval()  # type: ignore[call-overload]
 

@@ -34,7 +34,7 @@ class ModelSettings:
     head: str = ""
     """Head of the new model; empty: the recipe's own."""
     size: int = 512
-    """Side of the training images in pixels."""
+    """Side of the training images in pixels; 0: as the model takes images at inference."""
     trainable: Literal["partial", "all"] = "partial"
     """partial: stem to layer2 stay frozen (the release); all: everything trains (the paper)."""
     freeze_batchnorm: bool = False
@@ -298,7 +298,6 @@ _POSITIVE = (
     "optimiser.lr",
     "run.accumulate",
     "run.checkpoint_every",
-    "model.size",
     "classes.cell",
     "classes.min_images",
     "augment.scale",
@@ -323,6 +322,7 @@ def _check(settings: Settings) -> None:
     for name in (
         "optimiser.iterations",
         "run.seed",
+        "model.size",
         "loss.weight",
         "augment.brightness",
         "augment.contrast",

@@ -62,6 +62,8 @@ def with_head(source: PlaceModel, head: HeadName) -> PlaceModel:
 
 def _square(backbone: str, size: int) -> Preprocessing:
     usual = default_preprocessing(backbone)
+    if not size:
+        return usual
     multiple = usual.multiple
     if size % multiple:
         raise KappaPlaceError(

@@ -137,7 +137,7 @@ class CachedSteps:
         self._reduced: Tensor | None = None
         if self.in_memory:
             self._reduced = torch.from_numpy(np.asarray(self.store.reduced)).to(self.work.device)
-            self._descriptor = torch.from_numpy(np.asarray(self.store.descriptor)).to(self.work.device)
+            self._unit = _unit(torch.from_numpy(np.asarray(self.store.descriptor)).to(self.work.device))
 
     def run(self, epoch: int, start: int, stop: int) -> dict[str, Tensor]:
         group = self.work.plan.group_of(epoch)
@@ -159,20 +159,24 @@ class CachedSteps:
             yield self.step(*self.features(index[part]), rows, labels, group)
 
     def features(self, index: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """What the head reads and descriptors, float16 on the device."""
+        """What the head reads, float16, and unit descriptors on the device."""
         if self._reduced is not None:
             chosen = self.work.on_device(index)
-            return self._reduced[chosen], self._descriptor[chosen]
+            return self._reduced[chosen], self._unit[chosen]
         reduced, descriptor = (
             torch.from_numpy(np.asarray(array[index])).to(self.work.device, non_blocking=True)
             for array in (self.store.reduced, self.store.descriptor)
         )
-        return reduced, descriptor
+        return reduced, _unit(descriptor)
 
-    def step(self, reduced: Tensor, descriptor: Tensor, rows: Tensor, labels: Tensor, group: int) -> Step:
+    def step(self, reduced: Tensor, unit: Tensor, rows: Tensor, labels: Tensor, group: int) -> Step:
         """One batch through the head."""
-        unit = nn.functional.normalize(descriptor.float(), dim=1)  # float16 is a hair off unit length
         return Step(unit, self.head(reduced.float()), rows, labels, group)
+
+
+def _unit(descriptor: Tensor) -> Tensor:
+    """float16 is a hair off unit length."""
+    return nn.functional.normalize(descriptor.float(), dim=1)
 
 
 def autocast_for(device: torch.device, precision: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -54,26 +54,35 @@ class Views:
     preprocessing: Preprocessing
 
     @classmethod
-    def create(cls, settings: AugmentSettings, size: int, preprocessing: Preprocessing) -> Views:
+    def create(
+        cls, settings: AugmentSettings, size: int, preprocessing: Preprocessing, compiled: bool = False
+    ) -> Views:
         """As the settings say."""
         colour = (settings.brightness, settings.contrast, settings.saturation, settings.hue)
-        return cls(
-            CosPlaceAugmentation(size, *colour, scale=(settings.scale, 1.0)), settings.damage, preprocessing
-        )
+        augmentation = CosPlaceAugmentation(size, *colour, scale=(settings.scale, 1.0), compiled=compiled)
+        return cls(augmentation, settings.damage, preprocessing)
 
     def __call__(self, images: Tensor, keys: NDArray[np.uint64]) -> Tensor:
         """uint8 B×3×H×W → normalised float32 views."""
-        views = images.float() / 255 if self._unchanged(images) else self.augmentation(images, keys=keys)
+        own = self._own(images)
+        views = images.float() / 255 if _unchanged(own, images) else own(images, keys=keys)
         if self.damage:
             views = random_degradation(views, p=self.damage, keys=keys).images
         return self.preprocessing.normalise(views)
 
-    def _unchanged(self, images: Tensor) -> bool:
-        """Whether augmentation would leave the images as they are: no colour, no crop, no new size."""
-        own = self.augmentation
-        colour = own.brightness or own.contrast or own.saturation or own.hue
-        return not colour and own.scale == (1.0, 1.0) and tuple(images.shape[2:]) == (own.size, own.size)
+    def _own(self, images: Tensor) -> CosPlaceAugmentation:
+        """The augmentation to the size of training images: 0 means the size that they have."""
+        if self.augmentation.size:
+            return self.augmentation
+        return replace(self.augmentation, size=(images.shape[2], images.shape[3]))
 
     def clean(self, images: Tensor) -> Tensor:
         """The images as they are."""
         return self.preprocessing.normalise(images)
+
+
+def _unchanged(own: CosPlaceAugmentation, images: Tensor) -> bool:
+    """Whether augmentation would leave the images as they are: no colour, no crop, no new size."""
+    colour = own.brightness or own.contrast or own.saturation or own.hue
+    size = (own.size, own.size) if isinstance(own.size, int) else own.size
+    return not colour and own.scale == (1.0, 1.0) and tuple(images.shape[2:]) == size
