@@ -81,6 +81,7 @@ class EfficientNetLite0(nn.Module):
     """Stem, seven stages and the 1×1 head convolution; the output has 1,280 channels at stride 32."""
 
     channels = 1280
+    stage_channels = tuple(stage[-1] for stage in _STAGES)
     stages = (
         ("conv_stem", "bn1"),
         *((f"blocks.{index}",) for index in range(len(_STAGES))),
@@ -108,5 +109,13 @@ class EfficientNetLite0(nn.Module):
         self.bn2 = _norm(self.channels)
 
     def forward(self, x: Tensor) -> Tensor:
+        return self.forward_stages(x)[0]
+
+    def forward_stages(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """The output, and the map of every stage before it."""
         x = F.relu6(self.bn1(self.conv_stem(x)))
-        return F.relu6(self.bn2(self.conv_head(self.blocks(x))))
+        maps = []
+        for block in self.blocks:
+            x = block(x)
+            maps.append(x)
+        return F.relu6(self.bn2(self.conv_head(x))), maps

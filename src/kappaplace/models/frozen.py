@@ -58,9 +58,12 @@ class FrozenEncoder(nn.Module):
         self.layer, self.prefix_tokens, self.name = layer, prefix_tokens, name
         self.channels, self.dim = self._probe()
         self.gem = GeM().requires_grad_(False)
-        self.head: nn.Module = (
-            LinearKappaHead(self.dim) if layer is None else MirroredKappaHead(self.channels, self.dim)
-        )
+        with torch.random.fork_rng(devices=[]):
+            # Always the same: an encoder that is loaded anew must be told as the same model.
+            torch.manual_seed(0)
+            self.head: nn.Module = (
+                LinearKappaHead(self.dim) if layer is None else MirroredKappaHead(self.channels, self.dim)
+            )
 
     @torch.no_grad()
     def _probe(self) -> tuple[int, int]:

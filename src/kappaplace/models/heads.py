@@ -1,12 +1,13 @@
 """Heads that say how sure the model is, each from the channel-normalised map or from the descriptor.
 
-Every head has ``forward(normalised, pooled, raw) -> Tensor`` of shape B (STUN: B×d), where
+Every head has ``forward(normalised, pooled, raw, stages) -> Tensor`` of shape B (STUN: B×d), where
 
 * ``normalised`` is the feature map with unit channels, B×C×H×W,
 * ``pooled`` is that map after the descriptor's own GeM, B×C,
-* ``raw`` is the descriptor before its final normalisation, B×d.
+* ``raw`` is the descriptor before its final normalisation, B×d,
+* ``stages`` are statistics of the backbone's earlier stages, B×S, for a head that reads them, else None.
 
-Taking all three lets a head share work with the descriptor path instead of doing it again. A pass has two
+Taking all of them lets a head share work with the descriptor path instead of doing it again. A pass has two
 steps: ``reduce`` takes what the head reads, one vector an image, and ``from_reduced`` does the rest. Beside
 a frozen encoder the first needs to be done only once an image.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 from typing import Literal, TypeVar
 
 import torch
@@ -27,7 +29,17 @@ from kappaplace.models.aggregation import Aggregation, GeM
 KAPPA_FLOOR = 1e-6  # κ stays positive where Softplus underflows
 
 HeadName = Literal[
-    "mirrored", "mirrored-tied", "folded", "folded-tied", "linear", "variance", "stun", "dropout", "none"
+    "mirrored",
+    "mirrored-tied",
+    "folded",
+    "folded-tied",
+    "layers",
+    "layers-mlp",
+    "linear",
+    "variance",
+    "stun",
+    "dropout",
+    "none",
 ]
 Spread = Literal["kappa", "variance", "log-variance"]
 
@@ -55,7 +67,7 @@ class Head(nn.Module):
     spread: Spread = "kappa"
     """What the output means."""
 
-    def reduce(self, normalised: Tensor, pooled: Tensor, raw: Tensor) -> Tensor:
+    def reduce(self, normalised: Tensor, pooled: Tensor, raw: Tensor, stages: Tensor | None = None) -> Tensor:
         """What the head reads of the features, B×C."""
         raise NotImplementedError
 
@@ -63,8 +75,10 @@ class Head(nn.Module):
         """The head's output from what `reduce` gave."""
         raise NotImplementedError
 
-    def forward(self, normalised: Tensor, pooled: Tensor, raw: Tensor) -> Tensor:
-        return self.from_reduced(self.reduce(normalised, pooled, raw))
+    def forward(
+        self, normalised: Tensor, pooled: Tensor, raw: Tensor, stages: Tensor | None = None
+    ) -> Tensor:
+        return self.from_reduced(self.reduce(normalised, pooled, raw, stages))
 
 
 class KappaHead(Head):
@@ -97,7 +111,7 @@ class MirroredKappaHead(KappaHead):
         self.aggregation: nn.Module = nn.Linear(channels, dim) if tied else Aggregation(channels, dim)
         self.last = nn.Linear(dim, 1)
 
-    def reduce(self, normalised: Tensor, pooled: Tensor, raw: Tensor) -> Tensor:
+    def reduce(self, normalised: Tensor, pooled: Tensor, raw: Tensor, stages: Tensor | None = None) -> Tensor:
         return pooled if self.tied else self.aggregation.gem(normalised)  # type: ignore[operator]
 
     @property
@@ -138,11 +152,47 @@ class FoldedKappaHead(KappaHead):
         self.tied = tied
         self.last = nn.Linear(channels, 1)
 
-    def reduce(self, normalised: Tensor, pooled: Tensor, raw: Tensor) -> Tensor:
+    def reduce(self, normalised: Tensor, pooled: Tensor, raw: Tensor, stages: Tensor | None = None) -> Tensor:
         return pooled if self.tied else self.gem(normalised)
 
     def from_reduced(self, reduced: Tensor) -> Tensor:
         return positive(exact_linear(self.last, reduced))
+
+
+class LayersKappaHead(KappaHead):
+    """κ from the pooled features and from mean and deviation of every channel of the earlier stages.
+
+    Unit channels forget how bright or sharp an image is; the first stages know. ``hidden`` 0 is one linear
+    layer.
+    """
+
+    def __init__(self, channels: int, statistics: int, hidden: int = 0) -> None:
+        super().__init__()
+        # Channels differ in scale by orders of magnitude; after training this is a fixed scaling.
+        self.scale = nn.BatchNorm1d(channels + statistics, affine=False, momentum=0.01)
+        self.hidden = nn.Linear(channels + statistics, hidden) if hidden else None
+        self.last = nn.Linear(hidden or channels + statistics, 1)
+
+    def reduce(self, normalised: Tensor, pooled: Tensor, raw: Tensor, stages: Tensor | None = None) -> Tensor:
+        if stages is None:
+            raise KappaPlaceError(
+                "This head reads the backbone's stages, and this encoder does not show them."
+            )
+        return torch.cat([pooled.float(), stages.float()], dim=1)
+
+    def from_reduced(self, reduced: Tensor) -> Tensor:
+        with torch.autocast(reduced.device.type, enabled=False):
+            x = self.scale(reduced.to(self.last.weight.dtype))
+        if self.hidden is not None:
+            x = F.silu(exact_linear(self.hidden, x))
+        return positive(exact_linear(self.last, x))
+
+
+def stage_statistics(maps: Sequence[Tensor]) -> Tensor:
+    """Mean and deviation over the image of every channel of some maps: B×(2·ΣC), in float32."""
+    with torch.autocast(maps[0].device.type, enabled=False):
+        parts = [torch.var_mean(x.float(), dim=(-2, -1), correction=0) for x in maps]
+        return torch.cat([part for var, mean in parts for part in (mean, (var + 1e-6).sqrt())], dim=1)
 
 
 class LinearKappaHead(KappaHead):
@@ -152,7 +202,7 @@ class LinearKappaHead(KappaHead):
         super().__init__()
         self.last = nn.Linear(dim, 1)
 
-    def reduce(self, normalised: Tensor, pooled: Tensor, raw: Tensor) -> Tensor:
+    def reduce(self, normalised: Tensor, pooled: Tensor, raw: Tensor, stages: Tensor | None = None) -> Tensor:
         return raw
 
     def from_reduced(self, reduced: Tensor) -> Tensor:
@@ -174,7 +224,7 @@ class StunHead(Head):
         super().__init__()
         self.last = nn.Linear(dim, dim)
 
-    def reduce(self, normalised: Tensor, pooled: Tensor, raw: Tensor) -> Tensor:
+    def reduce(self, normalised: Tensor, pooled: Tensor, raw: Tensor, stages: Tensor | None = None) -> Tensor:
         return raw
 
     def from_reduced(self, reduced: Tensor) -> Tensor:
@@ -223,13 +273,18 @@ def with_folded_head(model: Model) -> Model:
     return folded
 
 
-def build_head(name: HeadName, channels: int, dim: int) -> nn.Module | None:
-    """A head by name; ``none`` gives a plain retrieval model."""
+def build_head(name: HeadName, channels: int, dim: int, statistics: int = 0) -> nn.Module | None:
+    """A head by name; ``none`` gives a plain retrieval model.
+
+    ``statistics`` is how many numbers a backbone gives of its stages, 0 where it does not show them.
+    """
     builders = {
         "mirrored": lambda: MirroredKappaHead(channels, dim),
         "mirrored-tied": lambda: MirroredKappaHead(channels, dim, tied=True),
         "folded": lambda: FoldedKappaHead(channels),
         "folded-tied": lambda: FoldedKappaHead(channels, tied=True),
+        "layers": lambda: LayersKappaHead(channels, statistics),
+        "layers-mlp": lambda: LayersKappaHead(channels, statistics, hidden=64),
         "linear": lambda: LinearKappaHead(dim),
         "variance": lambda: VarianceHead(channels, dim),
         "stun": lambda: StunHead(dim),

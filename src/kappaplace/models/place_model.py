@@ -15,7 +15,15 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.models.aggregation import Aggregation, normalise_channels
 from kappaplace.models.backbones import backbone_spec, build_backbone, freeze_stages, frozen_modules
 from kappaplace.models.embedding import check_images, embed_images
-from kappaplace.models.heads import DropoutHead, Head, HeadName, build_head, with_folded_head
+from kappaplace.models.heads import (
+    DropoutHead,
+    Head,
+    HeadName,
+    LayersKappaHead,
+    build_head,
+    stage_statistics,
+    with_folded_head,
+)
 from kappaplace.types import Embeddings
 
 
@@ -51,6 +59,7 @@ class Features(NamedTuple):
     normalised: Tensor
     pooled: Tensor
     raw: Tensor
+    stages: Tensor | None = None
 
 
 class PlaceModel(nn.Module):
@@ -69,7 +78,7 @@ class PlaceModel(nn.Module):
         self.preprocessing = preprocessing or default_preprocessing(architecture.backbone)
         self.backbone = build_backbone(architecture.backbone)
         self.aggregation = Aggregation(spec.channels, architecture.dim)
-        self.head = build_head(architecture.head, spec.channels, architecture.dim)
+        self.head = self.new_head(architecture.head)
         self._frozen_stages = 0
         self._frozen_encoder = False
 
@@ -94,14 +103,31 @@ class PlaceModel(nn.Module):
         """Dimension of the descriptor."""
         return self.architecture.dim
 
+    def new_head(self, name: HeadName) -> nn.Module | None:
+        """A fresh head that fits this encoder."""
+        shown: tuple[int, ...] = getattr(self.backbone, "stage_channels", ())
+        if name in ("layers", "layers-mlp") and not shown:
+            raise KappaPlaceError(
+                f"The head '{name}' reads the stages of a ResNet or EfficientNet-Lite; "
+                f"{self.architecture.backbone} does not show its own."
+            )
+        channels = backbone_spec(self.architecture.backbone).channels
+        return build_head(name, channels, self.dim, 2 * sum(shown))
+
     def features(self, images: Tensor) -> Features:
         """Everything up to the descriptor before its normalisation."""
         check_images(images)
-        normalised = normalise_channels(self.backbone(images))
+        stages = None
+        if isinstance(self.head, LayersKappaHead):
+            last, maps = self.backbone.forward_stages(images)  # type: ignore[operator]
+            stages = stage_statistics(maps)
+        else:
+            last = self.backbone(images)
+        normalised = normalise_channels(last)
         pooled = self.aggregation.gem(normalised)
         if isinstance(self.head, DropoutHead):
             pooled = self.head.drop(pooled)
-        return Features(normalised, pooled, self.aggregation.from_pooled(pooled))
+        return Features(normalised, pooled, self.aggregation.from_pooled(pooled), stages)
 
     def outputs(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
         """What losses are made of: descriptors B×d at unit length, and the head's own output."""

@@ -87,10 +87,17 @@ class ResNet(nn.Module):
                 channels = (width << stage) * block.expansion
             setattr(self, f"layer{stage + 1}", nn.Sequential(*blocks))
         self.channels = channels
+        self.stage_channels = tuple((width << stage) * block.expansion for stage in range(3))
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.maxpool(torch.relu(self.bn1(self.conv1(x))))
-        return self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return self.forward_stages(x)[0]
+
+    def forward_stages(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """The output, and the map of every stage before it."""
+        first = self.layer1(self.maxpool(torch.relu(self.bn1(self.conv1(x)))))
+        second = self.layer2(first)
+        third = self.layer3(second)
+        return self.layer4(third), [first, second, third]

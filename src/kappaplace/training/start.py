@@ -12,7 +12,7 @@ from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
 from kappaplace.models.backbones import backbone_spec
 from kappaplace.models.frozen import FrozenEncoder
-from kappaplace.models.heads import Head, HeadName, KappaHead, MirroredKappaHead, build_head
+from kappaplace.models.heads import Head, HeadName, KappaHead, MirroredKappaHead
 from kappaplace.models.loading import AnyModel, load_model
 from kappaplace.models.place_model import PlaceModel, default_preprocessing
 from kappaplace.training.recipes import Recipe
@@ -54,7 +54,7 @@ def with_head(source: PlaceModel, head: HeadName) -> PlaceModel:
     model = copy.deepcopy(source).requires_grad_(True)
     if source.architecture.head != head:
         model.architecture = replace(source.architecture, head=head)
-        model.head = build_head(head, backbone_spec(source.architecture.backbone).channels, source.dim)
+        model.head = source.new_head(head)
     if isinstance(model.head, KappaHead):
         model.head.trained = source.architecture.head == head
     return model

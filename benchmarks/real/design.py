@@ -1,0 +1,82 @@
+"""Choices about the encoder, made without any test image: train without a route, ask on that route.
+
+python benchmarks/real/design.py --data DATA --weights DIR --city city.npz --left-out st_lucia [--csv FILE]
+
+The route that was left out stands for an unseen place: its first 70 % (training and validation parts) are the
+questions. Prints R@1 of the start and of the tuned encoder, and of points on the line between them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from encoders import SIZE, between, start_model, train_encoder
+from sets import ROUTES, VALIDATION, load_images, part_of_route, read_set, training_images
+from signals import embed
+
+from kappaplace.retrieval.exact import search
+from record import append_row
+
+CONFIGURATIONS: dict[str, tuple[str, list[str]]] = {
+    "contrastive": ("contrastive", []),
+    "contrastive-slow": ("contrastive", ["optimiser.lr=1e-4"]),
+    "contrastive-all": ("contrastive", ["model.trainable=all", "optimiser.lr=1e-4"]),
+    "contrastive-colour": (
+        "contrastive",
+        ["augment.hue=0.5", "augment.saturation=0.7", "augment.brightness=0.7"],
+    ),
+    "retrieval": ("retrieval", ["classes.hold_out=0"]),
+    "retrieval-slow": ("retrieval", ["classes.hold_out=0", "optimiser.lr=1e-4"]),
+}
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--weights", type=Path, required=True)
+    parser.add_argument("--city", type=Path)
+    parser.add_argument("--backbone", default="efficientnet_lite0")
+    parser.add_argument("--left-out", choices=ROUTES, required=True)
+    parser.add_argument("--only", default=",".join(CONFIGURATIONS))
+    parser.add_argument("--csv", type=Path)
+    arguments = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    seen = tuple(name for name in ROUTES if name != arguments.left_out)
+    data = training_images(arguments.data, SIZE, arguments.city, seen)
+    data = type(data)(data.images.to(device), data.positions, data.heading)
+    table = part_of_route(read_set(arguments.data, arguments.left_out), 0.0, VALIDATION)
+    query, reference = (
+        load_images(table.image_paths(rows), SIZE).to(device)
+        for rows in (table.query_rows, table.reference_rows)
+    )
+    start = start_model(
+        arguments.backbone, arguments.weights / f"{arguments.backbone}.pt", data.images, device
+    )
+    for name in arguments.only.split(","):
+        recipe, options = CONFIGURATIONS[name]
+        began = time.perf_counter()
+        with tempfile.TemporaryDirectory() as folder:
+            tuned = train_encoder(recipe, start, data, Path(folder), 0, options)
+        row: dict[str, float | int | str] = {
+            "backbone": arguments.backbone,
+            "left out": arguments.left_out,
+            "configuration": name,
+            "seconds": round(time.perf_counter() - began, 1),
+        }
+        for share in SHARES:
+            model = between(start, tuned, share).to(device).eval()  # type: ignore[arg-type]
+            found = search(embed(model, query).descriptor, embed(model, reference).descriptor, 1)
+            right = table.positives().hits(found.indices)[:, 0]
+            row[f"R@1 at {share:g}"] = round(float(right.mean()), 4)
+        print(row, flush=True)
+        if arguments.csv:
+            append_row(arguments.csv, row)
+
+
+if __name__ == "__main__":
+    main()

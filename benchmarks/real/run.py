@@ -1,0 +1,265 @@
+"""Train and judge on real images: one backbone, one seed, all columns into one file.
+
+python benchmarks/real/run.py --data DATA --city city.npz --render 1200    # once: the synthetic city
+python benchmarks/real/run.py --data DATA --weights DIR --city city.npz --seed 0 --out DIR
+
+``--weights`` holds BACKBONE.pt with the ImageNet weights. Tables and plots: benchmarks/real/tables.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from encoders import HEADS, SIZE, between, fit_head, start_model, train_encoder, train_stun
+from sets import FAMILY, judged_sets, load_images, render_city, training_images, validation_sets
+from signals import (
+    DAMAGE,
+    Columns,
+    Pixels,
+    damaged,
+    embed,
+    kappa_columns,
+    maps_of,
+    patch_columns,
+    plain_columns,
+)
+
+from kappaplace.data.degrade import degrade
+from kappaplace.models.checkpoint import save_model
+from kappaplace.models.loading import AnyModel
+from kappaplace.types import Embeddings
+
+LEVELS = (0.25, 0.5, 0.75, 1.0)
+FOREIGN = 100  # queries from outside that every map is asked
+SHARE = 0.75  # of the way from ImageNet to the tuned encoder
+THINNED = (2, 4, 8)
+
+
+def log(*words: object) -> None:
+    print(f"{time.perf_counter() - BEGAN:7.1f} s", *words, flush=True)
+
+
+BEGAN = time.perf_counter()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--weights", type=Path)
+    parser.add_argument("--city", type=Path)
+    parser.add_argument("--render", type=int, default=0)
+    parser.add_argument("--backbone", default="efficientnet_lite0")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--heads", default="all")
+    parser.add_argument("--more", nargs="*", default=[])
+    parser.add_argument("--sets", default="")
+    arguments = parser.parse_args()
+    if arguments.render:
+        import os
+
+        render_city(arguments.city, arguments.render, 256, os.cpu_count() or 1)
+        return
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    names = tuple(arguments.sets.split(",")) if arguments.sets else tuple(FAMILY)
+    sets = {
+        **{f"val/{name}": table for name, table in validation_sets(arguments.data).items()},
+        **judged_sets(arguments.data, names),
+    }
+    pixels = {
+        name: Pixels(
+            table,
+            load_images(table.image_paths(table.query_rows), SIZE).to(device),
+            load_images(table.image_paths(table.reference_rows), SIZE).to(device),
+        )
+        for name, table in sets.items()
+    }
+    data = training_images(arguments.data, SIZE, arguments.city)
+    data = type(data)(data.images.to(device), data.positions, data.heading)
+    log(f"{len(data.images)} training images;", {name: len(p.query) for name, p in pixels.items()})
+    start = start_model(
+        arguments.backbone, arguments.weights / f"{arguments.backbone}.pt", data.images, device
+    )
+    columns: Columns = {}
+    wanted = HEADS if arguments.heads == "all" else {name: HEADS[name] for name in arguments.heads.split(",")}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        hurt = {name: damaged(p.query, name) for name, p in pixels.items()}
+        log("loaded")
+        encoders: dict[str, AnyModel] = {"imagenet": start}
+        for name in dict.fromkeys(base for base, _, _ in wanted.values()):
+            tuned = train_encoder(name, start, data, folder, arguments.seed, arguments.more)
+            encoders[name] = between(start, tuned, SHARE) if name == "contrastive" else tuned  # type: ignore[arg-type]
+            log("encoder", name)
+        if arguments.heads == "all":
+            encoders["jt"] = train_encoder("jt", start, data, folder, arguments.seed, arguments.more)
+            log("jt")
+            encoders["stun"] = train_stun(encoders["retrieval"], data, folder, arguments.seed)
+            log("stun")
+        heads: dict[str, tuple[str, AnyModel]] = {
+            name: (name, encoders[name]) for name in ("jt", "stun") if name in encoders
+        }
+        for name, (base, _, _) in wanted.items():
+            heads[name] = (base, fit_head(name, encoders[base], data, folder, arguments.seed))
+            log("head", name)
+        heads["imagenet-clean"] = ("imagenet", fit_on_frozen(start, data, folder, arguments.seed))
+        for name, encoder in encoders.items():
+            mine = {head: model for head, (base, model) in heads.items() if base == name}
+            judge(name, encoder.to(device).eval(), mine, pixels, hurt, columns)
+            log("judged", name)
+        if arguments.out:
+            arguments.out.mkdir(parents=True, exist_ok=True)
+            file = arguments.out / f"{arguments.backbone}_{arguments.seed}.npz"
+            np.savez_compressed(file, **columns)  # type: ignore[arg-type]
+            for head in ("clean", "layers", "layers-mlp"):
+                if head in heads:
+                    save_model(
+                        heads[head][1].cpu(),
+                        arguments.out / f"model_{arguments.backbone}_{arguments.seed}" / head,
+                    )
+    log("done")
+
+
+def fit_on_frozen(start: AnyModel, data: object, folder: Path, seed: int) -> AnyModel:
+    """The case of any frozen encoder: no place label, no training of descriptors."""
+    HEADS["imagenet-clean"] = ("imagenet", *HEADS["clean"][1:])
+    return fit_head("imagenet-clean", start, data, folder, seed)  # type: ignore[arg-type]
+
+
+def judge(
+    name: str,
+    encoder: AnyModel,
+    heads: dict[str, AnyModel],
+    pixels: dict[str, Pixels],
+    hurt: dict[str, tuple[torch.Tensor, np.ndarray, np.ndarray]],
+    columns: Columns,
+) -> None:
+    """All columns of one encoder and its heads."""
+    device = next(encoder.parameters()).device
+    clean = {s: (embed(encoder, p.query), embed(encoder, p.reference)) for s, p in pixels.items()}
+    damage = {s: embed(encoder, hurt[s][0]) for s in pixels}
+    with_maps = name in ("contrastive", "imagenet")
+    plain: dict[str, Columns] = {}
+
+    def keep(prefix: str, found: Columns) -> None:
+        for column, values in found.items():
+            columns[f"{prefix}/{column}"] = values
+
+    for s, p in pixels.items():
+        reference_maps = maps_of(encoder, p.reference) if with_maps else None  # type: ignore[arg-type]
+        for variant, query, images in (
+            ("clean", clean[s][0], p.query),
+            ("damaged", damage[s], hurt[s][0]),
+        ):
+            found = plain_columns(query, clean[s][1], p.table)
+            if reference_maps is not None:
+                found |= patch_columns(maps_of(encoder, images), reference_maps, found)  # type: ignore[arg-type]
+            plain[f"{s}/{variant}"] = found
+            keep(f"{name}/{s}/{variant}", found)
+        columns[f"damage/{s}/kind"], columns[f"damage/{s}/level"] = hurt[s][1:]
+        if with_maps:
+            foreign(name, s, clean, pixels, encoder, reference_maps, columns)
+        thin(name, s, clean, p, keep)
+    for head, model in heads.items():
+        model = model.to(device).eval()
+        own = {s: (embed(model, p.query), embed(model, p.reference)) for s, p in pixels.items()}
+        for s, p in pixels.items():
+            keep(f"{head}/{s}/clean", kappa_columns(*own[s], p.table, plain[f"{s}/clean"]))
+            hurt_query = embed(model, hurt[s][0])
+            keep(f"{head}/{s}/damaged", kappa_columns(hurt_query, own[s][1], p.table, plain[f"{s}/damaged"]))
+            if with_maps:
+                query = foreign_queries(s, {t: o[0] for t, o in own.items()})
+                keep(f"{head}/{s}/outside", kappa_columns(query, own[s][1], no_truth(p, FOREIGN), {}))
+            thin(head, s, own, p, keep, kappa=True)
+        if head in ("clean", "layers", "layers-mlp", "jt", "pt-classifier"):
+            steps(head, model, pixels, own, columns)
+
+
+def foreign_queries(s: str, queries: dict[str, Embeddings]) -> Embeddings:
+    """The same queries of other families, whatever the model."""
+    family = FAMILY[s.removeprefix("val/")]
+    others = [t for t in queries if not t.startswith("val/") and FAMILY[t] != family]
+    rng = np.random.default_rng(sum(map(ord, s)))
+    chosen = [
+        (others[i], rng.integers(len(queries[others[i]].descriptor)))
+        for i in rng.integers(len(others), size=FOREIGN)
+    ]
+    fields = zip(
+        *[tuple(None if x is None else x[row] for x in queries[t]) for t, row in chosen], strict=True
+    )
+    return Embeddings(*(None if c[0] is None else np.stack(c) for c in fields))
+
+
+def no_truth(p: Pixels, count: int) -> object:
+    """The set's map, asked by queries that have no positive in it."""
+    from kappaplace.data.positives import Positives
+
+    class Truth:
+        is_near = staticmethod(p.table.is_near)
+
+        @staticmethod
+        def positives() -> Positives:
+            return Positives.from_lists([[] for _ in range(count)], len(p.table.reference_rows))
+
+    return Truth()
+
+
+def foreign(
+    name: str,
+    s: str,
+    clean: dict,
+    pixels: dict[str, Pixels],
+    encoder: AnyModel,
+    maps: torch.Tensor | None,
+    columns: Columns,
+) -> None:
+    query = foreign_queries(s, {t: pair[0] for t, pair in clean.items()})
+    found = plain_columns(query, clean[s][1], no_truth(pixels[s], FOREIGN))  # type: ignore[arg-type]
+    images = foreign_queries(s, {t: Embeddings(p.query.cpu().numpy()) for t, p in pixels.items()}).descriptor
+    found |= patch_columns(maps_of(encoder, torch.from_numpy(images)), maps, found)  # type: ignore[arg-type]
+    for column, values in found.items():
+        columns[f"{name}/{s}/outside/{column}"] = values
+
+
+def thin(name: str, s: str, own: dict, p: Pixels, keep: object, kappa: bool = False) -> None:
+    """The same with every n-th reference only; queries that keep a positive."""
+    if s.startswith("val/") or p.table.neighbourhood.kind == "self":
+        return
+    for step in THINNED:
+        rows = np.concatenate([p.table.query_rows, p.table.reference_rows[::step]])
+        some = p.table.select(np.sort(rows))
+        left = np.flatnonzero(some.positives().counts > 0)
+        some = some.select(np.sort(np.concatenate([some.query_rows[left], some.reference_rows])))
+        query, reference = own[s][0].take(left), own[s][1].take(slice(None, None, step))
+        found = kappa_columns(query, reference, some, {}) if kappa else plain_columns(query, reference, some)
+        keep(f"{name}/{s}/thin{step}", found)  # type: ignore[operator]
+
+
+def steps(head: str, model: AnyModel, pixels: dict[str, Pixels], own: dict, columns: Columns) -> None:
+    """κ and recall while damage grows; a hundred queries of each set."""
+    from kappaplace.retrieval.exact import search
+
+    for s, p in pixels.items():
+        if s.startswith("val/"):
+            continue
+        rows = np.linspace(0, len(p.query) - 1, min(100, len(p.query))).astype(int)
+        images = p.query[torch.from_numpy(rows)].float() / 255
+        kappa, right = [], []
+        for kind in DAMAGE:
+            for level in (0.0, *LEVELS):
+                found = embed(model, degrade(images, kind, level, keys=np.arange(len(rows))))
+                kappa.append(found.kappa)
+                top = search(found.descriptor, own[s][1].descriptor, 1).indices
+                right.append(p.table.positives().hits(top, rows)[:, 0])
+        shape = (len(DAMAGE), 1 + len(LEVELS), len(rows))
+        columns[f"{head}/{s}/steps/kappa"] = np.array(kappa, np.float32).reshape(shape)
+        columns[f"{head}/{s}/steps/right"] = np.array(right).reshape(shape)
+
+
+if __name__ == "__main__":
+    main()

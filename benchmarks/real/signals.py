@@ -1,0 +1,137 @@
+"""Everything that scores are made of, for every query of every set: columns of numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from kappaplace.data.degrade import KINDS, degrade
+from kappaplace.data.place_images import PlaceImages
+from kappaplace.data.randomness import item_key, item_uniforms
+from kappaplace.models.loading import AnyModel
+from kappaplace.models.place_model import PlaceModel
+from kappaplace.retrieval.exact import search
+from kappaplace.types import Embeddings
+from kappaplace.uncertainty.base import Evidence
+from kappaplace.uncertainty.patch_matching import patch_agreement
+from kappaplace.uncertainty.registry import score_named
+
+Columns = dict[str, np.ndarray]
+PLAIN = ("cosine", "pa", "tld-distribution", "tld-ratio-spread", "margin", "aliasing", "z-score")
+DAMAGE = ("blur", "night", "occlusion", "fog", "noise")
+UNHARMED = 0.4  # share of the damage benchmark that stays as it is
+MAP_STAGE = {"efficientnet_lite0": 4, "resnet50_v1": 2, "resnet50": 2}  # stride 16
+DEEP = 10  # matches that are compared cell by cell
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """A set in memory."""
+
+    table: PlaceImages
+    query: torch.Tensor
+    reference: torch.Tensor
+
+
+@torch.inference_mode()
+def embed(model: AnyModel, images: torch.Tensor, batch: int = 128) -> Embeddings:
+    device = next(model.parameters()).device
+    parts = [model(model.preprocessing.normalise(part.to(device))) for part in images.split(batch)]
+    columns = zip(*parts, strict=True)
+    return Embeddings(*(None if c[0] is None else torch.cat(c).float().cpu().numpy() for c in columns))
+
+
+@torch.inference_mode()
+def maps_of(model: PlaceModel, images: torch.Tensor, batch: int = 128) -> torch.Tensor:
+    """The stride-16 map of each image, float16 on its device."""
+    device = next(model.parameters()).device
+    stage = MAP_STAGE[model.architecture.backbone]
+    parts = []
+    for part in images.split(batch):
+        _, maps = model.backbone.forward_stages(model.preprocessing.normalise(part.to(device)))  # type: ignore[operator]
+        parts.append(maps[stage].half())
+    return torch.cat(parts)
+
+
+def damaged(images: torch.Tensor, name: str) -> tuple[torch.Tensor, np.ndarray, np.ndarray]:
+    """The damage benchmark: float images, kinds (−1: none) and levels, the same for every model."""
+    keys = item_key(7, np.arange(len(images)), np.full(len(images), sum(map(ord, name))))
+    draws = item_uniforms(keys, 3)
+    hurt = draws[:, 0] >= UNHARMED
+    kind = np.where(hurt, [KINDS.index(DAMAGE[int(u * len(DAMAGE))]) for u in draws[:, 1]], -1)
+    level = np.where(hurt, draws[:, 2], 0.0)
+    parts = []
+    for start in range(0, len(images), 64):
+        chosen = slice(start, start + 64)
+        parts.append(
+            degrade(
+                images[chosen].float() / 255,
+                torch.from_numpy(kind[chosen]),
+                torch.from_numpy(level[chosen]).float(),
+                keys=keys[chosen],
+            )
+        )
+    return torch.cat(parts), kind, level
+
+
+def plain_columns(query: Embeddings, reference: Embeddings, table: PlaceImages) -> Columns:
+    """What descriptors alone tell, and which matches are right."""
+    k = min(50, len(reference.descriptor))
+    matches = search(query.descriptor, reference.descriptor, k)
+    evidence = Evidence(matches, query, reference, near=table.is_near)
+    out: Columns = {name: score_named(name).query(evidence).astype(np.float32) for name in PLAIN}
+    hits = table.positives().hits(matches.indices)
+    for at in (1, 5, 10):
+        out[f"hit@{at}"] = hits[:, :at].any(1)
+    near = table.is_near(matches.indices[:, :1], matches.indices)
+    for scale in (30.0, 100.0):  # a posterior over places, with one concentration for all
+        weights = np.exp(scale * (matches.similarities - matches.similarities[:, :1]).astype(np.float64))
+        share = (weights * near).sum(1) / weights.sum(1)
+        out[f"softmax-{scale:g}"] = (1 - share).astype(np.float32)
+    out["agree"] = (1 - near[:, 1:5].mean(1)).astype(np.float32)
+    out["top"] = matches.indices[:, 0].astype(np.int32)
+    out["indices"] = matches.indices[:, :DEEP].astype(np.int16)
+    out["similarities"] = matches.similarities[:, :DEEP].astype(np.float32)
+    out["hits"] = hits[:, :DEEP]
+    out["near"] = near[:, :DEEP]
+    return out
+
+
+def patch_columns(query: torch.Tensor, reference: torch.Tensor, columns: Columns) -> Columns:
+    """Agreement of cells with the top matches, on maps."""
+    indices = torch.from_numpy(columns["indices"].astype(np.int64)).to(reference.device)
+    ranks = [
+        torch.cat(
+            [
+                patch_agreement(query[part], reference[indices[part, rank]])
+                for part in torch.arange(len(query)).split(64)
+            ]
+        )
+        for rank in range(indices.shape[1])
+    ]
+    agreement = torch.stack(ranks, 1).cpu().numpy()
+    far = np.where(columns["near"], 0.0, agreement).max(1)
+    best = agreement.argmax(1)
+    return {
+        "patches": (1 - agreement[:, 0]).astype(np.float32),
+        "patch-margin": (far - agreement[:, 0]).astype(np.float32),
+        "reranked": columns["hits"][np.arange(len(best)), best],
+        "agreement": agreement.astype(np.float16),
+    }
+
+
+def kappa_columns(query: Embeddings, reference: Embeddings, table: PlaceImages, columns: Columns) -> Columns:
+    """What a head adds: κ of both sides, and the scores made of it."""
+    if query.kappa is None:
+        return {"variance": np.asarray(query.variance, np.float32)}
+    matches = search(query.descriptor, reference.descriptor, 1)
+    evidence = Evidence(matches, query, reference, near=table.is_near)
+    out = {
+        name: score_named(name).query(evidence).astype(np.float32)
+        for name in ("inverse-kappa", "kappaplace", "expected-likelihood")
+    }
+    out["kappa_q"] = np.asarray(query.kappa, np.float32)
+    out["kappa_r"] = np.asarray(reference.kappa, np.float32)[matches.indices[:, 0]]
+    return out
