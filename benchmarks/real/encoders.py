@@ -19,29 +19,30 @@ COMMON = [
     "classes.min_images=4",
     "classes.groups=0",
     "classes.groups_per_heading=1",
-    "augment.brightness=0.4",
-    "augment.contrast=0.4",
-    "augment.saturation=0.4",
-    "augment.hue=0.1",
+    "run.channels_last=true",
     "optimiser.schedule=warm-cosine",
     "run.precision=bf16",
     "run.trackers=[]",
     "run.checkpoint_every=100000",
     "stop.patience=0",
 ]
-STEPS = ["optimiser.batch_size=128", "optimiser.epochs=20", "optimiser.iterations=40"]
+STEPS = ["optimiser.batch_size=128", "optimiser.epochs=12", "optimiser.iterations=40"]
 ENCODER = [*STEPS, "augment.scale=0.4", "augment.damage=0.3", "optimiser.weight_decay=1e-3"]
 ENCODERS = {
     "retrieval": ("retrieval", [*ENCODER, "optimiser.lr=3e-4", "classes.hold_out=0.25"]),
     "jt": ("kappa-jt", [*ENCODER, "optimiser.lr=3e-4", "optimiser.head_lr=1e-3", "classes.hold_out=0.25"]),
-    "contrastive": ("contrastive", [*ENCODER, "optimiser.lr=3e-4"]),
+    "contrastive": ("contrastive", [*ENCODER, "optimiser.lr=3e-4", "optimiser.epochs=25"]),
 }
 HEAD = [
     "optimiser.batch_size=256",
     "optimiser.lr=5e-3",
     "optimiser.epochs=30",
-    "anchors.views=4",
+    "anchors.views=2",
     "augment.scale=0.7",
+    "augment.brightness=0.2",
+    "augment.contrast=0.2",
+    "augment.saturation=0.2",
+    "augment.hue=0.05",
 ]
 MILD, HEAVY = ["augment.damage=0.6"], ["augment.damage=0.95"]
 # name: (encoder, recipe, options). What each is compared for stands in docs/real_images.md.
@@ -60,12 +61,14 @@ HEADS: dict[str, tuple[str, str, list[str]]] = {
     "linear-head": ("retrieval", "linear-head", MILD),
     "contrastive-pt": ("contrastive", "contrastive-pt", [*MILD, "optimiser.images_per_place=4"]),
     "clean": ("contrastive", "kappa-pt", [*MILD, "anchors.source=clean"]),
+    "imagenet-clean": ("imagenet", "kappa-pt", [*HEAVY, "anchors.source=clean"]),
+    "imagenet-layers": ("imagenet", "kappa-pt", [*HEAVY, "anchors.source=clean", "model.head=layers"]),
     "clean-heavy": ("contrastive", "kappa-pt", [*HEAVY, "anchors.source=clean"]),
     "layers": ("contrastive", "kappa-pt", [*HEAVY, "anchors.source=clean", "model.head=layers"]),
     "layers-mlp": ("contrastive", "kappa-pt", [*HEAVY, "anchors.source=clean", "model.head=layers-mlp"]),
     "places-layers": ("contrastive", "kappa-pt", [*HEAVY, "anchors.source=places", "model.head=layers"]),
 }
-STUN = [*STEPS, "optimiser.lr=3e-4", "augment.damage=0.3", "augment.scale=0.7", "optimiser.epochs=10"]
+STUN = [*STEPS, "optimiser.lr=3e-4", "augment.damage=0.3", "augment.scale=0.7", "optimiser.epochs=8"]
 
 
 @torch.inference_mode()

@@ -11,12 +11,13 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from encoders import HEADS, SIZE, between, fit_head, start_model, train_encoder, train_stun
-from sets import FAMILY, judged_sets, load_images, render_city, training_images, validation_sets
+from encoders import HEADS, SIZE, fit_head, start_model, train_encoder, train_stun
+from sets import FAMILY, Training, judged_sets, load_images, render_city, training_images, validation_sets
 from signals import (
     DAMAGE,
     Columns,
@@ -32,11 +33,12 @@ from signals import (
 from kappaplace.data.degrade import degrade
 from kappaplace.models.checkpoint import save_model
 from kappaplace.models.loading import AnyModel
+from kappaplace.models.place_model import PlaceModel
 from kappaplace.types import Embeddings
 
 LEVELS = (0.25, 0.5, 0.75, 1.0)
 FOREIGN = 100  # queries from outside that every map is asked
-SHARE = 0.75  # of the way from ImageNet to the tuned encoder
+STAGES = ("contrastive", "retrieval", "jt", "imagenet", "stun")
 THINNED = (2, 4, 8)
 
 
@@ -56,7 +58,8 @@ def main() -> None:
     parser.add_argument("--backbone", default="efficientnet_lite0")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--heads", default="all")
+    parser.add_argument("--stages", default=",".join(STAGES))
+    parser.add_argument("--models", type=Path)
     parser.add_argument("--more", nargs="*", default=[])
     parser.add_argument("--sets", default="")
     arguments = parser.parse_args()
@@ -85,50 +88,67 @@ def main() -> None:
     start = start_model(
         arguments.backbone, arguments.weights / f"{arguments.backbone}.pt", data.images, device
     )
+    hurt = {name: damaged(p.query, name) for name, p in pixels.items()}
+    log("loaded")
     columns: Columns = {}
-    wanted = HEADS if arguments.heads == "all" else {name: HEADS[name] for name in arguments.heads.split(",")}
+    stages = [stage for stage in STAGES if stage in arguments.stages.split(",")]
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        hurt = {name: damaged(p.query, name) for name, p in pixels.items()}
-        log("loaded")
-        encoders: dict[str, AnyModel] = {"imagenet": start}
-        for name in dict.fromkeys(base for base, _, _ in wanted.values()):
-            tuned = train_encoder(name, start, data, folder, arguments.seed, arguments.more)
-            encoders[name] = between(start, tuned, SHARE) if name == "contrastive" else tuned  # type: ignore[arg-type]
-            log("encoder", name)
-        if arguments.heads == "all":
-            encoders["jt"] = train_encoder("jt", start, data, folder, arguments.seed, arguments.more)
-            log("jt")
-            encoders["stun"] = train_stun(encoders["retrieval"], data, folder, arguments.seed)
-            log("stun")
-        heads: dict[str, tuple[str, AnyModel]] = {
-            name: (name, encoders[name]) for name in ("jt", "stun") if name in encoders
-        }
-        for name, (base, _, _) in wanted.items():
-            heads[name] = (base, fit_head(name, encoders[base], data, folder, arguments.seed))
-            log("head", name)
-        heads["imagenet-clean"] = ("imagenet", fit_on_frozen(start, data, folder, arguments.seed))
-        for name, encoder in encoders.items():
-            mine = {head: model for head, (base, model) in heads.items() if base == name}
-            judge(name, encoder.to(device).eval(), mine, pixels, hurt, columns)
-            log("judged", name)
-        if arguments.out:
-            arguments.out.mkdir(parents=True, exist_ok=True)
-            file = arguments.out / f"{arguments.backbone}_{arguments.seed}.npz"
-            np.savez_compressed(file, **columns)  # type: ignore[arg-type]
-            for head in ("clean", "layers", "layers-mlp"):
-                if head in heads:
-                    save_model(
-                        heads[head][1].cpu(),
-                        arguments.out / f"model_{arguments.backbone}_{arguments.seed}" / head,
-                    )
+        lab = Lab(start, data, Path(temporary), arguments.seed, arguments.more)
+        for stage in stages:
+            encoder, heads = lab.models(stage)
+            judge(stage, encoder.to(device).eval(), heads, pixels, hurt, columns)
+            log("judged", stage)
+            if arguments.out:  # after each stage: a run that is cut short leaves what it has
+                keep(arguments, columns, heads)
     log("done")
 
 
-def fit_on_frozen(start: AnyModel, data: object, folder: Path, seed: int) -> AnyModel:
-    """The case of any frozen encoder: no place label, no training of descriptors."""
-    HEADS["imagenet-clean"] = ("imagenet", *HEADS["clean"][1:])
-    return fit_head("imagenet-clean", start, data, folder, seed)  # type: ignore[arg-type]
+def keep(arguments: argparse.Namespace, columns: Columns, heads: dict[str, AnyModel]) -> None:
+    """All columns so far, and the models that may be shipped."""
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    name = f"{arguments.backbone}_{arguments.seed}"
+    np.savez_compressed(arguments.out / f"{name}.npz", **columns)  # type: ignore[arg-type]
+    if arguments.models:
+        for head in sorted({"clean", "layers", "layers-mlp"} & set(heads)):
+            save_model(heads[head].cpu(), arguments.models / f"{name}_{head}")
+
+
+@dataclass
+class Lab:
+    """Trains what a stage needs."""
+
+    start: PlaceModel
+    data: Training
+    folder: Path
+    seed: int
+    more: list[str]
+
+    def __post_init__(self) -> None:
+        self.teacher: AnyModel | None = None
+
+    def models(self, stage: str) -> tuple[AnyModel, dict[str, AnyModel]]:
+        """An encoder and its heads by name; joint training and STUN bring their own."""
+        encoder = self.encoder(stage)
+        log("encoder", stage)
+        if stage in ("jt", "stun"):
+            return encoder, {stage: encoder}
+        heads = {}
+        for name, (base, _, _) in HEADS.items():
+            if base == stage:
+                heads[name] = fit_head(name, encoder, self.data, self.folder, self.seed)
+                log("head", name)
+        return encoder, heads
+
+    def encoder(self, stage: str) -> AnyModel:
+        if stage == "imagenet":
+            return self.start
+        if stage == "stun":
+            assert self.teacher is not None, "the stage retrieval comes first"
+            return train_stun(self.teacher, self.data, self.folder, self.seed)
+        model = train_encoder(stage, self.start, self.data, self.folder, self.seed, self.more)
+        if stage == "retrieval":
+            self.teacher = model
+        return model
 
 
 def judge(
@@ -146,7 +166,7 @@ def judge(
     with_maps = name in ("contrastive", "imagenet")
     plain: dict[str, Columns] = {}
 
-    def keep(prefix: str, found: Columns) -> None:
+    def put(prefix: str, found: Columns) -> None:
         for column, values in found.items():
             columns[f"{prefix}/{column}"] = values
 
@@ -160,23 +180,23 @@ def judge(
             if reference_maps is not None:
                 found |= patch_columns(maps_of(encoder, images), reference_maps, found)  # type: ignore[arg-type]
             plain[f"{s}/{variant}"] = found
-            keep(f"{name}/{s}/{variant}", found)
+            put(f"{name}/{s}/{variant}", found)
         columns[f"damage/{s}/kind"], columns[f"damage/{s}/level"] = hurt[s][1:]
         if with_maps:
             foreign(name, s, clean, pixels, encoder, reference_maps, columns)
-        thin(name, s, clean, p, keep)
+        thin(name, s, clean, p, put)
     for head, model in heads.items():
         model = model.to(device).eval()
         own = {s: (embed(model, p.query), embed(model, p.reference)) for s, p in pixels.items()}
         for s, p in pixels.items():
-            keep(f"{head}/{s}/clean", kappa_columns(*own[s], p.table, plain[f"{s}/clean"]))
+            put(f"{head}/{s}/clean", kappa_columns(*own[s], p.table, plain[f"{s}/clean"]))
             hurt_query = embed(model, hurt[s][0])
-            keep(f"{head}/{s}/damaged", kappa_columns(hurt_query, own[s][1], p.table, plain[f"{s}/damaged"]))
+            put(f"{head}/{s}/damaged", kappa_columns(hurt_query, own[s][1], p.table, plain[f"{s}/damaged"]))
             if with_maps:
                 query = foreign_queries(s, {t: o[0] for t, o in own.items()})
-                keep(f"{head}/{s}/outside", kappa_columns(query, own[s][1], no_truth(p, FOREIGN), {}))
-            thin(head, s, own, p, keep, kappa=True)
-        if head in ("clean", "layers", "layers-mlp", "jt", "pt-classifier"):
+                put(f"{head}/{s}/outside", kappa_columns(query, own[s][1], no_truth(p, FOREIGN), {}))
+            thin(head, s, own, p, put, kappa=True)
+        if head in ("layers", "jt", "pt-classifier"):
             steps(head, model, pixels, own, columns)
 
 
@@ -226,7 +246,7 @@ def foreign(
         columns[f"{name}/{s}/outside/{column}"] = values
 
 
-def thin(name: str, s: str, own: dict, p: Pixels, keep: object, kappa: bool = False) -> None:
+def thin(name: str, s: str, own: dict, p: Pixels, put: object, kappa: bool = False) -> None:
     """The same with every n-th reference only; queries that keep a positive."""
     if s.startswith("val/") or p.table.neighbourhood.kind == "self":
         return
@@ -237,7 +257,7 @@ def thin(name: str, s: str, own: dict, p: Pixels, keep: object, kappa: bool = Fa
         some = some.select(np.sort(np.concatenate([some.query_rows[left], some.reference_rows])))
         query, reference = own[s][0].take(left), own[s][1].take(slice(None, None, step))
         found = kappa_columns(query, reference, some, {}) if kappa else plain_columns(query, reference, some)
-        keep(f"{name}/{s}/thin{step}", found)  # type: ignore[operator]
+        put(f"{name}/{s}/thin{step}", found)  # type: ignore[operator]
 
 
 def steps(head: str, model: AnyModel, pixels: dict[str, Pixels], own: dict, columns: Columns) -> None:

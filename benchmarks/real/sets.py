@@ -91,7 +91,11 @@ def training_images(data: Path, size: int, city: Path | None, routes: tuple[str,
         views = torch.from_numpy(stored["images"])
         views = torch.nn.functional.interpolate(views.float(), size, mode="bilinear", antialias=True)
         images = torch.cat([images, views.round().clamp(0, 255).to(torch.uint8)])
-        where = np.concatenate([where, stored["positions"] + [0.0, 3 * FAR]])
+        # In one row, as the other sets are: groups of classes then alternate along one axis only.
+        cell = np.floor(stored["positions"] / CELL).astype(np.int64)
+        label = np.unique(cell, axis=0, return_inverse=True)[1].ravel()
+        x = label * CELL + CELL / 2
+        where = np.concatenate([where, np.stack([x, np.full(len(x), 3 * FAR)], axis=1)])
         heading = np.concatenate([heading, stored["heading"]])
     return Training(images, where, heading)
 

@@ -15,12 +15,14 @@ from kappaplace.models.aggregation import Aggregation, normalise_channels
 from kappaplace.models.heads import (
     DropoutHead,
     FoldedKappaHead,
+    LayersKappaHead,
     LinearKappaHead,
     MirroredKappaHead,
     StunHead,
     VarianceHead,
     build_head,
     inverse_softplus,
+    stage_statistics,
 )
 from kappaplace.models.place_model import PlaceModel
 
@@ -243,3 +245,54 @@ def test_training_drops_at_random_and_evaluation_does_not() -> None:
     model.head.train()
     first, second = (model.outputs(images)[0] for _ in range(2))
     assert not torch.equal(first, second)
+
+
+def test_stage_statistics_are_mean_and_deviation_of_every_channel() -> None:
+    maps = [torch.randn(2, 3, 4, 5), torch.randn(2, 2, 2, 2)]
+    found = stage_statistics(maps).numpy()
+    for image in range(2):
+        wanted = []
+        for one in maps:
+            channels = one[image].double().numpy()
+            wanted += [channel.mean() for channel in channels]
+            wanted += [math.sqrt(channel.var() + 1e-6) for channel in channels]
+        np.testing.assert_allclose(found[image], wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["layers", "layers-mlp"])
+@pytest.mark.parametrize("backbone", ["resnet_tiny", "efficientnet_lite0"])
+def test_layers_head_reads_pooled_features_and_stages(backbone: str, name: str) -> None:
+    torch.manual_seed(0)
+    model = PlaceModel.create(backbone, 16, name).eval()  # type: ignore[arg-type]
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        model.head.scale.running_mean.normal_()
+        model.head.scale.running_var.uniform_(0.5, 2.0)
+        features = model.features(images)
+        read = torch.cat([features.pooled, features.stages], 1)
+        x = (read - model.head.scale.running_mean) / (
+            model.head.scale.running_var + model.head.scale.eps
+        ).sqrt()
+        if model.head.hidden is not None:
+            x = x @ model.head.hidden.weight.T + model.head.hidden.bias
+            x = x * torch.sigmoid(x)
+        x = (x @ model.head.last.weight.T + model.head.last.bias).squeeze(1)
+        np.testing.assert_allclose(model(images).kappa, torch.log1p(x.exp()) + 1e-6, rtol=1e-4)
+        plain = PlaceModel.create(backbone, 16, "none").eval()
+        plain.load_state_dict(model.state_dict(), strict=False)
+        torch.testing.assert_close(plain(images).descriptor, model(images).descriptor)
+
+
+def test_layers_head_is_refused_where_stages_are_hidden() -> None:
+    with pytest.raises(KappaPlaceError, match="does not show its own"):
+        PlaceModel.create("vgg16", 16, "layers")
+    head = LayersKappaHead(4, 6)
+    with pytest.raises(KappaPlaceError, match="reads the backbone's stages"):
+        head(torch.zeros(1, 4, 2, 2), torch.zeros(1, 4), torch.zeros(1, 8))
+
+
+def test_patch_maps_are_a_stage_at_a_sixteenth() -> None:
+    model = PlaceModel.create("efficientnet_lite0", 16, "none").eval()
+    assert model.patch_maps(torch.zeros(1, 3, 64, 96)).shape == (1, 112, 4, 6)
+    with pytest.raises(KappaPlaceError, match="does not show its stages"):
+        PlaceModel.create("vgg16", 16, "none").patch_maps(torch.zeros(1, 3, 64, 64))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.types import Embeddings, Matches
@@ -20,7 +22,13 @@ FROM_THE_LIST = ["l2", "cosine", "pa", "tld-distribution", "tld-ratio-spread", "
 def full(**rest: object) -> Evidence:
     rng = np.random.default_rng(0)
     images = list(rng.integers(0, 255, (15, 40, 40), dtype=np.uint8))
-    return world(query_images=images[:6], reference_images=images[6:], **rest)
+    return world(query_images=images[:6], reference_images=images[6:], patch_maps=cells, **rest)
+
+
+def cells(images: Sequence[np.ndarray]) -> torch.Tensor:
+    """A stand-in for an encoder's maps: grey values of 5×5 blocks."""
+    pixels = np.stack(images).astype(np.float32).reshape(len(images), 5, 8, 5, 8)
+    return torch.from_numpy(pixels.transpose(0, 2, 4, 1, 3).reshape(len(images), 64, 5, 5).copy())
 
 
 @pytest.mark.parametrize("score", SCORES.values(), ids=SCORES)

@@ -13,20 +13,22 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
-from kappaplace.data.images import Preprocessing
+from kappaplace.data.images import Preprocessing, Source
 from kappaplace.errors import KappaPlaceError
 from kappaplace.evaluation.identity import DIGEST, image_digests
 from kappaplace.files import make_folder
 from kappaplace.models.digest import state_digest
-from kappaplace.models.embedding import embed_images
+from kappaplace.models.embedding import embed_images, embed_patches
 from kappaplace.models.hub import cache_folder
 from kappaplace.models.loading import AnyModel
 from kappaplace.models.place_model import PlaceModel
@@ -78,6 +80,14 @@ class EmbeddingCache:
         where = default_cache() if folder is None else Path(folder)
         known = fingerprint or model_fingerprint(model)
         return cls(model, preprocessing or model.preprocessing, where, known, batch_size, device)
+
+    @property
+    def patch_maps(self) -> Callable[[Sequence[Source]], Tensor] | None:
+        """Feature maps of images, if the model shows them; not kept on disk, for they are a hundred times as
+        large as descriptors."""
+        if not isinstance(self.model, PlaceModel) or not self.model.shows_patches:
+            return None
+        return partial(embed_patches, self.model, self.preprocessing, batch_size=self.batch_size)
 
     def embed(self, images: Sequence[str]) -> Embeddings:
         """Embeddings of image files in their order; descriptors are a memory map."""

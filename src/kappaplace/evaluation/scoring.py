@@ -23,7 +23,12 @@ from kappaplace.uncertainty.registry import SCORES, available, score_named
 
 FUSED = "fused"
 MOST_REFERENCES = 200_000  # of one map that are kept in full: plots need no more
-SLOW = {"geometric": "Geometric verification takes about 0.06 s a pair; ask for it with --scores all."}
+_PATCHES = "Comparing cells takes another pass over the images; ask for it with --scores all."
+SLOW = {
+    "patches": _PATCHES,
+    "patch-margin": _PATCHES,
+    "geometric": "Geometric verification takes about 0.06 s a pair; ask for it with --scores all.",
+}
 
 
 def chosen_scores(text: str = "") -> tuple[list[Score], dict[str, str]]:

@@ -51,7 +51,8 @@ def from_table(table: PlaceImages, cache: EmbeddingCache, k: int = 10, name: str
     reference = cache.embed(_names(table, table.reference_rows))
     facts = {"preprocessing": cache.preprocessing.to_dict(), **_protocol_facts(table)}
     found = _retrieved(query, reference, None, table, k, name, cache.device)
-    return replace(found, facts=found.facts | facts)
+    evidence = replace(found.evidence, patch_maps=cache.patch_maps)
+    return replace(found, evidence=evidence, facts=found.facts | facts)
 
 
 def from_descriptors(

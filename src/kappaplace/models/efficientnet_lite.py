@@ -82,6 +82,7 @@ class EfficientNetLite0(nn.Module):
 
     channels = 1280
     stage_channels = tuple(stage[-1] for stage in _STAGES)
+    patch_stage = 4  # stride 16: fine enough to say where, late enough to say what
     stages = (
         ("conv_stem", "bn1"),
         *((f"blocks.{index}",) for index in range(len(_STAGES))),

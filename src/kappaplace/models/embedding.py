@@ -90,6 +90,34 @@ def embed_images(
     return join(parts)
 
 
+@torch.inference_mode()
+def embed_patches(
+    model: nn.Module,
+    preprocessing: Preprocessing,
+    images: Iterable[Source] | Source,
+    *,
+    batch_size: int = 32,
+) -> Tensor:
+    """Patch maps of images (`PlaceModel.patch_maps`), float16 on the model's device; all of one size."""
+    weight = next(model.parameters())
+    was_training = model.training
+    model.eval()
+    sources = as_sources(images)
+    maps: list[Tensor] = [torch.empty(0)] * len(sources)
+    try:
+        for batch in ImageLoader(sources, preprocessing, batch_size):
+            pixels = preprocessing.normalise(batch.images.to(weight.device)).to(weight.dtype)
+            for row, one in zip(batch.rows, model.patch_maps(pixels).half(), strict=True):  # type: ignore[operator]
+                maps[int(row)] = one
+    finally:
+        model.train(was_training)
+    if len({one.shape for one in maps}) > 1:
+        raise KappaPlaceError(
+            "Comparing cells needs images of one size; use a preprocessing with a fixed size."
+        )
+    return torch.stack(maps)
+
+
 def join(parts: Sequence[Embeddings]) -> Embeddings:
     """Embeddings of several batches as one."""
     columns = zip(*parts, strict=True)

@@ -144,6 +144,21 @@ class PlaceModel(nn.Module):
         descriptor = unit(features.raw)
         return with_spread(descriptor, self.head, None if self.head is None else self.head(*features))
 
+    @property
+    def shows_patches(self) -> bool:
+        """Whether `patch_maps` works: ResNets and EfficientNet-Lite show their stages."""
+        return hasattr(self.backbone, "patch_stage")
+
+    def patch_maps(self, images: Tensor) -> Tensor:
+        """Feature maps at a sixteenth of the image's size, to compare two images cell by cell."""
+        check_images(images)
+        if not self.shows_patches:
+            raise KappaPlaceError(
+                f"The backbone {self.architecture.backbone} does not show its stages; comparing cells works "
+                "with ResNets and EfficientNet-Lite."
+            )
+        return self.backbone.forward_stages(images)[1][self.backbone.patch_stage]  # type: ignore[operator]
+
     def embed(self, images: Iterable[Source] | Source, **options: Any) -> Embeddings:
         """Embed paths, Pillow images or H×W×3 arrays; see `kappaplace.models.embedding.embed_images`."""
         return embed_images(self, self.preprocessing, images, **options)

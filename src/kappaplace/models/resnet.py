@@ -65,6 +65,7 @@ class ResNet(nn.Module):
     layer3: nn.Sequential
     layer4: nn.Sequential
     stages = (("conv1", "bn1"), ("layer1",), ("layer2",), ("layer3",), ("layer4",))
+    patch_stage = 2  # layer3, stride 16: fine enough to say where, late enough to say what
 
     def __init__(
         self,

@@ -5,7 +5,7 @@ What is missing is None; asking for it raises one sentence that says what to do.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,8 @@ from kappaplace.retrieval.outside import Near, Similarities, best_outside, of_de
 from kappaplace.types import Embeddings, Matches
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from kappaplace.data.images import Source
 
 Scores = NDArray[np.float64]
@@ -42,6 +44,8 @@ class Evidence:
     """Paths of the N queries, or anything else that `kappaplace.data.images.decode` reads."""
     reference_images: Sequence[Source] | None = None
     """The same of the R references."""
+    patch_maps: Callable[[Sequence[Source]], Tensor] | None = None
+    """Feature maps N×C×H×W of images, from the model that made the descriptors."""
     device: str = "cpu"
     """Where similarities beyond the top K are multiplied out."""
 

@@ -78,5 +78,15 @@ def _no_opencv(evidence: Evidence) -> str | None:
     return None
 
 
+def _no_patches(evidence: Evidence) -> str | None:
+    if evidence.patch_maps is None:
+        return (
+            "This score compares feature maps; evaluate a model that shows its stages (ResNet, "
+            "EfficientNet-Lite)."
+        )
+    return None
+
+
 IMAGES = Need("images of queries and references", _no_images)
+PATCH_MAPS = Need("a model that shows its stages", _no_patches)
 OPENCV = Need("OpenCV", _no_opencv)

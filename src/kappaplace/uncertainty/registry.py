@@ -15,6 +15,7 @@ from kappaplace.uncertainty.kappaplace import KAPPAPLACE
 from kappaplace.uncertainty.l2 import L2
 from kappaplace.uncertainty.margin import MARGIN
 from kappaplace.uncertainty.pa import PA
+from kappaplace.uncertainty.patches import PATCH_MARGIN, PATCHES
 from kappaplace.uncertainty.sue import LOG_SUE, SUE
 from kappaplace.uncertainty.tld import TLD_DISTRIBUTION, TLD_RATIO_SPREAD, TLD_STATISTICAL
 from kappaplace.uncertainty.variance import VARIANCE
@@ -40,6 +41,8 @@ SCORES: dict[str, Score] = {
         MARGIN,
         ALIASING,
         Z_SCORE,
+        PATCHES,
+        PATCH_MARGIN,
         GEOMETRIC,
     )
 }
