@@ -30,3 +30,13 @@ def append_row(file: Path, values: dict[str, float | int | str]) -> None:
         if not present:
             writer.writeheader()
         writer.writerow(row)
+
+
+def write_rows(file: Path, rows: list[dict[str, float | int | str]]) -> None:
+    """A whole table at once, instead of what was there; results/README.md names its command."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.DictWriter(stream, names, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)

@@ -1,0 +1,307 @@
+"""Tables and plots from the columns of benchmarks/real/run.py.
+
+python benchmarks/real/tables.py --columns DIR --out results [--sealed]
+
+Without ``--sealed`` the two sets that are opened only at the end stay closed.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import spearmanr
+
+from kappaplace.metrics.bootstrap import Resampling, bootstrap, compare
+from kappaplace.metrics.calibration import BOTH_TAILS, UPPER_TAIL, expected_calibration_error
+from kappaplace.metrics.probability import brier
+from kappaplace.metrics.ranking import auc_pr, auroc
+from kappaplace.metrics.selective import augrc, coverage_at_risk
+from kappaplace.metrics.smooth import smooth_ece
+from kappaplace.uncertainty.fused import fit_combination
+from kappaplace.uncertainty.registry import SCORES
+from load import ALL, OPEN, Run, load_runs, others
+from record import write_rows
+from sets import ROUTES
+
+Row = dict[str, float | int | str]
+DESCRIPTOR = ("cosine", "pa", "margin", "aliasing", "z-score")
+"""What the plain logistic baseline is made of."""
+PATCH = ("patches", "patch-margin")
+COMBINATIONS: dict[str, tuple[str, ...]] = {
+    "logistic of cosine": ("cosine",),
+    "logistic of cosine and margin": ("cosine", "margin"),
+    "logistic baseline": DESCRIPTOR,
+    "logistic baseline + κ": (*DESCRIPTOR, "log-kappa"),
+    "patches": ("patches",),
+    "patches + patch margin": PATCH,
+    "patches + cosine + margin": (*PATCH, "cosine", "margin"),
+    "patches + cosine + margin + κ": (*PATCH, "cosine", "margin", "log-kappa"),
+}
+MAIN = {"efficientnet_lite0": "layers-mlp", "resnet50_v1": "layers-mlp"}
+"""The head that the combinations take κ from; chosen on the validation part."""
+
+
+def score(run: Run, head: str, where: str, name: str, variant: str) -> NDArray[np.float64]:
+    if name == "log-kappa":
+        return -np.log(run.score(head, where, "kappa_q", variant))
+    return run.score(head, where, name, variant)
+
+
+def mean_over(values: Iterable[float]) -> float:
+    return float(np.nanmean(list(values)))
+
+
+def groups(sets: Sequence[str]) -> dict[str, list[str]]:
+    """Every set alone, and the groups that are reported."""
+    seen, unseen = [s for s in sets if s in ROUTES], [s for s in sets if s not in ROUTES]
+    return {**{s: [s] for s in sets}, "seen routes": seen, "unseen sets": unseen, "all": list(sets)}
+
+
+def summarise(
+    run: Run, head: str, name: str, sets: Sequence[str], measure: Callable[..., float], at: int = 1
+) -> dict[str, float]:
+    """A measure of one score on each set, as means over groups, and pooled."""
+    pairs = {s: (run.score(head, s, name), run.right(head, s, at=at)) for s in sets}
+    each = {s: measure(*pairs[s]) for s in sets}
+    out = {g: mean_over(each[s] for s in members) for g, members in groups(sets).items() if members}
+    columns = [np.concatenate([pairs[s][i] for s in sets]) for i in (0, 1)]
+    return out | {"pooled": measure(*columns)}
+
+
+def ece(name: str) -> Callable[[NDArray, NDArray], float]:
+    one_sided = name not in SCORES or SCORES[name].one_sided
+    return lambda u, y: expected_calibration_error(u, y, UPPER_TAIL if one_sided else BOTH_TAILS)
+
+
+def recipe_rows(runs: Sequence[Run], sets: Sequence[str]) -> list[Row]:
+    """Question 1: every recipe with the scores of the paper."""
+    rows: list[Row] = []
+    for run in runs:
+        for head in heads_of(run):
+            names = ["l2", "pa"]
+            own = "variance" if f"{head}/{sets[0]}/clean/variance" in run.columns else "kappaplace"
+            names += ["inverse-kappa", own] if own == "kappaplace" else [own]
+            recall = {
+                k: summarise(run, head, "l2", sets, lambda _, y: float(y.mean()), at=k) for k in (1, 5, 10)
+            }
+            for name in names:
+                measures = {
+                    **{f"ECE@{k}": summarise(run, head, name, sets, ece(name), at=k) for k in (1, 5, 10)},
+                    "AUROC": summarise(run, head, name, sets, auroc),
+                    "AUGRC": summarise(run, head, name, sets, augrc),
+                    "AUC-PR": summarise(run, head, name, sets, auc_pr),
+                }
+                for group in measures["AUROC"]:
+                    found = {f"R@{k}": recall[k][group] for k in recall}
+                    found |= {m: values[group] for m, values in measures.items()}
+                    rows.append(_row(run, {"model": head, "score": name, "sets": group}, found))
+    return rows
+
+
+def heads_of(run: Run) -> list[str]:
+    names = dict.fromkeys(key.split("/")[0] for key in run.columns if key.endswith(("kappa_q", "/variance")))
+    return list(names)
+
+
+def kappa_rows(runs: Sequence[Run], sets: Sequence[str]) -> list[Row]:
+    """Question 2: what makes κ informative."""
+    rows: list[Row] = []
+    validation = [f"val/{s}" for s in ROUTES]
+    for run in runs:
+        for head in heads_of(run):
+            if f"{head}/{sets[0]}/clean/kappa_q" not in run.columns:
+                continue
+            found: Row = {}
+            for title, members in (("validation", validation), ("test", sets)):
+                kappa = np.concatenate([run.score(head, s, "kappa_q", "damaged") for s in members])
+                level = np.concatenate([run.columns[f"damage/{s}/level"] for s in members])
+                right = np.concatenate([run.right(head, s, "damaged") for s in members])
+                found[f"Spearman of κ and damage, {title}"] = float(spearmanr(kappa, level)[0])
+                found[f"AUROC of κ, damaged, {title}"] = auroc(-kappa, right)
+            clean = [(run.score(head, s, "inverse-kappa"), run.right(head, s)) for s in sets]
+            found["AUROC of κ, undamaged, pooled"] = auroc(*(np.concatenate(x) for x in zip(*clean, strict=True)))
+            found["AUROC of κ, undamaged, mean"] = mean_over(auroc(*pair) for pair in clean)
+            rows.append(_row(run, {"head": head, "encoder": run.encoder_of(head)}, found))
+    return rows
+
+
+def left_out(
+    run: Run, names: Sequence[str], sets: Sequence[str], variant: str
+) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
+    """Probability and outcome of every set, fitted on the other families."""
+    head = MAIN[run.backbone]
+    columns = {s: np.stack([score(run, head, s, n, variant) for n in names], 1) for s in sets}
+    right = {s: run.right(head, s, variant) for s in sets}
+    made = {}
+    for s in sets:
+        fit_on = others(s, sets)
+        combination = fit_combination(
+            np.concatenate([columns[t] for t in fit_on]), np.concatenate([right[t] for t in fit_on]), names
+        )
+        made[s] = combination.probability(columns[s])
+    return made, right
+
+
+def match_rows(runs: Sequence[Run], sets: Sequence[str]) -> list[Row]:
+    """Questions 3 and 4: single scores and combinations, on undamaged and on damaged queries."""
+    rows: list[Row] = []
+    for run in runs:
+        if not run.has(MAIN[run.backbone]):
+            continue
+        for variant in ("clean", "damaged"):
+            for name in (*DESCRIPTOR, "inverse-kappa", "kappaplace", "expected-likelihood", *PATCH):
+                u = {s: score(run, MAIN[run.backbone], s, name, variant) for s in sets}
+                y = {s: run.right(MAIN[run.backbone], s, variant) for s in sets}
+                rows.append(_row(run, {"queries": variant, "score": name}, _ranking(u, y)))
+            for title, names in COMBINATIONS.items():
+                p, y = left_out(run, names, sets, variant)
+                found = _ranking({s: 1 - p[s] for s in sets}, y)
+                whole, truth = (np.concatenate([x[s] for s in sets]) for x in (p, y))
+                found |= {
+                    "smooth ECE, pooled": smooth_ece(whole, truth),
+                    "smooth ECE, mean": mean_over(smooth_ece(p[s], y[s]) for s in sets),
+                    "Brier, pooled": brier(whole, truth),
+                    "Brier, mean": mean_over(brier(p[s], y[s]) for s in sets),
+                }
+                rows.append(_row(run, {"queries": variant, "score": title}, found))
+    return rows
+
+
+def _ranking(u: dict[str, NDArray], y: dict[str, NDArray]) -> Row:
+    whole, truth = (np.concatenate(list(x.values())) for x in (u, y))
+    return {
+        "R@1, pooled": float(truth.mean()),
+        "AUROC, pooled": auroc(whole, truth),
+        "AUROC, mean": mean_over(auroc(u[s], y[s]) for s in u),
+        "coverage at 10 % risk": coverage_at_risk(whole, truth, 0.1),
+        "accepted": int(round(coverage_at_risk(whole, truth, 0.1) * len(truth))),
+    }
+
+
+def paired_rows(runs: Sequence[Run], sets: Sequence[str], block: int = 10) -> list[Row]:
+    """Does κ add anything? Differences of pooled AUROC with paired intervals over blocks of queries."""
+    rows: list[Row] = []
+    asked = (
+        ("logistic baseline", "logistic baseline + κ"),
+        ("patches + cosine + margin", "patches + cosine + margin + κ"),
+        ("logistic baseline", "patches + cosine + margin"),
+    )
+    for run in runs:
+        if not run.has(MAIN[run.backbone]):
+            continue
+        for variant in ("clean", "damaged"):
+            for without, with_it in asked:
+                p, y = left_out(run, COMBINATIONS[without], sets, variant)
+                q, _ = left_out(run, COMBINATIONS[with_it], sets, variant)
+                truth = np.concatenate([y[s] for s in sets])
+                plan = Resampling.of(len(truth), block=block)
+                made = [
+                    bootstrap(auroc, [1 - np.concatenate([x[s] for s in sets]), truth], plan) for x in (p, q)
+                ]
+                found = compare(made[1], made[0])
+                rows.append(
+                    _row(
+                        run,
+                        {"queries": variant, "without": without, "with": with_it},
+                        {"difference": found.difference, "low": found.low, "high": found.high},
+                    )
+                )
+    return rows
+
+
+def reranked_rows(runs: Sequence[Run], sets: Sequence[str]) -> list[Row]:
+    """R@1 by the descriptor, and after ordering ten matches by agreement of cells."""
+    rows: list[Row] = []
+    for run in runs:
+        for encoder in ("imagenet", "contrastive"):
+            if not run.has(encoder):
+                continue
+            for variant in ("clean", "damaged"):
+                plain = {s: float(run.right(encoder, s, variant).mean()) for s in sets}
+                ranked = {s: float(run.of(encoder, s, "reranked", variant).mean()) for s in sets}
+                for group, members in groups(sets).items():
+                    found = {
+                        "R@1": mean_over(plain[s] for s in members),
+                        "R@1, cells compared": mean_over(ranked[s] for s in members),
+                    }
+                    rows.append(_row(run, {"encoder": encoder, "queries": variant, "sets": group}, found))
+    return rows
+
+
+def open_set_rows(runs: Sequence[Run], sets: Sequence[str]) -> list[Row]:
+    """Question 6: telling queries of this map from foreign ones, and risk with the foreign ones as failures."""
+    rows: list[Row] = []
+    for run in runs:
+        head = MAIN[run.backbone]
+        if not run.has(head):
+            continue
+        for name in (*DESCRIPTOR, "inverse-kappa", "kappaplace", *PATCH):
+            inside = {s: score(run, head, s, name, "clean") for s in sets}
+            outside = {s: score(run, head, s, name, "outside") for s in sets}
+            u = {s: np.concatenate([inside[s], outside[s]]) for s in sets}
+            there = {s: np.arange(len(u[s])) < len(inside[s]) for s in sets}
+            right = {s: np.concatenate([run.right(head, s), np.zeros(len(outside[s]), bool)]) for s in sets}
+            found: Row = {
+                "AUROC in map, mean": mean_over(auroc(u[s], there[s]) for s in sets),
+                "AUROC right, mean": mean_over(auroc(u[s], right[s]) for s in sets),
+                "coverage at 10 % risk, mean": mean_over(coverage_at_risk(u[s], right[s], 0.1) for s in sets),
+            }
+            rows.append(_row(run, {"score": name}, found))
+    return rows
+
+
+def density_rows(runs: Sequence[Run], sets: Sequence[str]) -> list[Row]:
+    """Question 5: every n-th reference only."""
+    rows: list[Row] = []
+    for run in runs:
+        head = MAIN[run.backbone]
+        routes = [s for s in sets if f"{head}/{s}/thin2/kappa_q" in run.columns]
+        for step in (1, 2, 4, 8):
+            variant = "clean" if step == 1 else f"thin{step}"
+            for name in ("l2", *DESCRIPTOR, "inverse-kappa", "kappaplace"):
+                pairs = [(score(run, head, s, name, variant), run.right(head, s, variant)) for s in routes]
+                found: Row = {
+                    "R@1": mean_over(float(y.mean()) for _, y in pairs),
+                    "ECE@1": mean_over(ece(name)(*pair) for pair in pairs),
+                    "AUROC": mean_over(auroc(*pair) for pair in pairs),
+                }
+                rows.append(_row(run, {"every": step, "score": name}, found))
+    return rows
+
+
+def _row(run: Run, names: dict[str, str | int], values: dict[str, float | int | str]) -> Row:
+    rounded = {k: round(v, 4) if isinstance(v, float) else v for k, v in values.items()}
+    return {"backbone": run.backbone, "seed": run.seed, **names, **rounded}
+
+
+TABLES = {
+    "real_recipes": recipe_rows,
+    "real_kappa": kappa_rows,
+    "real_scores": match_rows,
+    "real_paired": paired_rows,
+    "real_reranked": reranked_rows,
+    "real_open_set": open_set_rows,
+    "real_density": density_rows,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--columns", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--sealed", action="store_true")
+    parser.add_argument("--only", default=",".join(TABLES))
+    arguments = parser.parse_args()
+    runs, sets = load_runs(arguments.columns), ALL if arguments.sealed else OPEN
+    for name in arguments.only.split(","):
+        rows = TABLES[name](runs, sets)
+        write_rows(arguments.out / f"{name}.csv", rows)
+        print(f"{name}: {len(rows)} rows", flush=True)
+
+
+if __name__ == "__main__":
+    main()
