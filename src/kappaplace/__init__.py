@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kappaplace import vmf as vmf
+    from kappaplace.client import Client as Client
     from kappaplace.data.place_images import PlaceImages as PlaceImages
     from kappaplace.data.synthetic_city import SyntheticCity as SyntheticCity
     from kappaplace.errors import KappaPlaceError as KappaPlaceError
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     __version__: str
 
 _HOMES = {
+    "Client": "kappaplace.client",
     "Embeddings": "kappaplace.types",
     "FrozenEncoder": "kappaplace.models.frozen",
     "KappaPlaceError": "kappaplace.errors",

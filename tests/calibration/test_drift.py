@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import ks_2samp
 
-from kappaplace.calibration.drift import DriftMonitor, Sketch, compare
+from kappaplace.calibration.drift import DriftMonitor, DriftWarning, Sketch, compare
 from kappaplace.errors import KappaPlaceError
 
 
@@ -71,6 +71,59 @@ def test_the_monitor_judges_full_windows_and_takes_queries_one_by_one() -> None:
     assert slowly == at_once.update({"x": stream})
     assert one_by_one.windows == at_once.windows == 3
     assert {w.direction for w in slowly} == {"higher"}
+
+
+def test_without_the_shape_only_the_range_counts() -> None:
+    rng = np.random.default_rng(0)
+    sketch = Sketch.of({"x": rng.normal(0, 1, 1000)})
+    inside, beyond = rng.normal(0.5, 0.3, 200), rng.normal(4, 0.3, 200)
+    assert {w.test for w in compare(sketch, {"x": inside})} == {"shape"}
+    assert compare(sketch, {"x": inside}, shape=False) == []
+    assert {w.test for w in compare(sketch, {"x": beyond}, shape=False)} == {"range"}
+    monitor = DriftMonitor(sketch, 200, shape=False)
+    assert monitor.update({"x": inside}) == []
+    assert monitor.update({"x": beyond})
+
+
+def test_a_monitor_goes_on_where_it_was_stored() -> None:
+    rng = np.random.default_rng(1)
+    sketch = Sketch.of({"x": rng.normal(0, 1, 500), "y": rng.normal(0, 1, 500)})
+    stream = {"x": rng.normal(0, 1, 130), "y": np.concatenate([rng.normal(0, 1, 60), rng.normal(3, 1, 70)])}
+    whole = DriftMonitor(sketch, 50)
+    told = whole.update(stream, time=7.0)
+    parts = DriftMonitor(sketch, 50)
+    again: list[DriftWarning] = []
+    for start in range(0, 130, 13):
+        parts = DriftMonitor.from_dict(json.loads(json.dumps(parts.to_dict())), sketch)
+        again += parts.update({name: v[start : start + 13] for name, v in stream.items()}, time=7.0)
+    assert again == told
+    assert parts.to_dict() == whole.to_dict()
+    assert (whole.windows, whole.queries, whole.waiting) == (2, 130, 30)
+    assert [window.queries for window in whole.history] == [50, 100]
+    assert whole.drifting == whole.history[-1].warnings != ()
+    middle = whole.history[0].quantiles["x"][1]
+    assert middle == np.median(stream["x"][:50])
+    assert sketch.calibrated_range("x") == pytest.approx((-2.3, 2.3), abs=0.7)
+
+
+def test_a_stored_monitor_that_is_damaged_is_refused() -> None:
+    sketch = Sketch.of({"x": np.arange(100.0)})
+    monitor = DriftMonitor(sketch, 2)
+    monitor.update({"x": [1.0, 2.0, 3.0]})
+    good = monitor.to_dict()
+    (window,) = good["history"]
+    for change in (
+        {"waiting": {"y": [1.0]}},
+        {"waiting": {"x": ["a"]}},
+        {"window": 0},
+        {"history": [{**window, "quantiles": {"x": [1.0]}}]},
+        {"history": [{**window, "quantiles": {"z": [1.0, 1.0, 1.0]}}]},
+        {"history": [{}]},
+    ):
+        with pytest.raises(KappaPlaceError):
+            DriftMonitor.from_dict({**good, **change}, sketch)
+    with pytest.raises(KappaPlaceError):
+        DriftMonitor.from_dict({}, sketch)
 
 
 def test_constant_and_tiny_calibrations_are_handled() -> None:

@@ -19,13 +19,15 @@ def a_map(seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray
     return similarities, burst_mask(rows, time, 1.0), np.abs(x[:, None] - x[None]) <= 15.0, x
 
 
-def test_both_kinds_one_reference_at_a_time() -> None:
+@pytest.mark.parametrize("present", [None, np.arange(20) % 4 > 0])
+def test_both_kinds_one_reference_at_a_time(present: np.ndarray | None) -> None:
     similarities, burst, near, _ = a_map()
-    made = self_queries(similarities, burst, near)
+    made = self_queries(similarities, burst, near, present=present)
     assert len(made.rows) == 40
     for m, row in enumerate(made.rows):
+        alone = made.without_place[m] or present is None or not present[row]
         for r in range(20):
-            gone = burst[row, r] or (made.without_place[m] and near[row, r])
+            gone = (alone and burst[row, r]) or (made.without_place[m] and near[row, r])
             assert np.isneginf(made.similarities[m, r]) == gone
             if not gone:
                 assert made.similarities[m, r] == similarities[row, r]

@@ -86,6 +86,10 @@ def test_all_inside_right_needs_one_calibrator_only() -> None:
     grid = np.linspace(-2, 4, 30)
     up, down = 0.9 * gauss(grid, 0.0), 0.1 * gauss(grid, 2.0)
     np.testing.assert_allclose(fitted.probability(grid, 0.1), up / (up + down), atol=0.04)
+    for rate in (None, 0.1):  # a far query must still be said to be outside
+        np.testing.assert_array_equal(fitted.inside_probability(grid, rate), fitted.probability(grid, rate))
+    none_from_outside = OutsideAware(fitted.right, None, 0.0, 1.0)
+    assert none_from_outside.inside_probability(grid) is None
 
 
 @settings(deadline=None, max_examples=20)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from kappaplace.cli.localize import bar
+from kappaplace.cli.localize import _show, bar
 from kappaplace.cli.main import BAD_INPUT, main
+from kappaplace.maps.localization import Localization, Match
 from kappaplace.models.checkpoint import save_model
 from tests.maps.conftest import town, town_folder  # noqa: F401  # fixtures
 
@@ -42,7 +44,8 @@ def model(tiny, tmp_path: Path) -> Path:
     "command",
     [
         *(("map", verb) for verb in ("build", "add", "remove", "compact", "info", "verify", "reembed")),
-        *(("map", "export"), ("map", "import"), ("localize",), ("calibrate",)),
+        *(("map", verb) for verb in ("export", "import", "label", "monitor")),
+        *(("localize",), ("calibrate",)),
     ],
 )
 def test_help_teaches_by_example(kappaplace, command):
@@ -102,7 +105,7 @@ def test_calibrate_and_what_it_promises(kappaplace, model, town_folder, tmp_path
     said = kappaplace("localize", out, town_folder / "val" / "060.png", "--k", 2)
     assert "no risk is guaranteed" in " ".join(said.split())
     assert "right with probability" in " ".join(said.split())
-    assert "one of both" in kappaplace("calibrate", out, code=BAD_INPUT)
+    assert "one of them" in kappaplace("calibrate", out, code=BAD_INPUT)
     assert "--no-thin" in kappaplace("calibrate", out, "--queries", table, code=BAD_INPUT)
 
 
@@ -122,4 +125,16 @@ def test_bad_input_is_one_sentence(kappaplace, model, town_folder, tmp_path):  #
 
 
 def test_bars_are_as_full_as_the_share():
-    assert [bar(share) for share in (0.0, 0.5, 1.0, 7.0)] == ["░" * 10, "█" * 5 + "░" * 5, "█" * 10, "█" * 10]
+    assert [bar(share) for share in (0.0, 0.5, 1.0, 7.0)] == ["░" * 6, "█" * 3 + "░" * 3, "█" * 6, "█" * 6]
+
+
+def test_names_have_room_beside_long_numbers(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    numbers = (550745.0, 4180010.0, 0.0, 0.0, 0.9861, 1029.4, 4.88e-4, 0.26)
+    match = Match(10, "a/00000031.jpg", *numbers, "doubtful", 0, "")
+    answer = Localization("q", 1029.0, 0.1, 0.3, 0.9, "doubtful", True, None, (match,), {})
+    _show([answer], "exact: all are compared")
+    said = capsys.readouterr().out
+    row = r"^10 a/00000031.jpg 550745.0 4180010.0 0.986 +1029 0.00049 ██░░░░ 0.26 +doubtful"
+    assert re.search(row, said, re.M), said
+    assert "Search exact: all are compared." in said

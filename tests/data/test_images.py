@@ -186,6 +186,26 @@ def test_decompression_bombs_are_refused_before_decoding() -> None:
             decode(source, max_pixels=80_000)
 
 
+def test_only_the_formats_asked_for_are_tried() -> None:
+    files = {}
+    for kind in ("PNG", "GIF"):
+        buffer = io.BytesIO()
+        Image.new("RGB", (4, 4)).save(buffer, kind)
+        files[kind] = buffer.getvalue()
+    assert decode(files["PNG"], formats=("JPEG", "PNG")).size == (4, 4)
+    with pytest.raises(KappaPlaceError, match="JPEG, PNG"):
+        decode(files["GIF"], formats=("JPEG", "PNG"))
+
+
+def test_heic_is_read_only_where_it_is_asked_for() -> None:
+    heif = pytest.importorskip("pillow_heif")
+    buffer = io.BytesIO()
+    heif.from_pillow(Image.new("RGB", (64, 64), (9, 9, 9))).save(buffer)
+    assert decode(buffer.getvalue(), formats=("JPEG", "HEIF")).size == (64, 64)
+    with pytest.raises(KappaPlaceError, match="JPEG"):
+        decode(buffer.getvalue(), formats=("JPEG", "PNG"))
+
+
 def test_draft_decoding_is_used_for_much_smaller_targets_and_stays_close() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from shutil import copytree
+
 import numpy as np
 import pytest
 
 from kappaplace.data.place_images import PlaceImages
 from kappaplace.data.positives import Positives
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps import PlaceMap
+from kappaplace.maps import PlaceMap, self_calibrate
 from kappaplace.maps.calibrate import Terms, calibrate_map
-from kappaplace.maps.self_calibrate import self_calibrate_map, sparse_note
+from kappaplace.maps.self_calibrate import found_alone, self_calibrate_map, sparse_note
 from tests.maps.conftest import town_table
 
 
@@ -25,21 +28,26 @@ def ready(many: PlaceImages, tiny, tmp_path) -> PlaceMap:
     return PlaceMap.build(many, tmp_path / "m", tiny)
 
 
-def test_labelled_queries(many, ready):
+def test_labelled_queries(many, ready, tmp_path):
     with pytest.raises(KappaPlaceError, match=r"lie at \d+ places.*--no-thin"):
         calibrate_map(ready, many)
     references = many.references
-    labelled = PlaceImages.create(
-        np.concatenate([many.queries.paths, references.paths]),
-        np.concatenate([many.queries.positions, references.positions]),
-        root=many.root,
-        frame=many.frame,
-        name="labelled",
-    )  # no query is marked: all of them are
-    made = calibrate_map(ready, labelled, Terms(max_risk=0.4, confidence=0.8, thin=False))
+    known = {
+        "paths": np.concatenate([many.queries.paths, references.paths]),
+        "positions": np.concatenate([many.queries.positions, references.positions]),
+        "frame": many.frame,
+    }  # no query is marked: all of them are
+    terms = Terms(max_risk=0.4, confidence=0.8, thin=False)
+    with pytest.raises(KappaPlaceError, match=r"images of the map itself .*find themselves"):
+        calibrate_map(ready, PlaceImages.create(**known, root=many.root), terms)
+    labelled = PlaceImages.create(**known, root=copytree(many.root, tmp_path / "again"), name="labelled")
+    made = calibrate_map(ready, labelled, terms)
+    assert any("not thinned" in sentence for sentence in made.rule.promise())
     assert made.scores == ("cosine", "margin", "aliasing", "z-score", "inverse-kappa")
     again = PlaceMap.open(ready.folder)
     assert again.info()["calibration"] == f"{len(labelled)} labelled queries of labelled"
+    counts = again.manifest.calibration["reliability"][2]
+    assert sum(counts) == made.facts["thresholds_on"]  # measured where nothing was fitted
     answers = again.localize(many.image_paths(many.reference_rows[:8]), k=5)
     for answer in answers:
         assert 0 <= answer.probability <= 1
@@ -55,7 +63,11 @@ def test_labelled_queries(many, ready):
         found = [match.probability for match in answer.matches]
         assert found == sorted(found, reverse=True)
     near = again.localize(many.image_path(0), near=(tuple(many.positions[0]), 40.0))
-    assert any("Only the area asked for" in note for note in near.notes)
+    assert any("Only the area asked for" in n and "no risk is guaranteed" in n for n in near.notes)
+    outside = again.localize(many.image_path(0), outside_rate=0.9)
+    assert any("not for 90 %" in note for note in outside.notes)
+    assert not any("from outside the map" in n for n in again.localize(many.image_path(0)).notes)
+    assert any("compact engine" in n for n in PlaceMap.open(ready.folder, engine="compact").notes())
     again.remove(list(again.store.names())[:20])
     assert any("do it again" in note for note in again.localize(many.image_path(0)).notes)
 
@@ -75,6 +87,9 @@ def test_given_positives_are_found_by_name(many, ready):
     # Labels at random: nothing can be promised, but they are read.
     with pytest.raises(KappaPlaceError, match=r"cannot be promised|only wrong|outcomes"):
         calibrate_map(ready, table, Terms(max_risk=0.01))
+    posed = replace(table, positions=many.positions)
+    with pytest.raises(KappaPlaceError, match=r"lie at \d+ places.*--no-thin"):  # neighbours fail together
+        calibrate_map(ready, posed)
 
 
 def test_without_labels_nothing_is_guaranteed(many, ready):
@@ -83,6 +98,8 @@ def test_without_labels_nothing_is_guaranteed(many, ready):
     assert not made.rule.guaranteed
     assert "the map is sparse" in sparse_note(made)
     assert made.facts["outside"] >= made.facts["queries"] / 2  # every second query has lost its place
+    mean = np.mean([answer.probability for answer in ready.localize(many.image_paths(many.reference_rows))])
+    assert mean > 0.5  # images of the map are found in it
     answer = PlaceMap.open(ready.folder).localize(many.image_path(0))
     assert any(
         "degraded images of the map itself" in n and "no risk is guaranteed" in n for n in answer.notes
@@ -109,3 +126,29 @@ def test_what_cannot_be_self_calibrated(many, ready, tiny, tmp_path):
     import_map(moved, tmp_path / "gone")
     with pytest.raises(KappaPlaceError, match=r"not there any more .*/nowhere"):
         self_calibrate_map(PlaceMap.open(tmp_path / "gone"))
+
+
+def test_a_sparse_map_is_asked_with_its_images_present(ready, monkeypatch):
+    with monkeypatch.context() as without:
+        without.setattr(self_calibrate, "PRESENT", 0.0)
+        alone = self_calibrate_map(ready).facts
+    facts = self_calibrate_map(ready).facts
+    assert 0 <= facts["found_alone"] == alone["found_alone"] < 0.5
+    assert facts["right"] > alone["right"]  # those with themselves are found more often
+    stated, observed, counts = ready.manifest.calibration["reliability"]
+    assert len(stated) == len(observed) == len(counts) > 1
+    # Every second query is one from outside, in use one in ten: the held-out ones are thinned to that.
+    assert sum(counts) < facts["thresholds_on"]
+    assert all(0 <= value <= 1 for value in (*stated, *observed))
+
+
+def test_how_dense_a_map_is(ready):
+    """Against a loop over the references."""
+    store, near = ready.store, ready.manifest.radius
+    z, where = store.descriptors[:], store.positions
+    hits = []
+    for row in range(len(ready)):
+        others = np.delete(np.arange(len(ready)), row)
+        best = others[np.argmax(z[others] @ z[row])]
+        hits.append(np.linalg.norm(where[best] - where[row]) <= near)
+    assert found_alone(ready, np.arange(len(ready))) == pytest.approx(np.mean(hits))

@@ -28,10 +28,13 @@ def test_there_and_back(town, tiny, queries, tmp_path, suffix, storage):
     assert_same(back, made)
     assert back.manifest.frame == made.manifest.frame
     assert back.verify() == []
+    assert back.manifest.thumbnails
+    assert [back.store.thumbnail(i) for i in (0, 57)] == [made.store.thumbnail(i) for i in (0, 57)]
+    assert back.store.thumbnail(57) is not None
     assert back.store.image_path(57) == made.store.image_path(57)
     ours, theirs = made.localize(queries[0]), back.localize(queries[0])
     assert [m.name for m in ours.matches] == [m.name for m in theirs.matches]
-    assert back.build(town, tmp_path / "back", tiny, storage=storage).report.already == 55
+    assert back.build(town, tmp_path / "back", tiny, storage=storage, thumbnails=True).report.already == 55
     with pytest.raises(KappaPlaceError, match="is there already"):
         import_map(file, tmp_path / "back")
 

@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from kappaplace.calibration.model import fit_calibration
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps import PlaceMap
+from kappaplace.maps import PlaceMap, searching
 from kappaplace.maps.localization import fused_pose
+from kappaplace.maps.localize import _reranked
 from kappaplace.maps.signals import QUERY_SIGNALS, query_features
+from kappaplace.retrieval.engines import choose, faiss_engine
 from kappaplace.retrieval.exact import search
 from kappaplace.types import Embeddings
 from kappaplace.uncertainty.evidence import Evidence
@@ -86,6 +89,35 @@ def test_an_answer_holds_what_is_needed(town, town_map, queries):
     json.loads(json.dumps(answer.to_dict(), allow_nan=False))
 
 
+def test_every_match_has_a_decision(town_map, queries):
+    rng = np.random.default_rng(0)
+    pairs = rng.random((600, 3)) * 0.1
+    hits = rng.random((600, 3)) > (10 * pairs) ** 2
+    made = fit_calibration(
+        pairs[:, 0],
+        hits[:, 0],
+        ["cosine"],
+        pair_features=pairs,
+        pair_success=hits,
+        pair_scores=["cosine"],
+        max_risk=0.2,
+    )
+    town_map.calibrate_with(made, "made up", guarantee=True)
+    seen = set()
+    for answer in town_map.localize(queries, k=8):
+        best = answer.matches[0]
+        assert best.decision == answer.decision
+        assert answer.calibration == made.fingerprint
+        for match in answer.matches[1:]:
+            far = np.hypot(match.x - best.x, match.y - best.y) > 2 * town_map.manifest.radius
+            p = min(match.probability, 1 - answer.probability) if far else match.probability
+            own = "accept" if p >= 0.8 else "reject" if p <= 0.2 else "doubtful"
+            order = ["accept", "doubtful", "reject"]
+            assert match.decision == max(own, answer.decision, key=order.index)
+            seen.add((bool(far), match.decision))
+    assert {(False, "accept"), (True, "reject")} <= seen
+
+
 def test_one_or_many(town_map, queries):
     single = town_map.localize(queries[0])
     listed = town_map.localize([queries[0]])
@@ -154,6 +186,46 @@ def test_the_pose_is_the_weighted_mean_of_those_that_agree():
     assert fused_pose(poses[3:], np.ones(1), np.array([True])) is None
     zero = fused_pose(poses[:2], np.zeros(2), np.array([True, True]))
     assert zero.x == 5
+
+
+def test_one_match_alone_has_no_spread(town_map, queries):
+    alone, several = (town_map.localize(queries[0], k=k) for k in (1, 56))
+    assert alone.pose.matches == 1
+    assert "±" not in alone.sentence
+    assert several.pose.matches > 1
+    assert f"± {several.pose.spread:.1f} m" in several.sentence
+
+
+def test_ranked_anew_the_margin_is_to_places_other_than_the_new_best(town_map, queries):
+    made, gatherer, store = town_map.embed(queries), town_map.gatherer, town_map.store
+    deep = gatherer.matches(made.descriptor, 5)
+    before = gatherer.evidence(made, deep, 5)
+    backwards = np.tile(np.arange(5.0), (len(queries), 1))  # the last of the five is the most probable
+    after = _reranked(gatherer, before, backwards, deep, None, None)
+    top = after.references[after.top]
+    np.testing.assert_array_equal(top, deep.indices[:, 4])
+    far = ~np.asarray(gatherer.near(top[:, None], np.arange(len(store))[None, :]))
+    expected = np.where(far, made.descriptor @ store.descriptors[:].T, -np.inf).max(axis=1)
+    np.testing.assert_allclose(after.best_outside, expected, atol=1e-6)
+    assert (after.best_outside != before.best_outside).any()
+
+
+def test_an_address_without_a_database_is_told(town_map, queries):
+    for engine in ("auto", "exact", "faiss-flat"):
+        with pytest.raises(KappaPlaceError, match="belongs to a database"):
+            PlaceMap.open(town_map.folder, engine=engine, uri="town.db").localize(queries[0])
+
+
+def test_a_read_only_map_is_searched_without_an_index_on_disk(town_map, queries, monkeypatch):
+    pytest.importorskip("faiss")
+    monkeypatch.setattr(searching.os, "access", lambda path, mode: False)
+    monkeypatch.setattr(faiss_engine, "save", None)  # would be called to keep the index
+    here = PlaceMap.open(town_map.folder, engine="hnsw")
+    assert here.localize(queries[0], 3).matches[0].name == town_map.localize(queries[0], 3).matches[0].name
+    assert not (town_map.folder / "index").exists()
+    monkeypatch.setattr(searching, "EXACT_UP_TO", 10)
+    monkeypatch.setattr(choose, "EXACT_UP_TO", 10)
+    assert "no folder to keep an index" in PlaceMap.open(town_map.folder).gatherer.search.why
 
 
 def test_engines_give_the_same_answer(town_map, queries):

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps import PlaceMap
+from kappaplace.maps import PlaceMap, verify
 from kappaplace.maps.manifest import read_manifest
+from kappaplace.maps.segments import Segment, StaleMap
 from kappaplace.models.embedding import embed_images
 from tests.maps.fakes import Counting
 
@@ -101,6 +102,51 @@ def damaged(folder: Path, out: Path, file: str, change) -> Path:
 def flipped(data: bytearray) -> bytes:
     data[-5] ^= 0x10
     return bytes(data)
+
+
+def test_a_map_compacted_while_it_is_opened_is_looked_at_again(town_map):
+    before = read_manifest(town_map.folder)  # what a reader has in hand when another process compacts
+    PlaceMap.open(town_map.folder).compact()
+    late = PlaceMap(town_map.folder, before)
+    assert late.manifest.version > before.version
+    assert late.store.name(0) == next(iter(late.store.names()))
+    for segment in late.store.segments:
+        shutil.rmtree(segment.folder)
+    with pytest.raises(StaleMap, match="is gone"):  # nobody wrote a newer manifest: the files are lost
+        PlaceMap(town_map.folder, late.manifest)
+
+
+def test_a_map_compacted_between_size_and_content_is_looked_at_again(town_map, queries, monkeypatch):
+    """A file may go after its size was checked: the map is stale then, not damaged."""
+    reader, expected = PlaceMap.open(town_map.folder), town_map.localize(queries[0], 3)
+    made, checked = reader.embed(queries[:1]), Segment.checked
+
+    def compacted_meanwhile(segment, name):
+        file = checked(segment, name)
+        monkeypatch.setattr(Segment, "checked", checked)
+        PlaceMap.open(town_map.folder).compact()
+        assert not file.exists()
+        return file
+
+    for name in ("array", "_blobs"):
+        monkeypatch.setattr(Segment, "checked", compacted_meanwhile)
+        with pytest.raises(StaleMap, match="is gone"):
+            getattr(reader.store.segments[0], name)("poses" if name == "array" else "names")
+        reader.refresh()
+    monkeypatch.setattr(Segment, "checked", compacted_meanwhile)
+    (answer,) = reader.localize_embeddings(made, ["q"], 3)
+    assert [m.name for m in answer.matches] == [m.name for m in expected.matches]
+
+
+def test_a_map_compacted_while_it_is_verified_is_sound(town_map, monkeypatch):
+    def compacted_first(folder, manifest):
+        monkeypatch.setattr(verify, "find_damage", find_damage)
+        PlaceMap.open(folder).compact()
+        return find_damage(folder, manifest)
+
+    find_damage = verify.find_damage
+    monkeypatch.setattr(verify, "find_damage", compacted_first)
+    assert town_map.verify() == []
 
 
 def test_damage_is_found_and_told_where_it_matters(town_map, tiny, queries, tmp_path):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from kappaplace.errors import KappaPlaceError
 from kappaplace.retrieval import exact
 from kappaplace.retrieval.engines import Engine, Quantized, Rows, choose, open_engine, quantize
+from kappaplace.retrieval.engines.compact import LEAST_BYTES, code_size
 from kappaplace.retrieval.engines.deepen import Hits, deepen
 from kappaplace.retrieval.engines.records import References, checked_name, retried, to_write, without_password
 
@@ -82,20 +83,39 @@ def test_approximate_engines_find_nearly_all_with_true_cosines(kind: str) -> Non
 
 
 @needs_faiss
-def test_compact_mode_needs_the_codes_only(tmp_path: Path) -> None:
+def test_the_compact_engine_needs_its_codes_only(tmp_path: Path) -> None:
     rows, positions, queries = city()
-    engine = open_engine(rows, positions, "ivf-pq", tmp_path, rerank=False)
+    engine = open_engine(rows, positions, "compact", tmp_path)
     found = engine.search(queries, 10)
-    loaded = open_engine(rows, positions, "ivf-pq", tmp_path, rerank=False).search(queries, 10)
+    loaded = open_engine(rows, positions, "compact", tmp_path).search(queries, 10)
     np.testing.assert_array_equal(loaded.indices, found.indices)
-    assert engine.name == "ivf-pq compact"
-    assert np.mean(found.indices[:, 0] // 10 == np.arange(20)) > 0.9  # ten references a place
+    assert (engine.name, engine.exact) == ("compact", False)
+    truth = exact.search(queries, rows, 10)
+    shared = [len(set(a) & set(b)) / 10 for a, b in zip(found.indices, truth.indices, strict=True)]
+    assert np.mean(shared) > 0.9
     cosines = np.einsum("nd,nkd->nk", queries, rows[found.indices])
-    assert np.abs(found.similarities - cosines).mean() < 0.03  # 12 bytes a reference here
-    inside = engine.search(queries, 10, near=(50, 50, 10))
-    assert (np.hypot(*(positions[inside.indices] - 50).transpose(2, 0, 1)) <= 10).all()
+    assert np.abs(found.similarities - cosines).mean() < 0.02  # half a byte a number here
+    assert (np.diff(found.similarities, axis=1) <= 0).all()
+    rows[:] = np.nan  # never looked at again
+    chosen = np.flatnonzero(np.hypot(*(positions - 50).T) <= 10)
+    inside = engine.search(queries, 2000, near=(50, 50, 10))
+    assert (np.sort(inside.indices, axis=1) == chosen).all()
     assert engine.search(queries, 10, near=(500, 500, 10)).indices.shape == (20, 0)
-    assert engine.search(queries, 1500).indices.min() >= 0  # more than the probed lists hold
+    everything = engine.search(queries, 1500).indices  # more than the probed lists hold
+    assert (np.sort(everything, axis=1) == np.arange(1500)).all()
+
+
+@settings(deadline=None)
+@given(count=st.integers(1000, 10**8), dim=st.integers(2, 4096))
+def test_compact_codes_fit_in_128_bytes(count: int, dim: int) -> None:
+    lists = round(count**0.5)
+    codes, together = code_size(count, dim, lists)
+    assert codes % 2 == 0
+    assert codes * together >= dim
+    # Row number, table, code, and a share of the centres, the values, the rotation and half-empty blocks.
+    places = 4 * codes * together * (lists + 16 + dim)
+    size = 16 + codes / 2 + (places + codes / 2 * lists * 16) / count
+    assert size <= 128 or codes <= 2 * LEAST_BYTES
 
 
 @needs_faiss
@@ -169,7 +189,7 @@ def test_an_index_is_kept_and_refused_for_other_descriptors(
 
 @needs_faiss
 def test_a_full_disk_leaves_the_index_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kappaplace.retrieval.engines import faiss_engine
+    from kappaplace.retrieval.engines import faiss_tools
 
     rows, _, _ = city()
     open_engine(rows, kind="hnsw", folder=tmp_path)
@@ -182,7 +202,7 @@ def test_a_full_disk_leaves_the_index_that_was_there(tmp_path: Path, monkeypatch
 
         return refuse
 
-    monkeypatch.setattr(faiss_engine, "_noting", full)
+    monkeypatch.setattr(faiss_tools, "_noting", full)
     with pytest.raises(KappaPlaceError, match="No space left"):
         open_engine(rows, kind="hnsw", folder=tmp_path, rebuild=True)
     assert (tmp_path / "hnsw.index").read_bytes() == before
@@ -251,8 +271,9 @@ def test_bad_input_is_told_in_a_sentence() -> None:
 
 @needs_faiss
 def test_faiss_refuses_what_it_cannot_index() -> None:
-    with pytest.raises(KappaPlaceError, match="at least 1000 references"):
-        open_engine(np.eye(4, dtype=np.float32), kind="ivf-pq")
+    for kind in ("ivf-pq", "compact"):
+        with pytest.raises(KappaPlaceError, match=f"{kind} needs at least 1000 references"):
+            open_engine(np.eye(4, dtype=np.float32), kind=kind)
     with pytest.raises(KappaPlaceError, match="NaN or infinite"):
         open_engine(np.full((4, 4), np.nan, np.float32), kind="faiss-flat")
 

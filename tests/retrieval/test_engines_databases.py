@@ -135,6 +135,43 @@ def test_milvus_import_survives_failures_and_gives_up_in_a_sentence(
 
 
 @pytest.mark.slow
+def test_postgres_import_survives_a_lost_connection(
+    postgres_uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    psycopg = pytest.importorskip("psycopg")
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    rows, positions, queries = city(300)
+    engine = PostgresEngine(postgres_uri, "shaky")
+    write, calls = engine._write, []
+
+    def shaky(*args: Any) -> None:
+        calls.append(1)
+        if len(calls) % 3 == 1:  # the server ends the connection before the batch ...
+            engine._run("SELECT pg_terminate_backend(pg_backend_pid())")
+        write(*args)
+        if len(calls) % 3 == 2:  # ... or the answer to it is lost
+            engine.connection.close()
+            raise psycopg.OperationalError("lost")
+
+    monkeypatch.setattr(engine, "_write", shaky)
+    assert engine.add(References(rows, positions), batch=100) == 300
+    assert (len(engine), len(calls)) == (300, 9)
+    truth = open_engine(rows, positions)
+    near = (50.0, 50.0, 20.0)
+    for circle in (None, near):
+        mine, theirs = (each.search(queries, 5, near=circle).indices for each in (engine, truth))
+        np.testing.assert_array_equal(mine, theirs)
+
+    def dead(*args: Any) -> None:
+        raise psycopg.OperationalError("gone")
+
+    monkeypatch.setattr(engine, "_write", dead)
+    with pytest.raises(KappaPlaceError, match=r"repeat the import \(gone\)"):
+        engine.add(References(city(400)[0]), replace=True)
+    engine.close()
+
+
+@pytest.mark.slow
 def test_postgres_with_an_index_is_approximate_and_says_so(postgres_uri: str) -> None:
     rows, positions, queries = city()
     engine = open_engine(rows, positions, "postgres", uri=postgres_uri, collection="Indexed", index="hnsw")

@@ -164,7 +164,11 @@ def fit_rule(
                 -scores, ~right, reject_risk, confidence, method, below=-accepted.threshold, slack=slack
             )
         except RiskRefused as refusal:
-            notes.append(f"Nothing is rejected: {refusal}")
+            enough = f"; about {refusal.needed:,} would be needed" if refusal.needed else ""
+            notes.append(
+                f"Nothing is rejected: that at most {percent(reject_risk)} of the rejected would have been "
+                f"right cannot be promised from these {len(right):,} labelled queries{enough}."
+            )
     return DecisionRule(
         UNCERTAINTY,
         accepted.threshold,

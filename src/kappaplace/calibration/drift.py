@@ -19,8 +19,9 @@ stream should be thinned (`thin_to_places`) or judged over a window long enough 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,10 @@ TAIL = 0.01
 WINDOW = 200
 FALSE_ALARM = 0.001
 """Chance that a window of exchangeable queries warns at all; shared out among signals and tests."""
+SHOWN = (0.05, 0.5, 0.95)
+"""Quantiles that are kept of each finished window, to draw how signals move."""
+MOST_WINDOWS = 500
+"""Finished windows that are remembered; older ones are forgotten."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,17 @@ class Sketch:
         kept = {name: tuple(np.sort(v)[ranks - 1].tolist()) for name, v in arrays.items()}
         return cls(count, tuple(ranks.tolist()), kept)
 
+    @property
+    def ends(self) -> tuple[int, int]:
+        """Which of the kept order statistics bound the calibrated range: about p1 and p99."""
+        low = int(np.searchsorted(self.ranks, TAIL * self.count, side="left"))
+        return low, len(self.ranks) - 1 - low
+
+    def calibrated_range(self, name: str) -> tuple[float, float] | None:
+        """The range of a signal at calibration; None where there were too few queries for one."""
+        low, high = self.ends
+        return (self.values[name][low], self.values[name][high]) if high > low else None
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         values = {name: list(points) for name, points in self.values.items()}
@@ -104,25 +120,40 @@ class DriftWarning:
     sentence: str
 
 
+@dataclass(frozen=True)
+class DriftWindow:
+    """One full window that was compared."""
+
+    queries: int
+    """Seen since the start, this window included."""
+    quantiles: Mapping[str, tuple[float, ...]]
+    """Of each signal, at `SHOWN`."""
+    warnings: tuple[DriftWarning, ...]
+    time: float | None = None
+    """When it was full, in seconds since 1970; None where the caller did not say."""
+
+
 def compare(
-    sketch: Sketch, signals: Mapping[str, Any], false_alarm: float = FALSE_ALARM
+    sketch: Sketch, signals: Mapping[str, Any], false_alarm: float = FALSE_ALARM, *, shape: bool = True
 ) -> list[DriftWarning]:
-    """All warnings about these queries taken together; on exchangeable ones any at all with this chance."""
+    """All warnings about these queries taken together; on exchangeable ones any at all with this chance.
+
+    Without ``shape`` only the range is tested, for a calibration on stand-ins for queries: those are spread
+    otherwise from the start, but queries shall not leave their range.
+    """
     arrays = _signals(signals)
     unknown = [name for name in arrays if name not in sketch.values]
     if unknown:
         raise KappaPlaceError(
             f"The calibration knows nothing of {', '.join(unknown)}; it kept {', '.join(sketch.values)}."
         )
-    level = share(false_alarm, "false-alarm rate") / (2 * len(arrays))
+    kinds = (_range_test, _shape_test) if shape else (_range_test,)
+    level = share(false_alarm, "false-alarm rate") / (len(kinds) * len(arrays))
     found: list[DriftWarning] = []
     for name, values in arrays.items():
         points = np.array(sketch.values[name])
         if len(values):
-            tests = (
-                _range_test(name, sketch, points, values, level),
-                _shape_test(name, sketch, points, values, level),
-            )
+            tests = [test(name, sketch, points, values, level) for test in kinds]
             found += [warning for warning in tests if warning is not None]
     return found
 
@@ -130,17 +161,40 @@ def compare(
 class DriftMonitor:
     """Collects incoming queries and compares each full window with the sketch."""
 
-    def __init__(self, sketch: Sketch, window: int = WINDOW, false_alarm: float = FALSE_ALARM) -> None:
+    def __init__(
+        self, sketch: Sketch, window: int = WINDOW, false_alarm: float = FALSE_ALARM, *, shape: bool = True
+    ) -> None:
         if window < 1:
             raise KappaPlaceError(f"A drift window holds at least one query, got {window}.")
         self.sketch = sketch
         self.window = window
         self.false_alarm = share(false_alarm, "false-alarm rate")
+        self.shape = shape
+        """Whether the shape is tested beside the range; see `compare`."""
         self.windows = 0
         """Full windows seen."""
+        self.queries = 0
+        """Queries seen."""
+        self.history: deque[DriftWindow] = deque(maxlen=MOST_WINDOWS)
+        """The last full windows, oldest first."""
         self._waiting: dict[str, Floats] = {name: np.empty(0) for name in sketch.values}
 
-    def update(self, signals: Mapping[str, Any]) -> list[DriftWarning]:
+    @property
+    def waiting(self) -> int:
+        """Queries that wait for their window to be full."""
+        return len(next(iter(self._waiting.values())))
+
+    @property
+    def waiting_values(self) -> Mapping[str, Floats]:
+        """The signals of these queries."""
+        return dict(self._waiting)
+
+    @property
+    def drifting(self) -> tuple[DriftWarning, ...]:
+        """Warnings of the last full window: those that stand now."""
+        return self.history[-1].warnings if self.history else ()
+
+    def update(self, signals: Mapping[str, Any], time: float | None = None) -> list[DriftWarning]:
         """Take in one or many queries, all signals of the sketch; the warnings of windows that they fill."""
         arrays = _signals(signals)
         if set(arrays) != set(self._waiting) or len({len(v) for v in arrays.values()}) != 1:
@@ -151,25 +205,68 @@ class DriftMonitor:
             )
         waiting = {name: np.concatenate([self._waiting[name], v]) for name, v in arrays.items()}
         found: list[DriftWarning] = []
+        compared = self.queries - self.waiting
         for _ in range(len(next(iter(waiting.values()))) // self.window):
             full = {name: v[: self.window] for name, v in waiting.items()}
             waiting = {name: v[self.window :] for name, v in waiting.items()}
-            found += compare(self.sketch, full, self.false_alarm)
+            warnings = tuple(compare(self.sketch, full, self.false_alarm, shape=self.shape))
+            compared += self.window
+            shown = {name: tuple(np.quantile(v, SHOWN).tolist()) for name, v in full.items()}
+            self.history.append(DriftWindow(compared, shown, warnings, time))
+            found += warnings
             self.windows += 1
         self._waiting = waiting
+        self.queries = compared + self.waiting
         return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """What was seen so far, in plain values for JSON; the sketch stays with the calibration."""
+        return {
+            "window": self.window,
+            "false_alarm": self.false_alarm,
+            "windows": self.windows,
+            "queries": self.queries,
+            "waiting": {name: values.tolist() for name, values in self._waiting.items()},
+            "history": [asdict(window) for window in self.history],
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], sketch: Sketch, *, shape: bool = True) -> DriftMonitor:
+        """Go on where `to_dict` left off, with the sketch of the same calibration."""
+        names = {"window", "false_alarm", "windows", "queries", "waiting", "history"}
+        parts = stored(values, names, "drift monitor")
+        try:
+            made = cls(sketch, int(parts["window"]), float(parts["false_alarm"]), shape=shape)
+            made.windows, made.queries = int(parts["windows"]), int(parts["queries"])
+            waiting = _signals(parts["waiting"])
+            made.history.extend(_window(window) for window in parts["history"])
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise KappaPlaceError(f"A stored drift monitor cannot be read: {error}.") from None
+        signals = [waiting, *(window.quantiles for window in made.history)]
+        known = all(set(part) == set(sketch.values) for part in signals)
+        if not known or len({len(v) for v in waiting.values()}) != 1:
+            raise KappaPlaceError("A stored drift monitor has other signals than the calibration.")
+        made._waiting = waiting
+        return made
+
+
+def _window(values: Mapping[str, Any]) -> DriftWindow:
+    when = None if values["time"] is None else float(values["time"])
+    quantiles = {str(name): tuple(map(float, v)) for name, v in values["quantiles"].items()}
+    if any(len(v) != len(SHOWN) for v in quantiles.values()):
+        raise ValueError(f"a window holds {len(SHOWN)} quantiles of each signal")
+    warnings = tuple(DriftWarning(**warning) for warning in values["warnings"])
+    return DriftWindow(int(values["queries"]), quantiles, warnings, when)
 
 
 def _range_test(
     name: str, sketch: Sketch, points: Floats, values: Floats, level: float
 ) -> DriftWarning | None:
-    ranks = np.array(sketch.ranks)
-    low = int(np.searchsorted(ranks, TAIL * sketch.count, side="left"))
-    high = len(ranks) - 1 - low
+    low, high = sketch.ends
     if high <= low:
         return None  # two or three queries at calibration: there is no range
     below, above = int((values < points[low]).sum()), int((values > points[high]).sum())
-    inside = int(ranks[high] - ranks[low])
+    inside = sketch.ranks[high] - sketch.ranks[low]
     outside = sketch.count + 1 - inside
     law = (len(values), outside, inside)
     if betabinom.sf(below + above - 1, *law) > level:

@@ -1,7 +1,7 @@
 """Self-calibration without labels: each degraded reference is queried twice.
 
-- *without itself and its capture burst*: what remains within the radius are its positives; where nothing
-  remains, the query is one from outside the map;
+- *from inside the map*: without itself and its capture burst, so that what remains within the radius are its
+  positives and where nothing remains, the query is one from outside the map; or with all of them present;
 - *without everything within the radius*: a query from outside the map, nothing can be right.
 
 Whoever has the map gives one row of similarities a degraded reference, and two masks over that row. This file
@@ -21,7 +21,7 @@ from kappaplace.types import Matches
 
 
 class SelfQueries(NamedTuple):
-    """Queries made of degraded references: M ≤ 2B of them, first those without the burst."""
+    """Queries made of degraded references: M ≤ 2B of them, first those from inside."""
 
     rows: Rows
     """Row of the block that each query came from."""
@@ -58,12 +58,14 @@ def self_queries(
     burst: NDArray[np.bool_],
     near: NDArray[np.bool_],
     *,
+    present: NDArray[np.bool_] | None = None,
     at_least: int = 1,
 ) -> SelfQueries:
     """Both kinds of queries from B degraded references.
 
     ``similarities`` is B×R, ``burst`` marks each reference itself and its capture burst, ``near`` all within
-    the radius (itself too). Queries with fewer than ``at_least`` references left are dropped.
+    the radius (itself too). ``present`` (B) marks those that ask from inside with nothing taken out: their
+    image must have been altered. Queries with fewer than ``at_least`` references left are dropped.
 
     >>> sims = np.array([[0.9, 0.8, 0.3]])
     >>> made = self_queries(sims, np.array([[True, False, False]]), np.array([[True, True, False]]))
@@ -84,9 +86,15 @@ def self_queries(
             "Some rows mark nothing as their capture burst; it holds at least the reference itself."
         )
     block = np.arange(len(values))
-    removed = np.concatenate([in_burst, in_burst | in_radius])
+    alone = (
+        np.ones(len(values), bool)
+        if present is None
+        else ~booleans(present, (len(values),), "marks of presence")
+    )
+    gone = in_burst & alone[:, None]
+    removed = np.concatenate([gone, in_burst | in_radius])
     masked = np.where(removed, -np.inf, np.concatenate([values, values]))
-    positives = np.concatenate([in_radius & ~in_burst, np.zeros_like(in_radius)])
+    positives = np.concatenate([in_radius & ~gone, np.zeros_like(in_radius)])
     second = np.repeat([False, True], len(values))
     kept = (~removed).sum(axis=1) >= at_least
     return SelfQueries(

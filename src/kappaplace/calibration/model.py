@@ -7,8 +7,11 @@ text = json.dumps(calibration.to_dict())
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -55,6 +58,12 @@ class Calibration:
     def scores(self) -> tuple[str, ...]:
         """Names of the query-level scores, in the order of the feature columns."""
         return self.top.scores
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Tells this calibration from others: answers carry it, and a drift monitor asks for it."""
+        text = json.dumps(self.to_dict(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
     def pair_scores(self) -> tuple[str, ...]:

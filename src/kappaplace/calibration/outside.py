@@ -70,8 +70,9 @@ class OutsideAware:
     def probability(self, uncertainty: Any, rate: float | None = None) -> Floats:
         """Of being right; ``rate`` is the share of queries from outside, None: as fitted."""
         right = self.right.probability(uncertainty)
-        inside = self.inside_probability(uncertainty, rate)
-        if inside is not None:
+        if self.inside is not None:
+            inside = self.inside_probability(uncertainty, rate)
+            assert inside is not None
             return right * inside
         if rate is None:
             return right
@@ -81,7 +82,9 @@ class OutsideAware:
     def inside_probability(self, uncertainty: Any, rate: float | None = None) -> Floats | None:
         """Of having been taken inside the map; None where that was not learnt."""
         if self.inside is None:
-            return None
+            # Where every query from inside was right, being right and being inside are one and the same.
+            alike = self.right_rate == 1 and self.fitted_rate > 0
+            return self.probability(uncertainty, rate) if alike else None
         q = self.inside.probability(uncertainty)
         return q if rate is None else shift_prior(q, 1 - self.fitted_rate, 1 - _rate(rate))
 

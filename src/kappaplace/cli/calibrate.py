@@ -16,6 +16,9 @@ def calibrate(
     queries: Annotated[
         Path | None, typer.Option(help="Labelled queries: a table with positions or given positives.")
     ] = None,
+    labels: Annotated[
+        Path | None, typer.Option(help="Labels of best matches: a file made by `map label`.")
+    ] = None,
     self_: Annotated[
         bool, typer.Option("--self", help="Without labels: the map's own images, damaged, ask the map.")
     ] = False,
@@ -24,6 +27,9 @@ def calibrate(
     outside_rate: Annotated[
         float | None, typer.Option(help="Share of queries expected from outside the map.")
     ] = None,
+    verify: Annotated[
+        int, typer.Option(help="Compare so many matches cell by cell (10 is good), here and in use.")
+    ] = 0,
     thin: Annotated[bool, typer.Option(help="Keep one labelled query a place.")] = True,
     root: Annotated[Path | None, typer.Option(help="Where the queries' images lie now.")] = None,
     model: Annotated[str, typer.Option(help="The map's model, if it does not lie where it did.")] = "",
@@ -41,25 +47,35 @@ def calibrate(
 
         kappaplace calibrate town.map --queries labelled.parquet --max-risk 0.01 --confidence 0.95
 
+        kappaplace calibrate town.map --labels labels.csv
+
         kappaplace calibrate town.map --self --outside-rate 0.2
     """
-    if (queries is None) == (not self_):
+    if (queries is not None) + (labels is not None) + self_ != 1:
         raise KappaPlaceError(
-            "Calibrate on labelled queries (--queries TABLE) or without any (--self): one of both."
+            "Calibrate on labelled queries (--queries TABLE), on labels of matches (--labels FILE) or "
+            "without any (--self): one of them."
         )
     from kappaplace.maps import PlaceMap
     from kappaplace.maps.calibrate import Terms, calibrate_map
+    from kappaplace.maps.label_calibrate import calibrate_on_labels
     from kappaplace.maps.self_calibrate import self_calibrate_map, sparse_note
     from kappaplace.maps.sources import as_table
 
     opened = PlaceMap.open(place_map, model or None, device=device or None)
     notes: list[str] = []
-    terms = Terms(max_risk, confidence, outside_rate, thin=thin, seed=seed)
+    terms = Terms(max_risk, confidence, outside_rate, thin=thin, seed=seed, verify=verify)
+    if verify and queries is None:
+        raise KappaPlaceError(
+            "Comparing cells (--verify) is calibrated on labelled queries (--queries) only."
+        )
     if queries is not None:
         from kappaplace.data.place_images import PlaceImages
 
         table = PlaceImages.open(queries, root) if queries.is_file() else as_table(queries)
         made = calibrate_map(opened, table, terms)
+    elif labels is not None:
+        made = calibrate_on_labels(opened, labels, terms, root=root)
     else:
         made = self_calibrate_map(opened, terms)
         notes = [note] if (note := sparse_note(made)) else []
@@ -73,9 +89,10 @@ def calibrate(
         )
         return
     facts = made.facts
+    outside = "" if facts["outside"] is None else f", {facts['outside']:,} from outside the map"
     typer.echo(
-        f"Calibrated on {facts['origin']}: {facts['right']:,} of {facts['queries']:,} queries were right, "
-        f"{facts['outside'] or 0:,} from outside the map."
+        f"Calibrated on {facts['origin']}: {facts['right']:,} of {facts['queries']:,} queries were "
+        f"right{outside}."
     )
     for sentence in [*promise, *notes]:
         typer.echo(sentence)

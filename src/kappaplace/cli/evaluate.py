@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kappaplace.data.positives import NoPositives
+from kappaplace.data.table_io import FORMATS
 from kappaplace.errors import KappaPlaceError
 
 if TYPE_CHECKING:
@@ -19,8 +20,9 @@ _Words = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[MODEL] TABLE…",
-        help="A model (folder, weights file or name) and tables; with --similarities or --descriptors only "
-        "the tables that belong to them; with --protocol paper only models.",
+        help="A model (folder, weights file or name; without it our pretrained one) and tables; with "
+        "--similarities or --descriptors only the tables that belong to them; with --protocol paper only "
+        "models.",
     ),
 ]
 _Pair = tuple[Path, Path]
@@ -91,6 +93,8 @@ def evaluate(
 
     Examples:
 
+        kappaplace evaluate walk.parquet --out results/walk
+
         kappaplace evaluate runs/pt/model pitts30k.parquet sfxl.parquet --out results/pt
 
         kappaplace evaluate cosplace-resnet50-512 walk.parquet --scores l2,pa,margin --out results/walk
@@ -106,6 +110,7 @@ def evaluate(
     from kappaplace.evaluation.jobs import Machine, evaluate_descriptors, evaluate_matrices, evaluate_model
     from kappaplace.evaluation.run import Choices
     from kappaplace.files import make_folder
+    from kappaplace.models.shipped import DEFAULT
 
     given, own = list(words or []), list(uncertainty or [])
     if resize not in ("model", "protocol"):
@@ -150,7 +155,7 @@ def evaluate(
                 descriptors, kappa, positives or [], tables, choices, device=machine.device, **options
             )
         ]
-    elif len(given) < 2:
+    elif not tables or (len(tables) == 1 and not _is_table(tables[0])):
         raise KappaPlaceError(
             "Give a model and at least one table, or --similarities, or --descriptors; see "
             "`kappaplace evaluate --help`."
@@ -158,8 +163,8 @@ def evaluate(
     else:
         results = [
             evaluate_model(
-                given[0],
-                tables[1:],
+                DEFAULT if _is_table(tables[0]) else given[0],
+                tables if _is_table(tables[0]) else tables[1:],
                 choices,
                 machine,
                 name=name,
@@ -169,6 +174,11 @@ def evaluate(
             )
         ]
     _write_and_show(results, out, report, as_json)
+
+
+def _is_table(word: Path) -> bool:
+    """Tables are told by their suffix; models are folders, names or other files."""
+    return word.suffix.lower() in FORMATS
 
 
 def _check_inputs(similarities: bool, descriptors: bool, protocol: str, kappa: bool) -> None:

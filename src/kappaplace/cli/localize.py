@@ -14,7 +14,7 @@ from kappaplace.errors import KappaPlaceError
 if TYPE_CHECKING:
     from kappaplace.maps.localization import Localization, Match
 
-BAR = 10
+BAR = 6
 COLOURS = {"accept": "green", "doubtful": "yellow", "reject": "red"}
 
 
@@ -27,12 +27,19 @@ def localize(
     outside_rate: Annotated[
         float | None, typer.Option(help="Share of queries expected from outside the map.")
     ] = None,
+    verify: Annotated[
+        int | None,
+        typer.Option(help="Matches compared cell by cell and ordered by it; as calibrated unless stated."),
+    ] = None,
     csv: Annotated[Path | None, typer.Option(help="Write one row a match.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with the map and the matches.")] = None,
     engine: Annotated[
-        str, typer.Option(help="auto, exact, faiss-flat, hnsw, ivf-pq, milvus, postgres.")
+        str, typer.Option(help="auto, exact, faiss-flat, hnsw, ivf-pq, compact, milvus, postgres.")
     ] = "auto",
     uri: Annotated[str, typer.Option(help="Address of a database engine.")] = "",
+    collection: Annotated[
+        str, typer.Option(help="Collection or table there; the name of the map unless stated.")
+    ] = "",
     model: Annotated[str, typer.Option(help="The map's model, if it does not lie where it did.")] = "",
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "",
     batch_size: Annotated[int, typer.Option(help="Images embedded together.")] = 32,
@@ -50,7 +57,8 @@ def localize(
     """
     from kappaplace.maps import PlaceMap
 
-    options: dict[str, Any] = {"uri": uri} if uri else {}
+    given = {"uri": uri, "collection": collection}
+    options: dict[str, Any] = {what: value for what, value in given.items() if value}
     opened = PlaceMap.open(place_map, model or None, device=device or None, engine=engine, **options)
     answers = opened.localize(
         _files(images),
@@ -58,6 +66,7 @@ def localize(
         near=_near(near),
         rerank=rerank,
         outside_rate=outside_rate,
+        verify=verify,
         batch_size=batch_size,
     )
     if csv is not None:
@@ -72,7 +81,7 @@ def localize(
         for answer in answers:
             typer.echo(json.dumps(answer.to_dict()))
     else:
-        _show(answers)
+        _show(answers, opened.gatherer.search.why)
 
 
 def _files(images: list[Path]) -> list[str]:
@@ -97,7 +106,8 @@ def _near(text: str) -> tuple[tuple[float, float], float] | None:
     return (x, y), radius
 
 
-def _show(answers: Sequence[Localization]) -> None:
+def _show(answers: Sequence[Localization], search: str) -> None:
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -110,24 +120,31 @@ def _show(answers: Sequence[Localization]) -> None:
         if not answer.matches:
             continue
         calibrated = answer.matches[0].probability is not None
-        table = Table("", "match", "x", "y", "similarity", "κ", "U", "probability" if calibrated else "")
-        table.columns[1].overflow = "fold"
+        last = ("probability", "decision") if calibrated else ("",)
+        # No lines between columns: names, coordinates and decisions shall fit into a terminal of 80 letters.
+        slim: Any = {"box": SIMPLE_HEAD, "show_edge": False, "pad_edge": False, "padding": 0}
+        table = Table("", "match", "x", "y", "cosine", "κ", "U", *last, **slim)
+        for column in table.columns:  # where there is too little room, names alone are folded
+            column.no_wrap, column.overflow = column.header != "match", "fold"
         for match in answer.matches:
-            table.add_row(*(escape(cell) for cell in _cells(match)))
+            table.add_row(*(escape(cell) for cell in _cells(match, calibrated)))
         console.print(table)
         took = ", ".join(f"{stage} {1000 * seconds:.1f}" for stage, seconds in answer.seconds.items())
         console.print(f"κ of the query {answer.kappa:.3g}; milliseconds: {took}", style="dim")
     for note in dict.fromkeys(note for answer in answers for note in answer.notes):
         console.print(escape(note), style="dim")
+    console.print(f"Search {escape(search)}.", style="dim")
 
 
-def _cells(match: Match) -> list[str]:
-    shown = match.probability if match.probability is not None else max(match.similarity, 0.0)
-    words = "" if match.probability is None else f" {match.probability:.2f}"
+def _cells(match: Match, calibrated: bool) -> list[str]:
+    last = [bar(max(match.similarity, 0.0))]
+    if calibrated:
+        known = "–" if match.probability is None else f"{bar(match.probability)} {match.probability:.2f}"
+        last = [known, match.decision or "–"]
     where = [f"{v:.1f}" if v == v else "–" for v in (match.x, match.y)]  # NaN is not itself
-    kappa = f"{match.kappa:.3g}" if match.kappa == match.kappa else "–"
-    similarity, uncertainty = f"{match.similarity:.3f}", f"{match.uncertainty:.3g}"
-    return [str(match.rank), match.name, *where, similarity, kappa, uncertainty, bar(shown) + words]
+    kappa = "–" if match.kappa != match.kappa else f"{match.kappa:{'.0f' if match.kappa >= 100 else '.3g'}}"
+    similarity, uncertainty = f"{match.similarity:.3f}", f"{match.uncertainty:.2g}"
+    return [str(match.rank), match.name, *where, similarity, kappa, uncertainty, *last]
 
 
 def bar(share: float) -> str:

@@ -7,7 +7,19 @@ from typing import Annotated
 
 import typer
 
-from kappaplace.cli import calibrate, city, compare, data, demo, evaluate, localize, models, train
+from kappaplace.cli import (
+    calibrate,
+    city,
+    compare,
+    data,
+    demo,
+    evaluate,
+    localize,
+    models,
+    serve,
+    slam,
+    train,
+)
 from kappaplace.cli import map as place_map
 from kappaplace.errors import KappaPlaceError
 
@@ -29,8 +41,10 @@ app.command("evaluate")(evaluate.evaluate)
 app.command("compare")(compare.compare)
 app.command("calibrate")(calibrate.calibrate)
 app.command("localize")(localize.localize)
+app.command("serve")(serve.serve)
 app.add_typer(data.app, name="data")
 app.add_typer(place_map.app, name="map")
+app.add_typer(slam.app, name="slam")
 
 
 def _show_version(wanted: bool) -> None:

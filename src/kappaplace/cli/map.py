@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kappaplace.cli import map_fit, map_label, map_monitor
 from kappaplace.errors import KappaPlaceError
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ _Duplicates = Annotated[
 ]
 _Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")]
 _Batch = Annotated[int, typer.Option(help="Images embedded together.")]
+_Ray = Annotated[
+    str, typer.Option(help="Embed on a Ray cluster: auto (one is started if none runs), HOST:PORT, ray://….")
+]
 _Model = Annotated[str, typer.Option(help="The map's model, if it does not lie where it did.")]
 
 
@@ -36,7 +40,12 @@ _Model = Annotated[str, typer.Option(help="The map's model, if it does not lie w
 def build(
     images: _Images,
     out: Annotated[Path, typer.Option(help="The map to make; one that was not finished is gone on with.")],
-    model: Annotated[str, typer.Option(help="A model: folder, weights file or name (`kappaplace models`).")],
+    model: Annotated[
+        str,
+        typer.Option(
+            help="A model: folder, weights file or name (`kappaplace models`); without it our pretrained one."
+        ),
+    ] = "",
     layout: _Layout = "",
     prefix: _Prefix = "",
     radius: Annotated[
@@ -49,24 +58,29 @@ def build(
     on_error: _OnError = "skip",
     device: _Device = "",
     batch_size: _Batch = 32,
+    ray: _Ray = "",
     as_json: _Json = False,
 ) -> None:
     """Make a map. Stopped at any moment, the same command goes on and embeds nothing twice.
 
     Examples:
 
+        kappaplace map build photos/ --out town.map
+
         kappaplace map build photos/ --out town.map --model runs/pt/model
 
         kappaplace map build walk.parquet --out walk.map --model cosplace-resnet50-512 --storage int8
 
         kappaplace map build city/test/database --layout at-names --out city.map --model runs/pt/model
+
+        kappaplace map build photos/ --out town.map --model runs/pt/model --ray auto
     """
     from kappaplace.maps import PlaceMap
 
     made = PlaceMap.build(
         _images(images),
         out,
-        model,
+        model or None,
         layout=layout,
         prefix=prefix,
         radius=radius,
@@ -77,6 +91,7 @@ def build(
         on_error=on_error,
         device=device or None,
         batch_size=batch_size,
+        ray=ray,
     )
     _show_report(out, made.report, made.info(), as_json)
 
@@ -92,6 +107,7 @@ def add(
     on_error: _OnError = "skip",
     device: _Device = "",
     batch_size: _Batch = 32,
+    ray: _Ray = "",
     as_json: _Json = False,
 ) -> None:
     """Add images; those that are there already and unchanged are left alone.
@@ -110,6 +126,7 @@ def add(
         duplicates=duplicates,
         on_error=on_error,
         batch_size=batch_size,
+        ray=ray,
     )
     _show_report(place_map, opened.report, opened.info(), as_json)
 
@@ -147,17 +164,27 @@ def remove(
 
 
 @app.command()
-def compact(place_map: _Map, as_json: _Json = False) -> None:
+def compact(
+    place_map: _Map,
+    storage: Annotated[
+        str, typer.Option(help="Keep descriptors as float32, float16, int8 or pq (at most 128 bytes each).")
+    ] = "",
+    as_json: _Json = False,
+) -> None:
     """Free the space of removed references and compare all places with each other anew.
 
     Examples:
 
         kappaplace map compact town.map
+
+        kappaplace map compact town.map --storage pq
     """
     opened = _open(place_map)
-    before = opened.info()["bytes"]
-    opened.compact()
+    before, calibrated = opened.info()["bytes"], opened.manifest.calibration is not None
+    opened.compact(storage or None)
     facts = opened.info()
+    if calibrated and opened.manifest.calibration is None and not as_json:
+        typer.echo("The calibration belonged to finer descriptors and is gone; run `kappaplace calibrate`.")
     if as_json:
         typer.echo(json.dumps(facts | {"bytes_before": before}))
     else:
@@ -184,7 +211,8 @@ def info(place_map: _Map, as_json: _Json = False) -> None:
     typer.echo(f"  stored      {facts['storage']}, {_segments(facts)}, {_size(facts['bytes'])}")
     typer.echo(f"  removed     {facts['removed']:,} (freed by `map compact`)")
     typer.echo(f"  places      distinctiveness {facts['distinctiveness']}")
-    typer.echo(f"  calibrated  {facts['calibration'] or 'no; see `kappaplace calibrate`'}")
+    lent = "on other places, with the model" if facts["borrowed"] else "no"
+    typer.echo(f"  calibrated  {facts['calibration'] or f'{lent}; see `kappaplace calibrate`'}")
 
 
 @app.command()
@@ -195,11 +223,9 @@ def verify(place_map: _Map, as_json: _Json = False) -> None:
 
         kappaplace map verify town.map
     """
-    from kappaplace.maps.manifest import read_manifest
-    from kappaplace.maps.verify import find_damage
+    from kappaplace.maps.verify import verified
 
-    manifest = read_manifest(place_map)
-    found = find_damage(place_map, manifest)
+    manifest, found = verified(place_map)
     if as_json:
         typer.echo(json.dumps({"map": str(place_map), "references": manifest.count, "problems": found}))
     else:
@@ -217,6 +243,7 @@ def reembed(
     on_error: Annotated[str, typer.Option(help="Images that cannot be read: raise or skip.")] = "raise",
     device: _Device = "",
     batch_size: _Batch = 32,
+    ray: _Ray = "",
     as_json: _Json = False,
 ) -> None:
     """Embed all images again with another model. Until that is done, the map answers with the old one.
@@ -227,7 +254,7 @@ def reembed(
     """
     opened = _open(place_map, "", device)
     calibrated = opened.manifest.calibration is not None
-    opened.reembed(model, on_error=on_error, batch_size=batch_size)
+    opened.reembed(model, on_error=on_error, batch_size=batch_size, ray=ray)
     _show_report(place_map, opened.report, opened.info(), as_json)
     if calibrated and not as_json:
         typer.echo("The calibration belonged to the old model and is gone; run `kappaplace calibrate`.")
@@ -295,6 +322,11 @@ def import_(
 
     import_map(file, out, model or None)
     typer.echo(f"{len(_open(out)):,} references imported into {out}.")
+
+
+app.command("fit")(map_fit.fit)
+app.command("label")(map_label.label)
+app.command("monitor")(map_monitor.monitor)
 
 
 def _open(folder: Path, model: str = "", device: str = "") -> Any:

@@ -1,4 +1,4 @@
-"""``kappaplace models``: what can be built or fetched, its size, licence and source."""
+"""``kappaplace models``: what is here, can be built or fetched, its size, licence and source."""
 
 from __future__ import annotations
 
@@ -7,22 +7,83 @@ from typing import Annotated, Any
 
 import typer
 
+from kappaplace.errors import KappaPlaceError
+
 
 def models(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    name: Annotated[str, typer.Argument(help="Tell all about this one; without it all are listed.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
-    """List known backbones and published models.
+    """List the pretrained model, published ones and known backbones; or show the card of one.
 
     Examples:
 
         kappaplace models
 
+        kappaplace models kappaplace-lite0
+
         kappaplace models --json | jq '.models[].name'
     """
-    from kappaplace.models.backbones import BACKBONES
+    from kappaplace.models.shipped import SHIPPED, installed, model_page
+
+    own, backbones = [_shipped(each) for each in installed()], _backbones()
+    published = [*own, *_published()]
+    if name:
+        known = {row["name"]: row for row in (*backbones, *published)}
+        if name not in (*known, *SHIPPED):
+            raise KappaPlaceError(f"No model '{name}' is known; `kappaplace models` lists the names.")
+        page = model_page(name) if name in SHIPPED else ""
+        if as_json:
+            typer.echo(json.dumps({**known[name], **({"card": page} if page else {})}, indent=2))
+        else:
+            _show_one(known[name], page)
+        return
+    if as_json:
+        typer.echo(json.dumps({"backbones": backbones, "models": published}, indent=2))
+        return
+    _show(backbones, published)
+
+
+def _shipped(name: str) -> dict[str, Any]:
+    from kappaplace.models.checkpoint import read_card
+    from kappaplace.models.shipped import shipped_folder, size_bytes
+
+    folder = shipped_folder(name)
+    card = read_card(folder)
+    return {
+        "name": name,
+        "dim": card["architecture"]["dim"],
+        "size_mb": round(size_bytes(folder) / 1e6, 1),
+        "licence": card["licence"],
+        "source": "comes with kappaplace",
+        "kind": "shipped",
+        "downloaded": True,
+        "data": card["data"],
+        "metrics": card["metrics"],
+    }
+
+
+def _published() -> list[dict[str, Any]]:
     from kappaplace.models.hub import HUB, cached
 
-    backbones: list[dict[str, Any]] = [
+    return [
+        {
+            "name": model.name,
+            "dim": model.dim,
+            "size_mb": model.size_mb,
+            "licence": model.licence,
+            "source": model.where,
+            "kind": model.kind,
+            "downloaded": cached(model),
+        }
+        for model in HUB.values()
+    ]
+
+
+def _backbones() -> list[dict[str, Any]]:
+    from kappaplace.models.backbones import BACKBONES
+
+    return [
         {
             "name": spec.name,
             "parameters_m": spec.parameters_m,
@@ -35,22 +96,17 @@ def models(
         }
         for spec in BACKBONES.values()
     ]
-    published: list[dict[str, Any]] = [
-        {
-            "name": model.name,
-            "dim": model.dim,
-            "size_mb": model.size_mb,
-            "licence": model.licence,
-            "source": model.where,
-            "kind": model.kind,
-            "downloaded": cached(model),
-        }
-        for model in HUB.values()
-    ]
-    if as_json:
-        typer.echo(json.dumps({"backbones": backbones, "models": published}, indent=2))
+
+
+def _show_one(row: dict[str, Any], page: str) -> None:
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    if page:
+        Console().print(Markdown(page))
         return
-    _show(backbones, published)
+    for key, value in row.items():
+        typer.echo(f"{key.replace('_', ' '):<13} {value}")
 
 
 def _show(backbones: list[dict[str, Any]], published: list[dict[str, Any]]) -> None:
@@ -58,6 +114,19 @@ def _show(backbones: list[dict[str, Any]], published: list[dict[str, Any]]) -> N
     from rich.table import Table
 
     console = Console()
+    table = Table("name", "dim", "MB", "licence", "source", "here", title="Models")
+    table.columns[0].no_wrap = True
+    table.columns[4].overflow = "fold"  # never cut: it is where the code comes from
+    for row in published:
+        source = row["source"].removeprefix("https://github.com/").partition("/releases/")[0]
+        if row["kind"] == "torch.hub":
+            source += " *"
+        here = "✓" if row["downloaded"] else ""
+        table.add_row(row["name"], str(row["dim"]), f"≈{row['size_mb']:.0f}", row["licence"], source, here)
+    console.print(table)
+    console.print(
+        "Load one with kappaplace.load_model(name); sizes are rounded. * runs its authors' code.", style="dim"
+    )
     table = Table("name", "M", "channels", "input", "licence", "weights", title="Backbones")
     table.columns[0].no_wrap = True
     for row in backbones:
@@ -67,16 +136,3 @@ def _show(backbones: list[dict[str, Any]], published: list[dict[str, Any]]) -> N
         cells = (row["name"], f"{row['parameters_m']:.1f}", str(row["channels"]), str(row["input_size"]))
         table.add_row(*cells, row["licence"], f"{source} ({note})" if note else source)
     console.print(table)
-    table = Table("name", "dim", "MB", "licence", "source", "here", title="Published models")
-    table.columns[0].no_wrap = True
-    table.columns[4].overflow = "fold"  # never cut: it is where the code comes from
-    for row in published:
-        source = row["source"].removeprefix("https://github.com/").partition("/releases/")[0]
-        if row["kind"] == "torch.hub":
-            source += " *"
-        here = "✓" if row["downloaded"] else ""
-        table.add_row(row["name"], str(row["dim"]), f"≈{row['size_mb']}", row["licence"], source, here)
-    console.print(table)
-    console.print(
-        "Load one with kappaplace.load_model(name); sizes are rounded. * runs its authors' code.", style="dim"
-    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Sequence
 
 from PIL import Image, UnidentifiedImageError
 
@@ -13,19 +14,26 @@ from kappaplace.errors import KappaPlaceError
 _BRANDS = (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"heif", b"mif1", b"msf1")
 
 
-def open_image(source: str | os.PathLike[str] | bytes) -> Image.Image:
-    """Pillow's ``Image.open`` for a path or encoded bytes, HEIC included.
+HEIF = "HEIF"
+"""What Pillow calls the format."""
+
+
+def open_image(source: str | os.PathLike[str] | bytes, formats: Sequence[str] | None = None) -> Image.Image:
+    """Pillow's ``Image.open`` for a path or encoded bytes, HEIC included; ``formats``: no other than these.
 
     The content decides, not the suffix: phones and messengers rename HEIC to .jpg. Pillow without the plug-in
     fails to identify such a file, so other formats pay nothing for the check.
     """
     try:
-        return Image.open(io.BytesIO(source) if isinstance(source, bytes) else source)
+        # What has not been registered yet is no format that Pillow could be asked for.
+        known = None if formats is None else [name for name in formats if name != HEIF]
+        return Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=known)
     except UnidentifiedImageError:
-        if not is_heif(source):
+        if not is_heif(source) or (formats is not None and HEIF not in formats):
             raise
         enable_heif()
-        return Image.open(io.BytesIO(source) if isinstance(source, bytes) else source)
+        also = None if formats is None else [*formats]
+        return Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=also)
 
 
 def is_heif(source: str | os.PathLike[str] | bytes) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -44,7 +45,11 @@ _RESAMPLING = {
 
 
 def decode(
-    source: Source, *, max_pixels: int = MAX_PIXELS, target: tuple[int, int] | None = None
+    source: Source,
+    *,
+    max_pixels: int = MAX_PIXELS,
+    target: tuple[int, int] | None = None,
+    formats: Sequence[str] | None = None,
 ) -> Image.Image:
     """An upright 8-bit RGB image from a path, encoded bytes, a Pillow image or an array.
 
@@ -54,6 +59,8 @@ def decode(
 
     `target` (height, width) says that the image will be shrunk to about this size: JPEGs at least four times
     as large are then decoded at a half, a quarter or an eighth, always at least twice the target.
+
+    `formats` are the only ones that files and bytes may have, by Pillow's names: for bytes from strangers.
     """
     if isinstance(source, np.ndarray):
         return _flatten(_from_array(source, max_pixels))
@@ -61,7 +68,7 @@ def decode(
     try:
         if isinstance(source, Image.Image):
             return _load(source, name, max_pixels, target=None)  # a draft would shrink the caller's image
-        with open_image(source) as image:
+        with open_image(source, formats) as image:
             return _load(image, name, max_pixels, target)
     except KappaPlaceError:
         raise
@@ -72,9 +79,10 @@ def decode(
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise KappaPlaceError(_too_large(name, "far more pixels than a photo", max_pixels)) from None
     except UnidentifiedImageError:
-        raise KappaPlaceError(
-            f"{name} is not an image in a format that Pillow reads; remove or convert it."
-        ) from None
+        known = (
+            "a format that Pillow reads" if formats is None else f"one of these formats: {', '.join(formats)}"
+        )
+        raise KappaPlaceError(f"{name} is not an image in {known}; remove or convert it.") from None
     except Exception as error:
         # Decoders meet hostile bytes with many exception types (struct, zlib, Syntax, Value, OS errors ...).
         raise KappaPlaceError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from kappaplace.reports import html
 from kappaplace.reports.figures import GalleryRow, gallery_figure, kappa_figure, reliability_figure
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from rich.table import Table
 
 GALLERY_SIZE = 192  # pixels: larger than what the model sees, for the reader's sake
@@ -99,17 +101,25 @@ def write_results(result: DemoResult, folder: Path) -> dict[str, Path]:
         ),
         "gallery": gallery_figure(gallery(result)),
     }
+    files = write_files(folder, figures, evaluation.to_dict(), lambda pictures: report(result, pictures))
+    metrics = {f"R@{k}": value for k, value in evaluation.recall.items()}
+    card = ModelCard("synthetic city, train district", "Apache-2.0", metrics, "Made by `kappaplace demo`.")
+    files["model"] = save_model(result.model, folder / "model", card)
+    return files
+
+
+def write_files(
+    folder: Path, figures: dict[str, Figure], table: object, page: Callable[[dict[str, bytes]], str]
+) -> dict[str, Path]:
+    """Figures as PNG, the numbers as table.json, and report.html, which ``page`` makes of the pictures."""
     pictures = {name: html.png_of(figure) for name, figure in figures.items()}
     files = {"report": folder / "report.html", "table": folder / "table.json"}
     for name, png in pictures.items():
         files[name] = folder / f"{name}.png"
         replace_file(files[name], lambda part, png=png: part.write_bytes(png))  # type: ignore[misc]
-    text = json.dumps(evaluation.to_dict(), indent=2) + "\n"
+    text = json.dumps(table, indent=2) + "\n"
     replace_file(files["table"], lambda part: part.write_text(text, encoding="utf-8"))
-    metrics = {f"R@{k}": value for k, value in evaluation.recall.items()}
-    card = ModelCard("synthetic city, train district", "Apache-2.0", metrics, "Made by `kappaplace demo`.")
-    files["model"] = save_model(result.model, folder / "model", card)
-    document = report(result, pictures)
+    document = page(pictures)
     replace_file(files["report"], lambda part: part.write_text(document, encoding="utf-8"))
     return files
 

@@ -15,6 +15,7 @@ from kappaplace.maps.localization import Localization
 COLUMNS = (
     *("query", "rank", "name", "x", "y", "heading", "similarity", "kappa", "query_kappa", "uncertainty"),
     *("probability", "decision", "answer_probability", "inside", "pose_x", "pose_y", "pose_spread"),
+    *("answer_uncertainty", "calibration"),
 )
 
 
@@ -38,7 +39,8 @@ def _rows(answer: Localization) -> list[list[Any]]:
     for m in answer.matches:
         own = (m.rank, m.name, m.x, m.y, m.heading, m.similarity, m.kappa, answer.kappa, m.uncertainty)
         said = (m.probability, m.decision, answer.probability, answer.inside)
-        rows.append([_cell(value) for value in (answer.query, *own, *said, *estimate)])
+        judged = (answer.uncertainty, answer.calibration)
+        rows.append([_cell(value) for value in (answer.query, *own, *said, *estimate, *judged)])
     return rows
 
 

@@ -10,7 +10,7 @@ from kappaplace.data.place_images import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.extend import Options, Report, extend
 from kappaplace.maps.manifest import Manifest, ModelRecord
-from kappaplace.maps.map_models import keep_model, loaded, record_of
+from kappaplace.maps.map_models import as_fitted, keep_model, loaded, record_of
 from kappaplace.maps.sources import Images, Wanted, as_table, into_frame, wanted_images
 from kappaplace.maps.writer import MapWriter, writer_of
 from kappaplace.models.loading import AnyModel
@@ -45,7 +45,7 @@ def new_manifest(
 def build_map(
     images: Images,
     out: str | Path,
-    model: AnyModel | str | Path,
+    model: AnyModel | str | Path | None = None,
     *,
     layout: str = "",
     prefix: str = "",
@@ -66,6 +66,7 @@ def build_map(
     manifest = new_manifest(table, record, name=name or out.stem, **given)  # type: ignore[arg-type]
     wanted = wanted_images(table, prefix)
     with writer_of(out, create=manifest) as writer:
+        ready = as_fitted(out, writer.manifest.model, ready)
         _refuse_another(out, manifest, writer.manifest)
         keep_model(out, writer.manifest.model, ready)
         return extend(writer, _in_frame(writer, table, prefix, wanted), ready, options)
@@ -95,7 +96,7 @@ def add_images(
 
 def _refuse_another(out: Path, asked: Manifest, found: Manifest) -> None:
     """A second `build` goes on with the first one, so it must ask for the same."""
-    if found.model.fingerprint != asked.model.fingerprint:
+    if asked.model.fingerprint not in (found.model.fingerprint, found.model.base):
         raise KappaPlaceError(
             f"The map {out} was made with another model; use that one, run `kappaplace map reembed`, or "
             "build into another folder."

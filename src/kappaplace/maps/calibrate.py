@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.calibration.model import Calibration, fit_calibration
-from kappaplace.calibration.splits import thin_to_places
+from kappaplace.calibration.outside import thin_to_rate
+from kappaplace.calibration.splits import split_queries, thin_to_places
 from kappaplace.data.place_images import PlaceImages
 from kappaplace.errors import KappaPlaceError
+from kappaplace.maps.monitor_inputs import DISTANCE
 from kappaplace.maps.place_map import PlaceMap
-from kappaplace.maps.signals import PAIR_SIGNALS, MapEvidence, pair_features, query_features, usable_signals
-from kappaplace.maps.sources import into_frame
+from kappaplace.maps.signals import (
+    PAIR_SIGNALS,
+    PATCH_SIGNALS,
+    MapEvidence,
+    pair_features,
+    query_features,
+    usable_signals,
+)
+from kappaplace.maps.sources import into_frame, is_same_image
+from kappaplace.metrics.probability import mass_bins
 from kappaplace.progress import track
+from kappaplace.uncertainty.patches import AGREEMENT
 from kappaplace.uncertainty.registry import SCORES
 
 SCORES_FOR_TOP = ("cosine", "margin", "aliasing", "z-score", "inverse-kappa")
@@ -26,6 +37,11 @@ MATCHES = 10
 BLOCK = 64
 FEWEST = 20
 """Queries of different places below which there is nothing to learn from."""
+EACH_BIN = 20
+"""Queries in a bin of the reliability that is kept with a calibration."""
+NOT_THINNED = (
+    "The labelled queries were not thinned to one a place: it holds only if no two of them show one place."
+)
 
 
 @dataclass(frozen=True)
@@ -39,12 +55,16 @@ class Terms:
     thin: bool = True
     """Keep one labelled query a place: neighbours fail together, and the promise counts independent ones."""
     seed: int = 0
+    verify: int = 0
+    """Matches that are compared cell by cell and ordered by it, here and whenever the map is asked."""
 
 
 @dataclass
 class Examples:
     """Queries with outcomes, as they come in blocks."""
 
+    best_only: bool = False
+    """Outcomes are known of best matches alone: nothing is learnt of pairs, or of queries from outside."""
     scores: tuple[str, ...] = ()
     pair_scores: tuple[str, ...] = ()
     features: list[NDArray[np.float64]] = field(default_factory=list)
@@ -59,17 +79,22 @@ class Examples:
         self,
         evidence: MapEvidence,
         right: NDArray[np.bool_],
-        outside: NDArray[np.bool_],
+        outside: NDArray[np.bool_] | None,
         groups: NDArray[np.int64] | None = None,
     ) -> None:
         """One block of queries; the first one says which scores there are."""
         if not self.scores:
-            self.scores = tuple(usable_signals(evidence, SCORES_FOR_TOP))
-            self.pair_scores = tuple(usable_signals(evidence, PAIR_SIGNALS))
+            verified = AGREEMENT in evidence.memo
+            of_query = (*SCORES_FOR_TOP, *(PATCH_SIGNALS if verified else ()))
+            self.scores = tuple(usable_signals(evidence, of_query))
+            self.pair_scores = tuple(
+                usable_signals(evidence, (*PAIR_SIGNALS, *(("patches",) if verified else ())))
+            )
         self.features.append(query_features(evidence, self.scores))
         self.pairs.append(pair_features(evidence, self.pair_scores))
         self.right.append(right)
-        self.outside.append(outside)
+        if outside is not None:
+            self.outside.append(outside)
         if SCORES["inverse-kappa"].reason(evidence) is None:
             self.kappa.append(evidence.query_kappa)
         if groups is not None:
@@ -79,10 +104,10 @@ class Examples:
         """A calibration of the top match and of pairs, with the decisions asked for."""
         right = np.concatenate(self.right)
         features = np.concatenate(self.features)
-        signals = {"cosine": features[:, self.scores.index("cosine")]}
+        signals = {DISTANCE: features[:, self.scores.index("cosine")]}
         if len(self.kappa) == len(self.features):
             signals["kappa"] = np.concatenate(self.kappa)
-        both = bool(right.any()) and not bool(right.all())
+        both = not self.best_only and bool(right.any()) and not bool(right.all())
         return fit_calibration(
             features,
             right[:, 0],
@@ -90,7 +115,7 @@ class Examples:
             pair_features=np.concatenate(self.pairs) if both else None,
             pair_success=right if both else None,
             pair_scores=self.pair_scores if both else (),
-            outside=np.concatenate(self.outside),
+            outside=np.concatenate(self.outside) if self.outside else None,
             outside_rate=terms.outside_rate,
             calibrator=terms.calibrator,
             max_risk=terms.max_risk,
@@ -102,17 +127,39 @@ class Examples:
             facts=facts,
         )
 
+    def judged(self, terms: Terms, calibration: Calibration) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """Probabilities and outcomes of the examples that the probabilities were not fitted on.
+
+        Those from outside are thinned to the share that the terms state, so that both belong together.
+        """
+        right = np.concatenate(self.right)[:, 0]
+        outside = np.concatenate(self.outside) if self.outside else np.zeros(len(right), dtype=bool)
+        groups = np.concatenate(self.groups) if self.groups else None
+        rows = split_queries(len(right), groups, terms.seed).threshold
+        if terms.outside_rate is not None and outside[rows].any():
+            rows = rows[thin_to_rate(outside[rows], terms.outside_rate, terms.seed)]
+        features = np.concatenate(self.features)[rows]
+        return calibration.probability(features, terms.outside_rate), right[rows]
+
+    def reliability(self, terms: Terms, calibration: Calibration) -> list[list[float]]:
+        """Stated probability, share that was right and count of each bin, of the same examples."""
+        stated, right = self.judged(terms, calibration)
+        curve = mass_bins(stated, right, max(3, min(10, len(right) // EACH_BIN)))
+        return [part.tolist() for part in (curve.probability, curve.observed, curve.counts)]
+
 
 def calibrate_map(place_map: PlaceMap, table: PlaceImages, terms: Terms | None = None) -> Calibration:
     """Fit on labelled queries and keep the result with the map.
 
     ``table`` holds queries with positions, or with positives given by name; a table without any query is
-    taken to hold nothing else. Along a route one query a place is kept, for neighbours fail together.
+    taken to hold nothing else. Along a route one query a place is kept, for neighbours fail together; where
+    their positions are not known, or thinning is not wanted, the promise says so.
     """
     terms = terms or Terms()
     queries, positives = _labelled(place_map, table)
     rows = np.arange(len(queries))
-    if positives is None and terms.thin:
+    apart = terms.thin and bool(queries.posed.all())
+    if apart:
         rows = thin_to_places(queries.positions, place_map.manifest.radius)
     if len(rows) < FEWEST:
         raise KappaPlaceError(
@@ -123,10 +170,10 @@ def calibrate_map(place_map: PlaceMap, table: PlaceImages, terms: Terms | None =
     examples = Examples()
     with track("Calibrating", len(rows)) as bar:
         for part in _blocks(rows):
-            made = place_map.embed(queries.image_paths(part))
-            deep = place_map.gatherer.matches(made.descriptor, MATCHES)
-            evidence = place_map.gatherer.evidence(made, deep, MATCHES)
+            images = queries.image_paths(part)
+            evidence = look(place_map, images, terms.verify)
             found = evidence.references[evidence.matches.indices]
+            _refuse_own(place_map, images, found[:, 0])
             if positives is None:
                 right, outside = _by_position(place_map, queries.positions[part], found)
             else:
@@ -138,16 +185,40 @@ def calibrate_map(place_map: PlaceMap, table: PlaceImages, terms: Terms | None =
             bar.advance(len(part))
     origin = f"{len(rows):,} labelled queries of {table.name or 'a table'}"
     thinned = len(queries) - len(rows)
-    facts = {"origin": origin, "thinned": thinned, "table": table.content_hash}
+    facts = {"origin": origin, "thinned": thinned, "table": table.content_hash, "verify": terms.verify}
     calibration = examples.fit(terms, True, facts)
-    keep(place_map, calibration, origin)
+    if calibration.rule is not None and not apart:
+        said = (*calibration.rule.assumptions, NOT_THINNED)
+        calibration = replace(calibration, rule=replace(calibration.rule, assumptions=said))
+    keep(place_map, calibration, origin, reliability=examples.reliability(terms, calibration))
     return calibration
 
 
-def keep(place_map: PlaceMap, calibration: Calibration, origin: str) -> None:
-    """Store a calibration with the map, and whether it promises anything."""
+def _refuse_own(place_map: PlaceMap, images: list[str], best: NDArray[np.int64]) -> None:
+    """An image that finds itself is right whatever the map is worth, and would prove what does not hold."""
+    paths = [place_map.store.image_path(reference) for reference in best.tolist()]
+    own = [image for image, path in zip(images, paths, strict=True) if is_same_image(image, path)]
+    if own:
+        raise KappaPlaceError(
+            f"Some labelled queries are images of the map itself (for instance {own[0]}), which find "
+            "themselves; calibrate on queries that the map has not seen, or with --self."
+        )
+
+
+def look(place_map: PlaceMap, images: list[str], verify: int = 0) -> MapEvidence:
+    """What the map knows of some queries, as `localize` sees it."""
+    made, gatherer = place_map.embed(images), place_map.gatherer
+    deep = gatherer.matches(made.descriptor, MATCHES)
+    if not verify:
+        return gatherer.evidence(made, deep, MATCHES)
+    deep, agreement = gatherer.verified(made, deep, images, verify)
+    return gatherer.evidence(made, deep, max(MATCHES, verify), images=images, agreement=agreement)
+
+
+def keep(place_map: PlaceMap, calibration: Calibration, origin: str, **facts: Any) -> None:
+    """Store a calibration with the map, whether it promises anything, and what else is known of it."""
     guaranteed = calibration.rule is not None and calibration.rule.guaranteed
-    place_map.calibrate_with(calibration, origin, guarantee=guaranteed)
+    place_map.calibrate_with(calibration, origin, guarantee=guaranteed, **facts)
 
 
 def _labelled(place_map: PlaceMap, table: PlaceImages) -> tuple[PlaceImages, list[NDArray[np.int64]] | None]:

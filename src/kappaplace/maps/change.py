@@ -5,21 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.distinctiveness import whole_map_extras
-from kappaplace.maps.manifest import SegmentRecord
+from kappaplace.maps.manifest import STORAGE, SegmentRecord
 from kappaplace.maps.segments import Rows, write_segment
+from kappaplace.maps.storage import COARSE
+from kappaplace.maps.verify import first_broken
 from kappaplace.maps.writer import MapWriter, writer_of
+from kappaplace.retrieval.codes import learn_codebook
 
 COMPACT_ROWS = 1 << 15
 
 
-def remove_references(writer: MapWriter, references: NDArray[np.int64]) -> None:
-    """Mark references as removed; their rows stay on disk until the map is compacted."""
+def removal(writer: MapWriter, references: NDArray[np.int64]) -> dict[str, Any]:
+    """The change of the manifest that marks references as removed, alone or together with others."""
     store = writer.store
     rows = store.rows_of(references)
     old = np.empty(0, np.int64)
@@ -27,7 +31,13 @@ def remove_references(writer: MapWriter, references: NDArray[np.int64]) -> None:
         old = np.asarray(store.extra(writer.manifest.removed), np.int64)
     gone = np.union1d(old, rows)
     unposed = int(np.isnan(store.gather("poses", references)[:, 0]).sum())
-    writer.commit(removed=writer.extra("removed", gone, len(gone)), unposed=writer.manifest.unposed - unposed)
+    removed = writer.extra("removed", gone, len(gone))
+    return {"removed": removed, "unposed": writer.manifest.unposed - unposed}
+
+
+def remove_references(writer: MapWriter, references: NDArray[np.int64]) -> None:
+    """Mark references as removed; their rows stay on disk until the map is compacted."""
+    writer.commit(**removal(writer, references))
 
 
 def remove_names(folder: Path, names: Sequence[str]) -> int:
@@ -47,15 +57,39 @@ def remove_names(folder: Path, names: Sequence[str]) -> int:
         return len(found)
 
 
-def compact_map(folder: Path) -> None:
-    """Write the references anew without those removed, in few large segments, and compare all places anew."""
+def compact_map(folder: Path, storage: str | None = None) -> None:
+    """Write the references anew without those removed, in few large segments, and compare all places anew.
+
+    ``storage`` keeps descriptors otherwise than before. What was rounded once stays so: codes become float32
+    numbers, but not those of the model.
+    """
+    if storage is not None and storage not in STORAGE:
+        raise KappaPlaceError(f"Descriptors are stored as one of {', '.join(STORAGE)}, not {storage!r}.")
     with writer_of(folder) as writer:
+        # New files have new checksums: damage that is copied can never be told again.
+        if broken := first_broken(folder, writer.manifest):
+            raise KappaPlaceError(
+                f"{broken.rstrip('.')}; nothing was changed: restore the map from a copy, or build it again."
+            )
         writer.clean(pending=True)
-        rewrite(writer)
+        rewrite(writer, storage)
 
 
-def rewrite(writer: MapWriter) -> None:
+def rewrite(writer: MapWriter, storage: str | None = None) -> None:
     """All references into new segments, then one swap."""
+    store, manifest = writer.store, writer.manifest
+    storage = storage or manifest.storage
+    changes: dict[str, Any] = {"storage": storage, "codebook": None}
+    codebook = None
+    if storage == "pq":
+        # Learnt once: codes that are codes already keep their codebook.
+        codebook = store.codebook if manifest.codebook is not None else learn_codebook(store.descriptors)
+        changes["codebook"] = manifest.codebook
+        if manifest.codebook is None:
+            array = codebook.to_array()
+            changes["codebook"] = writer.extra("codebook", array, len(array))
+    if storage != manifest.storage and storage in COARSE:
+        changes["calibration"] = None
     records: list[SegmentRecord] = []
     waiting: list[Rows] = []
     source = ("", "")
@@ -63,10 +97,10 @@ def rewrite(writer: MapWriter) -> None:
     def flush() -> None:
         if waiting:
             rows, name = Rows.join(waiting), writer.next_name()
-            records.append(write_segment(writer.folder, name, rows, writer.manifest.storage, *source))
+            records.append(write_segment(writer.folder, name, rows, storage, *source, codebook))
             waiting.clear()
 
-    for segment, rows in writer.store.blocks():
+    for segment, rows in store.blocks():
         here = (segment.record.root, segment.record.prefix)
         if here != source or sum(len(part) for part in waiting) + len(rows) > COMPACT_ROWS:
             flush()
@@ -74,8 +108,7 @@ def rewrite(writer: MapWriter) -> None:
         if len(rows):
             waiting.append(rows)
     flush()
-    written = tuple(records)
-    bare = replace(writer.manifest, segments=written, removed=None, distinctiveness=None, sample=None)
-    extras = {"distinctiveness": None, "sample": None} | whole_map_extras(MapWriter(writer.folder, bare))
-    writer.commit(segments=written, removed=None, **extras)
+    changes |= {"segments": tuple(records), "removed": None, "distinctiveness": None, "sample": None}
+    changes |= whole_map_extras(MapWriter(writer.folder, replace(manifest, **changes)))
+    writer.commit(**changes)
     writer.clean()

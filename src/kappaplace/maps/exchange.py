@@ -17,6 +17,7 @@ from kappaplace.data.geodesy import LOCAL_FRAME, unproject
 from kappaplace.data.unreadable import telling
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import replace_file
+from kappaplace.maps.blobs import Blobs
 from kappaplace.maps.distinctiveness import finish
 from kappaplace.maps.extend import SEGMENT_ROWS
 from kappaplace.maps.manifest import Manifest, ModelRecord
@@ -87,8 +88,11 @@ def _facts(store: MapStore) -> dict[str, Any]:
     model = asdict(m.model)
     if m.model.source.startswith("./"):  # a model inside the map is found from outside by its full path
         model["source"] = str((store.folder / m.model.source).resolve())
-    kept = ("frame", "radius", "neighbourhood", "storage", "name", "calibration")
-    return {"model": model, **{key: getattr(m, key) for key in kept}}
+    kept = ("frame", "radius", "neighbourhood", "storage", "thumbnails", "name", "calibration")
+    facts = {"model": model, **{key: getattr(m, key) for key in kept}}
+    if m.storage == "pq":  # what is exported are descriptors, not codes
+        facts["storage"] = "float16"
+    return facts
 
 
 def _manifest_from(
@@ -164,8 +168,8 @@ def _write_parquet(store: MapStore, file: Path) -> None:
                     pa.array(rows.descriptors.reshape(-1)), rows.descriptors.shape[1]
                 ),
             }
-            if segment.thumbnails is not None:
-                columns["thumbnail"] = pa.array(list(rows.thumbnails or []), pa.binary())
+            if store.manifest.thumbnails:
+                columns["thumbnail"] = pa.array(list(rows.thumbnails or [b""] * len(rows)), pa.binary())
             table = pa.table(columns)
             table = table.replace_schema_metadata({META: json.dumps(_facts(store))})
             writer = writer or pq.ParquetWriter(file, table.schema)
@@ -232,6 +236,9 @@ def _write_npz(store: MapStore, file: Path) -> None:
         "descriptors": rows.descriptors,
         META: np.array(json.dumps(_facts(store))),
     }
+    if store.manifest.thumbnails and rows.thumbnails is not None:
+        arrays["thumbnails"] = np.frombuffer(b"".join(rows.thumbnails), np.uint8)
+        arrays["thumbnail_sizes"] = np.array([len(piece) for piece in rows.thumbnails], np.int64)
     with open(file, "wb") as stream:
         np.savez(stream, **arrays)  # type: ignore[arg-type]  # no array of ours is called allow_pickle
 
@@ -245,7 +252,11 @@ def _read_npz(file: Path) -> tuple[dict[str, Any] | None, Iterator[Part]]:
         [str(text) for text in columns.pop(key)] if key in columns else [""] * len(names)
         for key in ("root", "prefix")
     ]
-    return facts, _by_source(_rows(names, columns, None), *sources)
+    small = None
+    if "thumbnails" in columns:
+        starts = np.concatenate([[0], np.cumsum(columns.pop("thumbnail_sizes"))])
+        small = Blobs(starts, columns.pop("thumbnails")).all()
+    return facts, _by_source(_rows(names, columns, small), *sources)
 
 
 def _rows(names: list[str], columns: Mapping[str, NDArray[Any]], small: list[bytes] | None) -> Rows:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -12,14 +14,14 @@ from numpy.typing import NDArray
 
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps.change import remove_references
+from kappaplace.maps.change import removal
 from kappaplace.maps.distinctiveness import finish
+from kappaplace.maps.embedders import Embedder, Started, Starter, starter
 from kappaplace.maps.pending import Pending, picked
 from kappaplace.maps.segments import Rows
 from kappaplace.maps.sources import DIGEST_BYTES, Wanted, file_digest, file_stats, same_file
 from kappaplace.maps.store import MapStore
 from kappaplace.maps.writer import PENDING, MapWriter
-from kappaplace.models.embedding import embed_images
 from kappaplace.models.loading import AnyModel
 from kappaplace.progress import track
 from kappaplace.types import Embeddings
@@ -29,8 +31,6 @@ BLOCK = 64
 """Images embedded between two savings: what a killed process may have to embed again."""
 Duplicates = Literal["error", "skip", "replace"]
 OnError = Literal["skip", "raise"]
-Embedder = Callable[[Sequence[str]], Embeddings]
-"""Image files → embeddings; what a cluster may put in the place of one machine."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,9 @@ class Options:
     device: str | None = None
     segment_rows: int = SEGMENT_ROWS
     embedder: Embedder | None = None
+    """A function of your own in the place of the model."""
+    ray: str = ""
+    """Embed on a Ray cluster: auto, or its address; see `kappaplace.maps.ray_embedder`."""
 
     def __post_init__(self) -> None:
         if self.duplicates not in ("error", "skip", "replace") or self.on_error not in ("skip", "raise"):
@@ -54,6 +57,8 @@ class Options:
             )
         if self.segment_rows < 1:
             raise KappaPlaceError(f"A segment needs at least one row, not {self.segment_rows}.")
+        if self.ray and self.embedder is not None:
+            raise KappaPlaceError("Embed on a Ray cluster or with an embedder of your own, not both.")
 
 
 @dataclass
@@ -89,18 +94,24 @@ def extend(writer: MapWriter, wanted: Wanted, model: AnyModel, options: Options)
     if len(todo):
         key = json.dumps([writer.manifest.model.fingerprint, preprocessing.to_dict()], sort_keys=True)
         pending = Pending(writer.folder / PENDING, key)
-        blocks = _Blocks(wanted, stats, model, preprocessing, options, writer.manifest.thumbnails, report)
+        machine = {"batch_size": options.batch_size, "device": options.device}
+        by = {"embedder": options.embedder, "ray": options.ray}
         waiting: list[Rows] = []
-        with track("Embedding", len(todo)) as bar:
-            for block in _parts(todo, min(BLOCK, options.segment_rows)):
-                rows = blocks.made(block, pending)
+        append = partial(_append, writer, wanted, options, report)
+        with (
+            starter(model, preprocessing, **machine, **by) as started,  # type: ignore[arg-type]
+            track("Embedding", len(todo)) as bar,
+        ):
+            keep = writer.manifest.thumbnails
+            blocks = _Blocks(wanted, stats, started, preprocessing, options.on_error, keep, report)
+            for count, rows in blocks.made(_parts(todo, min(BLOCK, options.segment_rows)), pending):
                 if rows is not None:
                     waiting.append(rows)
-                bar.advance(len(block))
+                bar.advance(count)
                 if sum(map(len, waiting)) >= options.segment_rows:
-                    waiting = _write_full(writer, wanted, waiting, options.segment_rows, pending)
+                    waiting = _write_full(append, waiting, options.segment_rows, pending)
         if waiting:
-            writer.append(Rows.join(waiting), wanted.root, wanted.prefix)
+            append(Rows.join(waiting))
         pending.clear()
         report.added = blocks.added
         report.unposed = blocks.unposed
@@ -139,9 +150,7 @@ def _missing(
             "(skip), or tell the sources apart with --prefix."
         )
     if options.duplicates == "replace" and changed:
-        remove_references(writer, found[changed])
         todo[changed] = True
-        report.replaced = len(changed)
     elif changed:
         report.skipped += [(wanted.names[row], "the map has another image of this name") for row in changed]
     return np.flatnonzero(todo)
@@ -167,13 +176,24 @@ def _parts(rows: NDArray[np.int64], size: int) -> Iterator[NDArray[np.int64]]:
         yield rows[start : start + size]
 
 
+def _append(writer: MapWriter, wanted: Wanted, options: Options, report: Report, rows: Rows) -> None:
+    """Write a segment; what it replaces goes in the same swap, so that a name never has no image or two."""
+    changes = {}
+    if options.duplicates == "replace":
+        found = writer.store.find(rows.names)
+        gone = found[found >= 0]
+        report.replaced += len(gone)
+        changes = removal(writer, gone) if len(gone) else {}
+    writer.append(rows, wanted.root, wanted.prefix, **changes)
+
+
 def _write_full(
-    writer: MapWriter, wanted: Wanted, waiting: list[Rows], size: int, pending: Pending
+    append: Callable[[Rows], None], waiting: list[Rows], size: int, pending: Pending
 ) -> list[Rows]:
     """Write all full segments; what is left waits on, on disk too."""
     rows = Rows.join(waiting)
     while len(rows) >= size:
-        writer.append(rows.take(np.arange(size)), wanted.root, wanted.prefix)
+        append(rows.take(np.arange(size)))
         rows = rows.take(np.arange(size, len(rows)))
     pending.clear()
     if not len(rows):
@@ -189,27 +209,40 @@ class _Blocks:
         self,
         wanted: Wanted,
         stats: NDArray[np.int64],
-        model: AnyModel,
+        embedder: Starter,
         preprocessing: Preprocessing,
-        options: Options,
+        on_error: OnError,
         thumbnails: bool,
         report: Report,
     ) -> None:
         self.wanted, self.stats, self.thumbnails, self.report = wanted, stats, thumbnails, report
-        self.preprocessing, self.options = preprocessing, options
+        self.embedder, self.preprocessing, self.on_error = embedder, preprocessing, on_error
         self.added = self.unposed = 0
 
-        def embed(paths: Sequence[str]) -> Embeddings:
-            settings = {"batch_size": options.batch_size, "device": options.device, "progress": False}
-            return embed_images(model, preprocessing, paths, **settings)  # type: ignore[arg-type]
+    def made(self, parts: Iterable[NDArray[np.int64]], pending: Pending) -> Iterator[tuple[int, Rows | None]]:
+        """Size and rows of each block, in order, while the embedder works on those that follow."""
+        begun: deque[tuple[int, Callable[[], Rows | None]]] = deque()
+        for block in parts:
+            begun.append((len(block), self._begun(block, pending)))
+            while len(begun) > self.embedder.ahead:
+                count, rows = begun.popleft()
+                yield count, rows()
+        for count, rows in begun:
+            yield count, rows()
 
-        self.embed = options.embedder or embed
-
-    def made(self, block: NDArray[np.int64], pending: Pending) -> Rows | None:
-        """The rows of some images, without those that cannot be read; None where none is left."""
+    def _begun(self, block: NDArray[np.int64], pending: Pending) -> Callable[[], Rows | None]:
         waited = {row: found for row in block.tolist() if (found := self._waiting(row, pending)) is not None}
         fresh = [row for row in block.tolist() if row not in waited]
-        made = self._embedded(fresh) if fresh else None
+        return partial(self._finished, waited, fresh, self._begin(fresh) if fresh else None, pending)
+
+    def _begin(self, rows: list[int]) -> Started:
+        return self.embedder.begin([self.wanted.paths[row] for row in rows])
+
+    def _finished(
+        self, waited: dict[int, tuple[Rows, int]], fresh: list[int], begun: Started | None, pending: Pending
+    ) -> Rows | None:
+        """The rows of a block, without those that cannot be read; None where none is left."""
+        made = None if begun is None else self._embedded(fresh, begun)
         if made is not None:
             rows, new = made
             pending.keep(new)
@@ -233,16 +266,16 @@ class _Blocks:
         same = same_file(self.wanted.paths[row], self.stats[row], rows.stats[i], rows.digests[i])
         return found if same else None
 
-    def _embedded(self, rows: list[int]) -> tuple[list[int], Rows] | None:
+    def _embedded(self, rows: list[int], begun: Started) -> tuple[list[int], Rows] | None:
         try:
-            made = self.embed([self.wanted.paths[row] for row in rows])
+            made = begun()
         except KappaPlaceError:
-            if self.options.on_error == "raise":
+            if self.on_error == "raise":
                 raise
             kept = self._readable(rows)
             if len(kept) == len(rows):  # it was not the images
                 raise
-            return self._embedded(kept) if kept else None
+            return self._embedded(kept, self._begin(kept)) if kept else None
         self._check(made, rows)
         return rows, self._rows(rows, made)
 

@@ -23,7 +23,8 @@ class Pose:
     heading: float
     """Degrees clockwise from north; NaN where the best match does not know its own."""
     spread: float
-    """Root mean square distance of these matches from the estimate, in metres."""
+    """Root mean square distance of these matches from the estimate, in metres; 0 where only one took part,
+    which says nothing of how far it is off."""
     matches: int
     """How many took part."""
 
@@ -44,9 +45,10 @@ class Match:
     uncertainty: float
     """Of this pair: U of KappaPlace, or 1 − cosine where there is no κ."""
     probability: float | None
-    """That this pair shows one place; None without calibration."""
+    """That this pair shows one place; None without calibration, or where only best matches were labelled."""
     decision: str | None
-    """Of the best match, that of the whole answer; None without calibration, and for the others."""
+    """Of the best match, that of the whole answer. Of another, by its own probability and never better than
+    the answer, without any guarantee (`kappaplace.calibration.match_decision`). None where it is unknown."""
     reference: int
     """Its number in the map."""
     image: str
@@ -78,6 +80,8 @@ class Localization:
     """What must be known to read the answer rightly."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Time spent a query: embed, search, signals, decide."""
+    calibration: str = ""
+    """Fingerprint of the calibration that judged it; empty without one."""
 
     @property
     def sentence(self) -> str:
@@ -86,7 +90,9 @@ class Localization:
             return "Nothing was found: there is no reference in the area asked for."
         said = f"Best match {self.matches[0].name}"
         if self.pose is not None:
-            said += f" at ({self.pose.x:.1f}, {self.pose.y:.1f}) ± {self.pose.spread:.1f} m"
+            said += f" at ({self.pose.x:.1f}, {self.pose.y:.1f})"
+            if self.pose.matches > 1:  # one alone says nothing of how far it may be off
+                said += f" ± {self.pose.spread:.1f} m"
         if self.probability is not None:
             said += f", right with probability {self.probability:.2f}"
         if self.decision is not None:

@@ -11,20 +11,51 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kappaplace.calibration.checks import percent
+from kappaplace.calibration.match_decision import decide_matches
 from kappaplace.calibration.model import Calibration
 from kappaplace.errors import KappaPlaceError
+from kappaplace.maps.borrowed import borrowed_note
 from kappaplace.maps.localization import Localization, Match, fused_pose
-from kappaplace.maps.signals import Gatherer, MapEvidence, pair_features, query_features, usable_signals
+from kappaplace.maps.signals import (
+    PATCH_SIGNALS,
+    QUERY_SIGNALS,
+    Gatherer,
+    MapEvidence,
+    pair_features,
+    query_features,
+    usable_signals,
+)
 from kappaplace.retrieval.engines import Circle
 from kappaplace.types import Embeddings, Matches
 from kappaplace.uncertainty.evidence import Scores
+from kappaplace.uncertainty.patches import AGREEMENT
 from kappaplace.uncertainty.registry import SCORES
 
 NOT_CALIBRATED = (
     "The map is not calibrated, so there are no probabilities and no decisions; run `kappaplace calibrate`."
 )
-PRIOR = "Only the area asked for was searched; probabilities were calibrated on the whole map."
-RERANKED = "Matches are ranked by probability; the answer's own probability was calibrated on similarity."
+PRIOR = (
+    "Only the area asked for was searched; probabilities were calibrated on the whole map, so no risk is "
+    "guaranteed here."
+)
+RERANKED = (
+    "Matches are ranked by probability; the answer's own probability was calibrated on similarity, so no "
+    "risk is guaranteed here."
+)
+MORE_OUTSIDE = (
+    "Decisions were set for {then} of queries from outside the map, not for {now}: more of the accepted will "
+    "be wrong; calibrate with --outside-rate."
+)
+VERIFIED = "The first {count} matches are ordered by how many of their cells agree with the query."
+NOT_SO_CALIBRATED = (
+    "Probabilities were calibrated {then}, and asked for {now}: they do not fit. Leave `verify` to the map."
+)
+NO_IMAGES = "Comparing matches cell by cell needs the query images themselves; give images, not embeddings."
+NO_RANKING = (
+    "Ranking by probability needs calibrated matches; run `kappaplace calibrate` with --queries or --self "
+    "first (labels are of best matches alone)."
+)
 SAME_PLACE = 0.5
 """Below this probability of having been taken inside it, a query is said to be outside the map."""
 
@@ -67,76 +98,137 @@ def locate(
     near: Circle | None = None,
     rerank: bool = False,
     calibration: Calibration | None = None,
+    borrowed: Calibration | None = None,
     outside_rate: float | None = None,
     notes: Sequence[str] = (),
     seconds: dict[str, float] | None = None,
     images: Any = None,
+    verify: int | None = None,
 ) -> list[Localization]:
-    """The answers to some queries that are embedded already."""
+    """The answers to some queries that are embedded already.
+
+    ``verify`` is how many matches are compared cell by cell; None: as many as when it was calibrated.
+    ``borrowed`` is a calibration on other places; it stands in where the map has none and its scores are at
+    hand.
+    """
     if k < 1:
         raise KappaPlaceError(f"At least one match must be asked for, not {k}.")
     if not len(gatherer.store):
         raise KappaPlaceError(f"The map {gatherer.store.folder} is empty; add images to it first.")
-    if rerank and (calibration is None or not calibration.pair_scores):
-        raise KappaPlaceError(
-            "Ranking by probability needs calibrated matches; run `kappaplace calibrate` first."
-        )
+    judge_by = calibration or borrowed
+    count = verified_by(judge_by) if verify is None and images is not None else verify or 0
+    if count and images is None:
+        raise KappaPlaceError(NO_IMAGES)
+    if rerank and (judge_by is None or not judge_by.pair_scores):
+        raise KappaPlaceError(NO_RANKING)
     clock = _Clock(seconds, len(names))
     deep = gatherer.matches(np.asarray(embeddings.descriptor, np.float32), k, near)
     clock.lap("search")
-    said = [*notes, *((PRIOR,) if near is not None and calibration is not None else ())]
+    said = [*notes, *((PRIOR,) if near is not None and judge_by is not None else ())]
     if not deep.indices.shape[1]:
         return [_nothing(name, kappa, said) for name, kappa in zip(names, _kappas(embeddings), strict=True)]
-    evidence = gatherer.evidence(embeddings, deep, k, near, images=images)
-    signals = {name: SCORES[name].query(evidence) for name in usable_signals(evidence)}
+    agreement = None
+    if count:
+        try:
+            deep, agreement = gatherer.verified(embeddings, deep, images, count)
+            said.append(VERIFIED.format(count=count))
+        except KappaPlaceError as error:
+            if verify is not None or calibration is not None:
+                raise
+            count = 0  # nobody asked for it: without the map's images there is no borrowed probability
+            said.append(f"Matches were not compared cell by cell: {error}")
+        clock.lap("verify")
+    evidence = gatherer.evidence(embeddings, deep, max(k, count), near, images=images, agreement=agreement)
+    shown = (*QUERY_SIGNALS, *(PATCH_SIGNALS if count else ()))
+    signals = {name: SCORES[name].query(evidence) for name in usable_signals(evidence, shown)}
     clock.lap("signals")
+    if calibration is None and borrowed is not None and _speaks_of(borrowed, evidence):
+        calibration = borrowed
+        said.append(borrowed_note(borrowed))
+    if calibration is not None and verified_by(calibration) != count:
+        said.append(NOT_SO_CALIBRATED.format(then=_how(verified_by(calibration)), now=_how(count)))
     judged = judge(evidence, calibration, outside_rate)
-    if rerank and judged.pairs is not None:
+    if rerank:
+        if judged.pairs is None:
+            raise KappaPlaceError(NO_RANKING)
         said.append(RERANKED)
-        evidence, judged = _reranked(gatherer, evidence, judged, calibration, outside_rate, images)
+        evidence = _reranked(gatherer, evidence, judged.pairs, deep, near, images)
+        judged = judge(evidence, calibration, outside_rate)
     if calibration is None:
         said.append(NOT_CALIBRATED)
+    elif calibration.rule is not None and outside_rate is not None:
+        then = calibration.right.fitted_rate if calibration.outside_rate is None else calibration.outside_rate
+        if outside_rate > then:
+            said.append(MORE_OUTSIDE.format(then=percent(then), now=percent(outside_rate)))
     clock.lap("decide")
     poses = gatherer.store.gather("poses", evidence.references[evidence.matches.indices])
-    near_top = _consistent(gatherer, evidence, poses)
+    gap = _gaps(poses)
+    near_top = gap <= gatherer.store.manifest.radius
+    decisions = _match_decisions(calibration, judged, gap > 2 * gatherer.store.manifest.radius)
     pair = _pair_uncertainty(evidence)
+    by = "" if calibration is None else calibration.fingerprint
     answers = []
     for row, name in enumerate(names):
-        answers.append(
-            _answer(
-                gatherer, row, name, evidence, judged, poses[row], near_top[row], pair[row], signals, said
-            )
-        )
+        own = (poses[row], near_top[row], pair[row], None if decisions is None else decisions[row])
+        answer = _answer(gatherer, row, name, evidence, judged, *own, signals, said)
+        answers.append(replace(answer, matches=answer.matches[:k]))
     clock.lap("answer")
-    return [_timed(answer, clock.seconds) for answer in answers]
+    return [replace(answer, seconds=dict(clock.seconds), calibration=by) for answer in answers]
+
+
+def verified_by(calibration: Calibration | None) -> int:
+    """How many matches were compared cell by cell when it was fitted."""
+    return 0 if calibration is None else int(calibration.facts.get("verify", 0))
+
+
+def _how(count: int) -> str:
+    return f"with {count} matches compared cell by cell" if count else "without comparing cells"
+
+
+def _speaks_of(calibration: Calibration, evidence: MapEvidence) -> bool:
+    """Whether all scores of a calibration from elsewhere are at hand here: with one match some are not."""
+    if verified_by(calibration) and AGREEMENT not in evidence.memo:
+        return False
+    names = {*calibration.scores, *calibration.pair_scores}
+    return all(name in SCORES and SCORES[name].reason(evidence) is None for name in names)
 
 
 def _reranked(
-    gatherer: Gatherer,
-    evidence: MapEvidence,
-    judged: Judgement,
-    calibration: Calibration | None,
-    outside_rate: float | None,
-    images: Any,
-) -> tuple[MapEvidence, Judgement]:
-    """The same matches, the most probable first; equal ones stay in the order of similarity."""
-    assert judged.pairs is not None
+    gatherer: Gatherer, evidence: MapEvidence, pairs: Scores, deep: Matches, near: Circle | None, images: Any
+) -> MapEvidence:
+    """The same matches, the most probable first; equal ones stay in the order of similarity.
+
+    Another match may be the best one now, so the margin is that to the places other than its own.
+    """
     assert evidence.query is not None
-    order = np.argsort(-judged.pairs, axis=1, kind="stable")
-    matches = Matches(
-        np.take_along_axis(evidence.references[evidence.matches.indices], order, 1),
-        np.take_along_axis(evidence.matches.similarities, order, 1),
-    )
-    again = gatherer.of_matches(evidence.query, matches, evidence.outside, images)
-    return again, judge(again, calibration, outside_rate)
+    order = np.argsort(-pairs, axis=1, kind="stable")
+    count = order.shape[1]
+    indices, similarities = deep.indices.copy(), deep.similarities.copy()
+    indices[:, :count] = np.take_along_axis(deep.indices[:, :count], order, 1)
+    similarities[:, :count] = np.take_along_axis(deep.similarities[:, :count], order, 1)
+    known = evidence.memo.get(AGREEMENT)
+    agreement = None
+    if known is not None and known.shape == order.shape:
+        agreement = np.take_along_axis(known, order, 1)
+    again = Matches(indices, similarities)
+    return gatherer.evidence(evidence.query, again, count, near, images=images, agreement=agreement)
 
 
-def _consistent(gatherer: Gatherer, evidence: MapEvidence, poses: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Which matches speak for the place of the best one: within the map's radius of it."""
+def _gaps(poses: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Metres between each match and the best one, N×K; NaN where a position is unknown."""
     gap = poses[:, :, :2] - poses[:, :1, :2]
-    radius = gatherer.store.manifest.radius
-    with np.errstate(invalid="ignore"):
-        return np.asarray((gap**2).sum(axis=2) <= radius**2)
+    return np.asarray(np.hypot(gap[..., 0], gap[..., 1]))
+
+
+def _match_decisions(
+    calibration: Calibration | None, judged: Judgement, apart: NDArray[np.bool_]
+) -> NDArray[np.object_] | None:
+    """Decisions on every match, N×K; None where only the best one, or none, can be decided on."""
+    if judged.decision is None or judged.pairs is None or judged.probability is None:
+        return None
+    assert calibration is not None
+    assert calibration.rule is not None
+    return decide_matches(calibration.rule, judged.decision, judged.probability, judged.pairs, apart)
 
 
 def _pair_uncertainty(evidence: MapEvidence) -> Scores:
@@ -155,6 +247,7 @@ def _answer(
     poses: NDArray[np.float64],
     consistent: NDArray[np.bool_],
     pair: Scores,
+    decisions: NDArray[np.object_] | None,
     signals: dict[str, Scores],
     notes: Sequence[str],
 ) -> Localization:
@@ -162,7 +255,15 @@ def _answer(
     references = evidence.references[evidence.matches.indices[row]]
     kappa = store.gather("kappa", references)
     similarity = evidence.cosines[row]
+    probability = None if judged.probability is None else float(judged.probability[row])
     decision = None if judged.decision is None else judged.decision[row]
+    # Where only best matches were labelled, nothing is known of the others.
+    said: list[str | None] = [decision] + [None] * (len(references) - 1)
+    sure: list[float | None] = [probability] + [None] * (len(references) - 1)
+    if decisions is not None:
+        said = [each.value for each in decisions]
+    if judged.pairs is not None:
+        sure = [float(each) for each in judged.pairs[row]]
     # Without a calibration, how similar a match is says best how much to trust it.
     weights = similarity if judged.pairs is None else judged.pairs[row]
     matches = tuple(
@@ -176,8 +277,8 @@ def _answer(
             similarity=float(similarity[rank]),
             kappa=float(kappa[rank]),
             uncertainty=float(pair[rank]),
-            probability=None if judged.pairs is None else float(judged.pairs[row, rank]),
-            decision=decision if rank == 0 else None,
+            probability=sure[rank],
+            decision=said[rank],
             reference=reference,
             image=store.image_path(reference),
         )
@@ -189,7 +290,7 @@ def _answer(
         query=name,
         kappa=_kappas(evidence.query)[row],
         uncertainty=float(judged.uncertainty[row]),
-        probability=None if judged.probability is None else float(judged.probability[row]),
+        probability=probability,
         inside=inside,
         decision=decision,
         in_map=None if inside is None else inside >= SAME_PLACE,
@@ -208,10 +309,6 @@ def _kappas(embeddings: Embeddings) -> list[float]:
     if embeddings.kappa is None:
         return [math.nan] * len(embeddings.descriptor)
     return [float(kappa) for kappa in embeddings.kappa]
-
-
-def _timed(answer: Localization, seconds: dict[str, float]) -> Localization:
-    return replace(answer, seconds=dict(seconds))
 
 
 class _Clock:

@@ -22,7 +22,7 @@ FORMAT = 1
 """Raised when the files mean something else; a newer map is refused, an older one is read."""
 PROTOCOL = 1
 """Raised when the signals of the same files would be other numbers: what a calibration was fitted for."""
-STORAGE = ("float32", "float16", "int8")
+STORAGE = ("float32", "float16", "int8", "pq")
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,9 @@ class ModelRecord:
     dim: int
     kappa: bool
     preprocessing: dict[str, Any]
+    base: str = ""
+    """Fingerprint of the model before its κ was fitted for this map; empty where that was not done. The
+    encoder is the same, so whoever brings the model of then gets the map's κ with it."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,8 @@ class Manifest:
     distinctiveness: Extra | None = None
     sample: Extra | None = None
     """Rows that the z-score compares with, sorted."""
+    codebook: Extra | None = None
+    """How codes (storage pq) become descriptors."""
     unposed: int = 0
     calibration: dict[str, Any] | None = None
     kappaplace: str = ""
@@ -101,6 +106,11 @@ class Manifest:
         if self.storage not in STORAGE:
             raise KappaPlaceError(
                 f"Descriptors are stored as one of {', '.join(STORAGE)}, not {self.storage!r}."
+            )
+        if self.storage == "pq" and self.codebook is None:
+            raise KappaPlaceError(
+                "Codes (pq) are learnt from a map's own descriptors: build it as float16, then run "
+                "`kappaplace map compact MAP --storage pq`."
             )
         if not 0 < self.radius < float("inf"):
             raise KappaPlaceError(f"The radius of a place must be above 0 m and finite, not {self.radius}.")
@@ -157,8 +167,8 @@ def _manifest(values: Mapping[str, Any]) -> Manifest:
     parts = {key: value for key, value in values.items() if key in known}
     parts["model"] = ModelRecord(**values["model"])
     parts["segments"] = tuple(_segment(each) for each in values["segments"])
-    for key in ("removed", "distinctiveness", "sample"):
-        if values[key] is not None:
+    for key in ("removed", "distinctiveness", "sample", "codebook"):
+        if values.get(key) is not None:
             parts[key] = Extra(**(values[key] | {"record": FileRecord(**values[key]["record"])}))
     return Manifest(**parts)
 

@@ -14,12 +14,16 @@ from kappaplace.models.heads import KappaHead, VarianceHead
 from kappaplace.models.hub import HUB
 from kappaplace.models.loading import AnyModel, load_model
 from kappaplace.models.place_model import PlaceModel
+from kappaplace.models.shipped import DEFAULT, is_shipped
 
 
-def loaded(model: AnyModel | str | Path) -> tuple[AnyModel, str]:
-    """The model itself, and the name or path it came by; empty for one made in memory."""
+def loaded(model: AnyModel | str | Path | None) -> tuple[AnyModel, str]:
+    """The model itself, and the name or path it came by; empty for one made in memory. None: our own."""
     if isinstance(model, PlaceModel | FrozenEncoder):
         return model, ""
+    if model is None or (isinstance(model, str) and is_shipped(model)):
+        name = DEFAULT if model is None else model
+        return load_model(name), name
     source = str(model)
     here = Path(source)
     return load_model(source), str(here.resolve()) if here.exists() else source
@@ -61,13 +65,21 @@ def model_of(folder: Path, record: ModelRecord, given: AnyModel | str | Path | N
                 "--model (model=…), wherever it lies now."
             ) from None
     else:
-        model, _ = loaded(given)
+        model = as_fitted(folder, record, loaded(given)[0])
     if model_fingerprint(model) != record.fingerprint:
         raise KappaPlaceError(
             f"The map {folder} was made with another model: its descriptors mean nothing to this one; use "
             "the model it was made with, or run `kappaplace map reembed` with this one."
         )
     return model
+
+
+def as_fitted(folder: Path, record: ModelRecord, model: AnyModel) -> AnyModel:
+    """The model as the map uses it: where κ was fitted for the map, the model of before gets this κ."""
+    if not record.base or model_fingerprint(model) != record.base:
+        return model
+    kept = folder / record.source if record.source.startswith("./") else Path(record.source)
+    return load_model(kept, encoder=model.encoder if isinstance(model, FrozenEncoder) else None)
 
 
 def preprocessing_of(record: ModelRecord) -> Preprocessing:

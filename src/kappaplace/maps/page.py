@@ -54,14 +54,14 @@ def _overview(store: MapStore, answers: Sequence[Localization]) -> str:
 def _answer(store: MapStore, answer: Localization, alone: bool) -> list[str]:
     pieces = [heading(PurePath(answer.query).name), paragraph(answer.sentence)]
     words = [f"κ {answer.kappa:,.3g}"] if np.isfinite(answer.kappa) else []
-    cards = [_card("query", answer.query, _data(answer.query, None), ["query", *words])]
+    cards = [_card("query", answer.query, picture_data(answer.query, None), ["query", *words])]
     for match in answer.matches[:CARDS]:
         frame = FRAMES.get(match.decision or "", "query")
         said = [f"{match.rank}. similarity {match.similarity:.3f}"]
         said += [f"probability {match.probability:.2f}"] if match.probability is not None else []
         said += [f"({match.x:,.1f}, {match.y:,.1f})"] if np.isfinite(match.x) else ["no position"]
         small = store.thumbnail(match.reference)
-        cards.append(_card(frame, match.name, _data(match.image, small), said))
+        cards.append(_card(frame, match.name, picture_data(match.image, small), said))
     pieces.append(f'<div class="row">{"".join(cards)}</div>')
     if alone and (figure := map_figure(store, [(answer.matches, answer)])) is not None:
         words_ = (
@@ -73,7 +73,7 @@ def _answer(store: MapStore, answer: Localization, alone: bool) -> list[str]:
 
 
 def _table(answer: Localization) -> str:
-    header = ["match", "similarity", "κ", "uncertainty", "probability", "x", "y"]
+    header = ["match", "similarity", "κ", "uncertainty", "probability", "decision", "x", "y"]
     rows = [
         [m.name, f"{m.similarity:.4f}", _number(m.kappa), f"{m.uncertainty:.4g}", *_shown(m)]
         for m in answer.matches
@@ -83,7 +83,7 @@ def _table(answer: Localization) -> str:
 
 def _shown(m: Match) -> list[str]:
     probability = "–" if m.probability is None else f"{m.probability:.3f}"
-    return [probability, _number(m.x, 1), _number(m.y, 1)]
+    return [probability, m.decision or "–", _number(m.x, 1), _number(m.y, 1)]
 
 
 def _number(value: float, digits: int | None = None) -> str:
@@ -92,7 +92,7 @@ def _number(value: float, digits: int | None = None) -> str:
     return f"{value:,.3g}" if digits is None else f"{value:,.{digits}f}"
 
 
-def _data(path: str, small: bytes | None) -> str:
+def picture_data(path: str, small: bytes | None) -> str:
     """The picture inside the page: the map's own small copy, or the file if it is still there."""
     if small is None:
         made = thumbnail(path)

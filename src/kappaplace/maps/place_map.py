@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from torch import Tensor
 
 from kappaplace.calibration.model import Calibration
 from kappaplace.data.images import Source
 from kappaplace.errors import KappaPlaceError
+from kappaplace.maps.borrowed import borrowed_calibration
 from kappaplace.maps.build import add_images, build_map
 from kappaplace.maps.change import compact_map, remove_names
+from kappaplace.maps.drift_note import standing_note
 from kappaplace.maps.extend import Options, Report
 from kappaplace.maps.localization import Localization
 from kappaplace.maps.localize import locate
@@ -26,18 +29,27 @@ from kappaplace.maps.segments import StaleMap
 from kappaplace.maps.signals import Gatherer
 from kappaplace.maps.sources import Images
 from kappaplace.maps.store import MapStore
-from kappaplace.maps.verify import find_damage
+from kappaplace.maps.verify import verified
 from kappaplace.maps.writer import writer_of
-from kappaplace.models.embedding import as_sources, embed_images
+from kappaplace.models.embedding import as_sources, embed_images, embed_patches
 from kappaplace.models.loading import AnyModel
+from kappaplace.models.place_model import PlaceModel
 from kappaplace.retrieval.engines import Circle
 from kappaplace.types import Embeddings
 
 if TYPE_CHECKING:
     from kappaplace.data.images import Preprocessing
+    from kappaplace.maps.calibrate import Terms
+    from kappaplace.maps.fit import FitOptions, Fitted
 
 GROWN = 0.2
 """A map that grew or shrank by more than this share since its calibration says so in every answer."""
+LOOKS = 5
+"""Times that a map is looked at anew while another process compacts it again and again."""
+COARSER = (
+    "Similarities are those of the compact engine's codes, coarser than at calibration, so no risk is "
+    "guaranteed here."
+)
 
 
 class PlaceMap:
@@ -87,7 +99,7 @@ class PlaceMap:
         cls,
         images: Images,
         out: str | Path,
-        model: AnyModel | str | Path,
+        model: AnyModel | str | Path | None = None,
         *,
         layout: str = "",
         prefix: str = "",
@@ -101,6 +113,7 @@ class PlaceMap:
     ) -> PlaceMap:
         """Make a map of a folder, a table or a list of images; what a killed build left is gone on with.
 
+        Without ``model`` it is made with the pretrained one that comes with the package.
         ``options`` are the fields of `kappaplace.maps.build.Options`; ``report`` of the result says what was
         done.
         """
@@ -144,14 +157,22 @@ class PlaceMap:
             self._calibration = Calibration.from_dict(self.manifest.calibration["calibration"])
         return self._calibration
 
+    @property
+    def borrowed(self) -> Calibration | None:
+        """What came with the model, for a map without a calibration of its own; it promises nothing."""
+        if self.manifest.calibration is not None:
+            return None
+        return borrowed_calibration(self.manifest)
+
     def refresh(self) -> bool:
         """See what others have written; says whether there was anything new."""
         manifest = read_manifest(self.folder)
         if manifest == self.manifest:
             return False
-        if manifest.model.fingerprint != self.manifest.model.fingerprint:
-            self._model = None
+        before = self.manifest.model.fingerprint
         self._use(manifest)
+        if self.manifest.model.fingerprint != before:
+            self._model = None
         return True
 
     def add(self, images: Images, *, layout: str = "", prefix: str = "", **options: Any) -> Report:
@@ -168,9 +189,13 @@ class PlaceMap:
         self.refresh()
         return count
 
-    def compact(self) -> None:
-        """Free the space of removed references, join small segments, and compare all places anew."""
-        compact_map(self.folder)
+    def compact(self, storage: str | None = None) -> None:
+        """Free the space of removed references, join small segments, and compare all places anew.
+
+        ``storage`` changes how descriptors are kept: float32, float16, int8, or pq (codes of at most 128
+        bytes, learnt from the map's own descriptors). A calibration goes when int8 or pq rounds them.
+        """
+        compact_map(self.folder, storage)
         self.refresh()
 
     def reembed(self, model: AnyModel | str | Path, **options: Any) -> Report:
@@ -181,9 +206,25 @@ class PlaceMap:
         self.refresh()
         return self.report
 
+    def fit(
+        self,
+        options: FitOptions | None = None,
+        terms: Terms | None = None,
+        *,
+        calibrate: bool = True,
+        say: Callable[[str], None] = lambda sentence: None,
+    ) -> Fitted:
+        """Fit κ without labels on the map's own images, then calibrate on them; see `kappaplace.maps.fit`.
+
+        Descriptors stay as they are; a calibration that was there goes, for the scores are others.
+        """
+        from kappaplace.maps.fit import fit_map
+
+        return fit_map(self, options, terms, calibrate=calibrate, say=say)
+
     def verify(self) -> list[str]:
         """One sentence for each thing that is broken; empty for a sound map."""
-        return find_damage(self.folder, read_manifest(self.folder))
+        return verified(self.folder)[1]
 
     def calibrate_with(self, calibration: Calibration, origin: str, **facts: Any) -> None:
         """Keep a calibration with the map; ``origin`` says in words what it was fitted on."""
@@ -194,9 +235,10 @@ class PlaceMap:
             **facts,
         }
         with writer_of(self.folder) as writer:
-            if writer.manifest.model.fingerprint != self.manifest.model.fingerprint:
+            now, then = writer.manifest, self.manifest
+            if (now.model.fingerprint, now.storage) != (then.model.fingerprint, then.storage):
                 raise KappaPlaceError(
-                    f"The map {self.folder} was embedded with another model meanwhile; calibrate it again."
+                    f"The map {self.folder} got another model or storage meanwhile; calibrate it again."
                 )
             writer.commit(calibration=record)
         self.refresh()
@@ -209,13 +251,15 @@ class PlaceMap:
         near: tuple[tuple[float, float], float] | None = None,
         rerank: bool = False,
         outside_rate: float | None = None,
+        verify: int | None = None,
         batch_size: int = 32,
     ) -> Any:
         """Where images were taken: one `Localization` for one image, a list for several.
 
         ``near`` is ((x, y), radius): only references in this circle are searched. ``rerank`` orders matches
         by probability. ``outside_rate`` is the share of queries expected from outside the map, if it differs
-        from the one at calibration.
+        from the one at calibration. ``verify`` is how many matches are compared with the query cell by cell
+        and ordered by it, which reads their images; None: as many as the calibration was fitted with.
         """
         sources = as_sources(images)
         if not sources:
@@ -224,7 +268,8 @@ class PlaceMap:
         made = self.embed(sources, batch_size)
         seconds = {"embed": (time.perf_counter() - start) / len(sources)}
         options: dict[str, Any] = {"k": k, "near": near, "rerank": rerank, "outside_rate": outside_rate}
-        answers = self.localize_embeddings(made, query_names(sources), **options, seconds=seconds)
+        options |= {"verify": verify, "images": sources, "seconds": seconds}
+        answers = self.localize_embeddings(made, query_names(sources), **options)
         single = isinstance(images, str | os.PathLike | bytes) or not isinstance(
             images, Sequence | np.ndarray
         )
@@ -245,9 +290,11 @@ class PlaceMap:
         near: tuple[tuple[float, float], float] | None = None,
         rerank: bool = False,
         outside_rate: float | None = None,
+        verify: int | None = None,
+        images: Sequence[Source] | None = None,
         seconds: dict[str, float] | None = None,
     ) -> list[Localization]:
-        """The same for queries that the map's model has embedded already."""
+        """The same for queries that the map's model has embedded already; ``verify`` needs their images."""
         if np.shape(embeddings.descriptor) != (len(names), self.manifest.model.dim):
             raise KappaPlaceError(
                 f"Descriptors of shape {np.shape(embeddings.descriptor)} do not fit {len(names)} queries and "
@@ -255,20 +302,22 @@ class PlaceMap:
             )
         circle = _circle(near)
         settings: dict[str, Any] = {"k": k, "near": circle, "rerank": rerank, "outside_rate": outside_rate}
-        for attempt in (1, 2):
+        settings |= {"verify": verify, "images": images}
+        for left in reversed(range(LOOKS)):
             try:
                 return locate(
                     self.gatherer,
                     embeddings,
                     names,
                     calibration=self.calibration,
+                    borrowed=self.borrowed,
                     notes=self.notes(),
                     seconds=seconds,
                     **settings,
                 )
             except StaleMap:  # compacted while we looked: the new files hold the same references
                 fingerprint = self.manifest.model.fingerprint
-                if attempt == 2 or not self.refresh():
+                if not left or not self.refresh():
                     raise
                 if self.manifest.model.fingerprint != fingerprint:
                     raise KappaPlaceError(
@@ -281,8 +330,16 @@ class PlaceMap:
         """Search and signals on this version of the map."""
         if self._gatherer is None:
             search = open_search(self._store, self.device, self.engine, self.engine_options)
-            self._gatherer = Gatherer(self._store, search)
+            self._gatherer = Gatherer(self._store, search, self._patch_maps)
         return self._gatherer
+
+    def _patch_maps(self, images: Sequence[Source]) -> Tensor:
+        if not isinstance(self.model, PlaceModel):
+            raise KappaPlaceError(
+                "Comparing matches cell by cell needs a model that shows its stages (ResNet, "
+                "EfficientNet-Lite); the map's encoder does not."
+            )
+        return embed_patches(self.model, preprocessing_of(self.manifest.model), images)
 
     def notes(self) -> list[str]:
         """What an answer of this map must say of itself."""
@@ -296,6 +353,11 @@ class PlaceMap:
                 said.append(
                     f"Calibrated when the map had {then:,} references, now it has {len(self):,}: do it again."
                 )
+            if self.engine == "compact":
+                said.append(COARSER)
+            assert self.calibration is not None
+            if drift := standing_note(self.folder, self.calibration.fingerprint):
+                said.append(drift)
         if self.manifest.unposed:
             said.append(f"{self.manifest.unposed:,} of {len(self):,} references have no position.")
         return said
@@ -327,15 +389,30 @@ class PlaceMap:
             "distinctiveness": (distinct.how if distinct else "none")
             + (f", {unknown} open" if unknown else ""),
             "calibration": None if record is None else record["origin"],
+            "borrowed": self.borrowed is not None,
             "version": m.version,
             "format": m.format,
             "kappaplace": m.kappaplace,
         }
 
+    def close(self) -> None:
+        """Let go of the search engine, be it a connection; the next question opens it again."""
+        if self._gatherer is not None:
+            self._gatherer.search.close()
+            self._gatherer = None
+
     def _use(self, manifest: Manifest) -> None:
+        self.close()
+        while True:
+            try:
+                self._store = MapStore(self.folder, manifest)
+                break
+            except StaleMap:  # compacted between the manifest and the look at its segments
+                before, manifest = manifest, read_manifest(self.folder)
+                if manifest == before:
+                    raise
         self.manifest = manifest
-        self._store = MapStore(self.folder, manifest)
-        self._gatherer = self._calibration = None
+        self._calibration = None
 
     def __repr__(self) -> str:
         return f"PlaceMap({self.folder}: {len(self):,} references, {self.manifest.frame})"

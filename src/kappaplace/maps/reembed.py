@@ -14,7 +14,6 @@ from kappaplace.maps.distinctiveness import finish
 from kappaplace.maps.extend import Options, Report, extend
 from kappaplace.maps.manifest import ModelRecord, read_manifest
 from kappaplace.maps.map_models import keep_model, loaded, record_of
-from kappaplace.maps.segments import SEGMENTS
 from kappaplace.maps.sources import wanted_again
 from kappaplace.maps.writer import MapWriter, writer_of
 from kappaplace.models.loading import AnyModel
@@ -34,6 +33,9 @@ def reembed_map(folder: Path, model: AnyModel | str | Path, options: Options | N
         draft = replace(
             writer.manifest,
             model=record,
+            # Codes are learnt from the new descriptors when all of them are there.
+            storage="float16" if writer.manifest.storage == "pq" else writer.manifest.storage,
+            codebook=None,
             segments=(),
             removed=None,
             distinctiveness=None,
@@ -55,8 +57,8 @@ def reembed_map(folder: Path, model: AnyModel | str | Path, options: Options | N
                 report.skipped += part.skipped
             _drop_others(fresh, {name for wanted in sources for name in wanted.names})
             finish(fresh)
-            if fresh.manifest.removed is not None:
-                rewrite(fresh)
+            if fresh.manifest.removed is not None or fresh.manifest.storage != writer.manifest.storage:
+                rewrite(fresh, writer.manifest.storage)
             keep_model(folder, record, ready)
             _take_over(writer, fresh)
         shutil.rmtree(inner, ignore_errors=True)
@@ -80,17 +82,14 @@ def _drop_others(fresh: MapWriter, names: set[str]) -> None:
 
 def _take_over(writer: MapWriter, fresh: MapWriter) -> None:
     """Put the new segments in the place of the old ones: links first, then one swap."""
-    records = []
-    for record in fresh.manifest.segments:
-        name = writer.next_name()
-        target = writer.folder / SEGMENTS / name
-        target.mkdir(parents=True)
-        for file in record.files:
-            (target / file).hardlink_to(fresh.folder / SEGMENTS / record.name / file)
-        records.append(replace(record, name=name))
+    records = [writer.adopt(fresh.folder, record) for record in fresh.manifest.segments]
     new = fresh.manifest
     changes = {}
-    for what, extra in (("distinctiveness", new.distinctiveness), ("sample", new.sample)):
+    for what, extra in (
+        ("distinctiveness", new.distinctiveness),
+        ("sample", new.sample),
+        ("codebook", new.codebook),
+    ):
         changes[what] = (
             None if extra is None else writer.extra(what, fresh.store.extra(extra), extra.rows, extra.how)
         )

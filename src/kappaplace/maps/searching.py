@@ -5,16 +5,22 @@ References are counted as the map counts them, those removed left out; engines c
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kappaplace.errors import KappaPlaceError
+from kappaplace.maps.database import open_database
+from kappaplace.maps.segments import Segment
 from kappaplace.maps.store import Descriptors, Indices, MapStore
 from kappaplace.retrieval import exact
-from kappaplace.retrieval.engines import Circle, Engine, Quantized, open_engine
+from kappaplace.retrieval.engines import Circle, Coded, Engine, Quantized, open_engine
 from kappaplace.retrieval.engines.base import checked_circle
 from kappaplace.retrieval.engines.choose import EXACT_UP_TO
 from kappaplace.retrieval.engines.nearby import Nearby
@@ -43,6 +49,9 @@ class Search:
         """References inside a circle, its rim included, ascending; those without a position are in none."""
         return self._nearby.rows(checked_circle(near))
 
+    def close(self) -> None:
+        """Let go of what the engine holds; the connection to a database ends."""
+
     @cached_property
     def _nearby(self) -> Nearby:
         return Nearby(self.store.positions, len(self.store))
@@ -51,6 +60,7 @@ class Search:
         k = min(k, len(references))
         if k == 0:
             return _nothing(len(queries))
+        queries, references = references.beside(queries)
         # Read by slices only, which is all that `exact.search` asks of an array.
         return exact.search(queries, cast(Any, references), k, device=self.device)
 
@@ -61,6 +71,9 @@ class EngineSearch(Search):
     def __init__(self, store: MapStore, engine: Engine) -> None:
         super().__init__(store)
         self.engine, self.why = engine, engine.why
+
+    def close(self) -> None:
+        self.engine.close()
 
     def search(self, queries: NDArray[np.float32], k: int, near: Circle | None = None) -> Matches:
         live = self.store.live
@@ -96,20 +109,41 @@ def open_search(
     store: MapStore, device: str | None = None, kind: str = "auto", options: Mapping[str, Any] | None = None
 ) -> Search:
     """The engine of a map: exact up to some hundred thousand references, else what fits, or what is asked."""
+    if kind not in ("milvus", "postgres") and {"uri", "collection"} & set(options or ()):
+        raise KappaPlaceError(
+            f"An address (uri) or a collection belongs to a database, not to the engine {kind!r}; ask for "
+            "milvus or postgres."
+        )
     if kind == "exact" or (kind == "auto" and len(store) <= EXACT_UP_TO):
         return Search(store, device)
-    arrays = [
-        Quantized(segment.array("descriptors"), segment.array("scale"))
-        if store.manifest.storage == "int8"
-        else segment.array("descriptors")
-        for segment in store.segments
-    ]
-    rows = store.with_removed()
-    database: dict[str, Any] = {}
+    arrays = [_stored(store, segment) for segment in store.segments]
+    index: Path | None = store.folder / INDEX
     if kind in ("milvus", "postgres"):
-        database = {"kappa": rows.whole("kappa"), "names": list(rows.names())}
-    engine = open_engine(arrays, rows.positions, kind, store.folder / INDEX, **database, **(options or {}))
+        return EngineSearch(store, open_database(store, arrays, kind, store.folder / INDEX, options or {}))
+    if not (store.folder / INDEX).is_dir() and not os.access(store.folder, os.W_OK):
+        index = None  # a read-only map without an index: minutes of building must not end in an error
+    # The index is the map's own: when the map has changed it is built anew without being asked.
+    settings = {"fingerprint": _fingerprint(store), "rebuild": "if stale", **(options or {})}
+    engine = open_engine(arrays, store.with_removed().positions, kind, index, **settings)
     if engine.name == "exact":
         engine.close()
-        return Search(store, device)
+        plain = Search(store, device)
+        plain.why = engine.why
+        return plain
     return EngineSearch(store, engine)
+
+
+def _stored(store: MapStore, segment: Segment) -> NDArray[Any] | Quantized | Coded:
+    """Descriptors as they lie on disk."""
+    array = segment.array("descriptors")
+    if store.manifest.storage == "int8":
+        return Quantized(array, segment.array("scale"))
+    return Coded(array, store.codebook) if store.manifest.storage == "pq" else array
+
+
+def _fingerprint(store: MapStore) -> str:
+    """What tells these descriptors from others, out of the manifest's checksums: no descriptor is read."""
+    files = [record.files["descriptors.npy"].sha256 for record in store.manifest.segments]
+    if store.manifest.codebook is not None:
+        files.append(store.manifest.codebook.record.sha256)
+    return hashlib.sha256("".join(files).encode()).hexdigest()

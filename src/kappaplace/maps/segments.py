@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.blobs import Blobs, blob_files, map_bytes, write_blobs
 from kappaplace.maps.files import save_array, why
-from kappaplace.maps.manifest import FileRecord, SegmentRecord
+from kappaplace.maps.manifest import Extra, FileRecord, SegmentRecord
 from kappaplace.maps.storage import decode, encode
 from kappaplace.models.digest import sha256_of
+from kappaplace.retrieval.codes import Codebook
 
 SEGMENTS = "segments"
 POSE = ("x", "y", "heading", "time")
@@ -48,6 +49,8 @@ class Rows:
     digests: NDArray[np.uint8]
     """N×16: hash of the image file's content; zeros where there is none."""
     thumbnails: Sequence[bytes] | None = None
+    codes: NDArray[np.uint8] | None = None
+    """The descriptors as codes, out of a map that stores them so: rounding is done once."""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -59,16 +62,19 @@ class Rows:
             [self.names[i] for i in chosen.tolist()],
             **{column: getattr(self, column)[chosen] for column in COLUMNS},
             thumbnails=None if small is None else [small[i] for i in chosen.tolist()],
+            codes=None if self.codes is None else self.codes[chosen],
         )
 
     @classmethod
     def join(cls, parts: Sequence[Rows]) -> Rows:
         """Several as one."""
         small = [part.thumbnails for part in parts if part.thumbnails is not None]
+        codes = [part.codes for part in parts if part.codes is not None]
         return cls(
             [name for part in parts for name in part.names],
             **{c: np.concatenate([getattr(part, c) for part in parts]) for c in COLUMNS},
             thumbnails=[piece for part in small for piece in part] if len(small) == len(parts) else None,
+            codes=np.concatenate(codes) if codes and len(codes) == len(parts) else None,
         )
 
 
@@ -79,13 +85,21 @@ def name_keys(names: Sequence[str]) -> NDArray[np.uint64]:
     return np.frombuffer(packed, "<u8").astype(np.uint64)
 
 
-def write_segment(folder: Path, name: str, rows: Rows, storage: str, root: str, prefix: str) -> SegmentRecord:
+def write_segment(
+    folder: Path,
+    name: str,
+    rows: Rows,
+    storage: str,
+    root: str,
+    prefix: str,
+    codebook: Codebook | None = None,
+) -> SegmentRecord:
     """Write all files under another name, wait for the disk, then rename: half a segment is never found."""
     part, final = folder / SEGMENTS / f".{name}.part", folder / SEGMENTS / name
     try:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
-        _write(part, rows, storage)
+        _write(part, rows, storage, codebook)
         files = {}
         for file in sorted(part.iterdir()):
             _sync(file)
@@ -101,9 +115,9 @@ def write_segment(folder: Path, name: str, rows: Rows, storage: str, root: str, 
     return SegmentRecord(name, len(rows), root, prefix, files)
 
 
-def _write(part: Path, rows: Rows, storage: str) -> None:
-    stored, scale = encode(rows.descriptors, storage)
-    save_array(part / "descriptors.npy", stored)
+def _write(part: Path, rows: Rows, storage: str, codebook: Codebook | None) -> None:
+    stored, scale = encode(rows.descriptors, storage, codebook)
+    save_array(part / "descriptors.npy", rows.codes if storage == "pq" and rows.codes is not None else stored)
     if scale is not None:
         save_array(part / "scale.npy", scale)
     columns: dict[str, Any] = {c: getattr(rows, c) for c in COLUMNS if c != "descriptors"}
@@ -117,8 +131,11 @@ def _write(part: Path, rows: Rows, storage: str) -> None:
 class Segment:
     """A segment of a map; each file is mapped when it is first asked for."""
 
-    def __init__(self, folder: Path, record: SegmentRecord) -> None:
-        self.folder, self.record = folder / SEGMENTS / record.name, record
+    def __init__(
+        self, folder: Path, record: SegmentRecord, codebook: Callable[[], Codebook] | None = None
+    ) -> None:
+        """``codebook`` reads that of a map of codes, when the first of them is asked for."""
+        self.folder, self.record, self._codebook = folder / SEGMENTS / record.name, record, codebook
         self._arrays: dict[str, NDArray[Any]] = {}
 
     def __len__(self) -> int:
@@ -130,6 +147,8 @@ class Segment:
             file = self.checked(f"{column}.npy")
             try:
                 array = np.load(file, mmap_mode="c", allow_pickle=False)  # torch warns of read-only memory
+            except FileNotFoundError:  # after the look at its size
+                raise _gone(file) from None
             except (OSError, ValueError, EOFError) as error:
                 raise KappaPlaceError(f"{file} cannot be read ({error}); {_HELP}") from None
             if len(array) != len(self):
@@ -139,10 +158,11 @@ class Segment:
             self._arrays[column] = array
         return self._arrays[column]
 
-    def descriptors(self, rows: Any) -> NDArray[np.float32]:
-        """Some descriptors (a slice or row numbers) as float32."""
+    def descriptors(self, rows: Any, *, turned: bool = False) -> NDArray[np.float32]:
+        """Some descriptors (a slice or row numbers) as float32; ``turned``: see `Codebook`."""
         scale = self.array("scale")[rows] if "scale.npy" in self.record.files else None
-        return decode(self.array("descriptors")[rows], scale)
+        codebook = None if self._codebook is None else self._codebook()
+        return decode(self.array("descriptors")[rows], scale, codebook, turned=turned)
 
     @cached_property
     def names(self) -> Blobs:
@@ -163,6 +183,7 @@ class Segment:
             descriptors=self.descriptors(slice(None)),
             **mapped,
             thumbnails=None if small is None else small.all(),
+            codes=None if self._codebook is None else np.array(self.array("descriptors")),
         )
 
     def checked(self, name: str) -> Path:
@@ -173,10 +194,7 @@ class Segment:
         try:
             size = file.stat().st_size
         except OSError:
-            raise StaleMap(
-                f"{file} is gone: another process compacted the map or removed the file; open the map again, "
-                "and if that does not help restore the file from a copy."
-            ) from None
+            raise _gone(file) from None
         if size != record.size:
             raise KappaPlaceError(f"{file} has {size:,} bytes instead of {record.size:,}; {_HELP}")
         return file
@@ -185,8 +203,48 @@ class Segment:
         data, starts = (self.checked(file) for file in blob_files(name))
         try:
             return Blobs(np.load(starts, mmap_mode="r", allow_pickle=False), map_bytes(data))
+        except FileNotFoundError:
+            raise _gone(data) from None
         except (OSError, ValueError, EOFError) as error:
             raise KappaPlaceError(f"{data} cannot be read ({error}); {_HELP}") from None
+
+
+def _gone(file: Path) -> StaleMap:
+    return StaleMap(
+        f"{file} is gone: another process compacted the map or removed the file; open the map again, and if "
+        "that does not help restore the file from a copy."
+    )
+
+
+def read_extra(folder: Path, extra: Extra) -> NDArray[Any]:
+    """An array beside the segments, of the size it was written with."""
+    file = folder / extra.file
+    try:
+        if file.stat().st_size != extra.record.size:
+            raise ValueError(f"{file.stat().st_size:,} bytes instead of {extra.record.size:,}")
+        return np.load(file, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError:
+        raise StaleMap(
+            f"{file} is gone: another process changed the map; open the map again, and if that does not "
+            "help run `kappaplace map compact`."
+        ) from None
+    except (OSError, ValueError, EOFError) as error:
+        raise KappaPlaceError(
+            f"{file} is damaged ({error}); restore the map from a copy, or run `kappaplace map compact`."
+        ) from None
+
+
+def read_codebook(folder: Path, extra: Extra, dim: int) -> Codebook:
+    """That of a map of codes, without which they mean nothing."""
+    try:
+        return Codebook.from_array(read_extra(folder, extra), dim)
+    except StaleMap:
+        raise
+    except KappaPlaceError:
+        raise KappaPlaceError(
+            f"{folder / extra.file} is damaged, and without it no descriptor of this map can be read; "
+            "restore it from a copy, or run `kappaplace map reembed`."
+        ) from None
 
 
 _HELP = "restore the map from a copy or build it again; `kappaplace map verify` lists all that is broken."

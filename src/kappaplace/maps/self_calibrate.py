@@ -1,9 +1,16 @@
 """Calibration without labels: the map's own images, damaged in known ways, ask the rest of the map.
 
-Each one is asked twice: without itself and the images taken together with it (what remains within the radius
-is right), and without everything within the radius (nothing is right: a query from outside the map). All
-signals are those that a map without the references taken out would give. The damage is of our making, so no
-risk is guaranteed, and every answer says so.
+Each one is asked twice: as a query from inside the map, and without everything within the radius (nothing is
+right: a query from outside). All signals are those that a map without the references taken out would give.
+
+How far from the nearest reference is a query from inside? On a street with an image every g metres it falls
+anywhere between two of them, g/4 away on average. An image asked without itself is g away: on a dense map
+that hardly matters, on a sparse one it is all but lost. Asked with itself it is 0 away. So on a sparse map
+three of four are asked with themselves present, and one of four without itself and the images taken together
+with it: the mean distance is then that of a query. On a dense map, where neighbours find each other, those
+present are fewer. All are cropped at random as if from another viewpoint. docs/maps.md has what was tried.
+
+Damage and viewpoint are of our making, so no risk is guaranteed, and every answer says so.
 """
 
 from __future__ import annotations
@@ -19,8 +26,10 @@ from numpy.typing import NDArray
 
 from kappaplace.calibration.labels import SelfQueries, burst_mask, self_queries
 from kappaplace.calibration.model import Calibration
+from kappaplace.data.augment import crop_resize, sample_crops
 from kappaplace.data.degrade import random_degradation
 from kappaplace.data.images import Preprocessing
+from kappaplace.data.randomness import item_key, item_uniforms
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.calibrate import MATCHES, Examples, Terms, keep
 from kappaplace.maps.distinctiveness import draw
@@ -39,6 +48,10 @@ BURST_FRAMES = 1
 PAIRS = 1 << 22
 """Similarities held at a time."""
 ORIGIN = "degraded images of the map itself"
+PRESENT = 0.75
+"""Largest share of queries from inside that are asked with themselves present; see above."""
+CROP = 0.5
+"""Smallest share of the image that an altered viewpoint keeps."""
 SPARSE = 0.5
 """Share of images found without themselves below which that is worth a word."""
 OUTSIDE_RATE = 0.1
@@ -49,9 +62,24 @@ def self_calibrate_map(
     place_map: PlaceMap, terms: Terms | None = None, *, queries: int = QUERIES
 ) -> Calibration:
     """Fit without labels and keep the result with the map."""
-    terms, store = terms or Terms(), place_map.store
-    if terms.outside_rate is None:
-        terms = replace(terms, outside_rate=OUTSIDE_RATE)
+    terms = self_terms(terms)
+    examples, facts = self_examples(place_map, terms, queries)
+    calibration = examples.fit(terms, False, facts)
+    keep(place_map, calibration, facts["origin"], reliability=examples.reliability(terms, calibration))
+    return calibration
+
+
+def self_terms(terms: Terms | None = None) -> Terms:
+    """The terms with a share of queries from outside, stated or usual."""
+    terms = terms or Terms()
+    return terms if terms.outside_rate is not None else replace(terms, outside_rate=OUTSIDE_RATE)
+
+
+def self_examples(
+    place_map: PlaceMap, terms: Terms, queries: int = QUERIES
+) -> tuple[Examples, dict[str, Any]]:
+    """The map's own images as queries with outcomes, and what a calibration on them must tell of itself."""
+    store = place_map.store
     if store.manifest.near.kind == "self":
         raise KappaPlaceError(
             f"The map {store.folder} knows neither positions nor frames of a route, so it cannot tell which "
@@ -61,12 +89,17 @@ def self_calibrate_map(
         raise KappaPlaceError(f"A map of {len(store)} references is too small to be asked about itself.")
     chosen = _askable(place_map, queries, terms.seed)
     examples, k = Examples(), min(MATCHES, max(1, len(store) // 4))
+    alone = found_alone(place_map, chosen)
+    present_share = min(PRESENT, 1 - alone)
     preprocessing = preprocessing_of(store.manifest.model)
     with track("Self-calibrating", len(chosen)) as bar:
         for part in _blocks(chosen, max(1, min(64, PAIRS // len(store)))):
             images = [_damaged(store.image_path(int(r)), preprocessing, terms.seed + int(r)) for r in part]
             made = place_map.embed(images)
-            asked = self_queries(_similarities(store, made), *_masks(place_map, part), at_least=max(k, 2))
+            present = item_uniforms(item_key(terms.seed, part), 1)[:, 0] < present_share
+            asked = self_queries(
+                _similarities(store, made), *_masks(place_map, part), present=present, at_least=max(k, 2)
+            )
             if len(asked.rows):
                 evidence, right = _evidence(place_map, made, asked, k)
                 examples.add(evidence, right, asked.outside, part[asked.rows])
@@ -76,20 +109,29 @@ def self_calibrate_map(
             f"All references of {store.folder} show one place: nothing is left to ask; use labelled queries."
         )
     origin = f"{len(chosen):,} {ORIGIN}, for {terms.outside_rate:.0%} of queries from outside it"
-    calibration = examples.fit(terms, False, {"origin": origin, "references": len(chosen)})
-    keep(place_map, calibration, origin)
-    return calibration
+    return examples, {"origin": origin, "references": len(chosen), "found_alone": alone}
+
+
+def found_alone(place_map: PlaceMap, rows: Indices) -> float:
+    """Share of these references, undamaged, whose place is found without themselves: how dense the map is."""
+    store, found, asked = place_map.store, 0, 0
+    for part in _blocks(rows, max(1, min(1024, PAIRS // len(store)))):
+        own = Embeddings(store.descriptors[part])
+        made = self_queries(_similarities(store, own), *_masks(place_map, part))
+        inside = np.flatnonzero(~made.without_place)
+        best = made.similarities[inside].argmax(axis=1)
+        found, asked = found + int(made.positives[inside, best].sum()), asked + len(inside)
+    return found / max(asked, 1)
 
 
 def sparse_note(calibration: Calibration) -> str:
     """One sentence where the map hardly knows its own images without themselves, else nothing."""
-    facts = calibration.facts
-    inside = int(facts["queries"]) - int(facts["outside"] or 0)
-    if not inside or facts["right"] >= SPARSE * inside:
+    share = float(calibration.facts.get("found_alone", 1.0))
+    if share >= SPARSE:
         return ""
     return (
-        f"Only {facts['right']:,} of {inside:,} images were found without themselves: the map is sparse, so "
-        "the probability of queries taken close to a reference will be too low; labelled queries know better."
+        f"Only {share:.0%} of the map's images are found without themselves: the map is sparse, so how well "
+        "queries between two references are found is mostly a guess; labelled queries know better."
     )
 
 
@@ -117,9 +159,11 @@ def _is_file(path: str) -> bool:
 
 
 def _damaged(path: str, preprocessing: Preprocessing, seed: int) -> NDArray[np.uint8]:
-    """The image as the model would see it, damaged at random; its number alone decides how."""
+    """The image as the model would see it from elsewhere, damaged at random; its number alone decides how."""
     pixels = preprocessing.to_uint8(path).unsqueeze(0).float() / 255
-    damaged = random_degradation(pixels, torch.Generator().manual_seed(seed)).images[0]
+    generator, size = torch.Generator().manual_seed(seed), (pixels.shape[2], pixels.shape[3])
+    boxes = sample_crops(1, *size, scale=(CROP, 1.0), generator=generator)
+    damaged = random_degradation(crop_resize(pixels, boxes, size).clamp(0, 1), generator).images[0]
     return (damaged * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
 
 

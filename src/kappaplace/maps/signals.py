@@ -7,13 +7,15 @@ sample, and the margin mostly finds its answer further down the list of matches.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
+from kappaplace.data.images import Source
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.near import near_of
 from kappaplace.maps.searching import Search
@@ -24,12 +26,15 @@ from kappaplace.types import Embeddings, Matches
 from kappaplace.uncertainty.base import Score
 from kappaplace.uncertainty.evidence import Evidence, Scores
 from kappaplace.uncertainty.fused import features_of
+from kappaplace.uncertainty.patches import AGREEMENT, agreements
 from kappaplace.uncertainty.registry import SCORES, available, score_named
 
 DEEP = 64
 """Matches looked at for the best one outside the top match's place, before the whole map is asked."""
 QUERY_SIGNALS = ("cosine", "pa", "margin", "aliasing", "z-score", "inverse-kappa", "kappaplace")
 PAIR_SIGNALS = ("cosine", "kappaplace")
+PATCH_SIGNALS = ("patches", "patch-margin")
+"""Of queries whose first matches were compared cell by cell."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,8 +74,10 @@ class MapEvidence(Evidence):
 class Gatherer:
     """Collects the evidence of queries on one version of a map."""
 
-    def __init__(self, store: MapStore, search: Search) -> None:
-        self.store, self.search = store, search
+    def __init__(
+        self, store: MapStore, search: Search, patch_maps: Callable[[Sequence[Source]], Tensor] | None = None
+    ) -> None:
+        self.store, self.search, self.patch_maps = store, search, patch_maps
         self._near: Near | None = None
         self._sample: NDArray[np.float32] | None = None
 
@@ -91,13 +98,40 @@ class Gatherer:
         """At least the k best references, and some more, so that the margin has its answer at once."""
         return self.search.search(queries, max(k, DEEP), circle)
 
+    def verified(
+        self, query: Embeddings, deep: Matches, images: Sequence[Source], count: int
+    ) -> tuple[Matches, Scores]:
+        """The first ``count`` matches by how many cells agree, the others behind; and their agreement."""
+        count = min(count, deep.indices.shape[1])
+        first = Matches(deep.indices[:, :count], deep.similarities[:, :count])
+        found = agreements(self.of_matches(query, first, np.zeros(len(images)), images), count)
+        order = np.argsort(-found, axis=1, kind="stable")
+        indices, similarities = deep.indices.copy(), deep.similarities.copy()
+        indices[:, :count] = np.take_along_axis(first.indices, order, 1)
+        similarities[:, :count] = np.take_along_axis(first.similarities, order, 1)
+        return Matches(indices, similarities), np.take_along_axis(found, order, 1)
+
     def evidence(
-        self, query: Embeddings, deep: Matches, k: int, circle: Circle | None = None, *, images: Any = None
+        self,
+        query: Embeddings,
+        deep: Matches,
+        k: int,
+        circle: Circle | None = None,
+        *,
+        images: Any = None,
+        agreement: Scores | None = None,
     ) -> MapEvidence:
-        """Evidence of the first k of these matches; the others only serve the margin."""
+        """Evidence of the first k of these matches; the others only serve the margin.
+
+        ``agreement`` is that of `verified`.
+        """
         k = min(k, deep.indices.shape[1])
         outside = self._outside(query, deep, circle)
-        return self.of_matches(query, Matches(deep.indices[:, :k], deep.similarities[:, :k]), outside, images)
+        first = Matches(deep.indices[:, :k], deep.similarities[:, :k])
+        evidence = self.of_matches(query, first, outside, images)
+        if agreement is not None:
+            evidence.memo[AGREEMENT] = agreement
+        return evidence
 
     def of_matches(self, query: Embeddings, matches: Matches, outside: Scores, images: Any) -> MapEvidence:
         """Evidence of matches in any order, for those who rank them anew."""
@@ -112,6 +146,7 @@ class Gatherer:
             reference_positions=self.store.gather("poses", references)[:, :2],
             near=lambda a, b: near(references[a], references[b]),
             query_images=images,
+            patch_maps=self.patch_maps if images else None,
             reference_images=[self.store.image_path(r) for r in references.tolist()] if images else None,
             references=references,
             aliases=self._aliases(references),
@@ -144,7 +179,7 @@ class Gatherer:
             columns = all_of_them if among is None else all_of_them.only(among)
             numbers = np.arange(count) if among is None else among
             best[rows] = best_outside(
-                of_descriptors(query.descriptor, columns),
+                of_descriptors(*columns.beside(query.descriptor)),
                 rows,
                 top[rows, 0],
                 count,

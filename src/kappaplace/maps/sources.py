@@ -201,6 +201,11 @@ def same_file(path: str, now: NDArray[np.int64], then: NDArray[np.int64], digest
     return int(now[0]) == int(then[0]) >= 0 and bool((file_digest(path) == digest).all())
 
 
+def is_same_image(query: str, image: str) -> bool:
+    """Whether two paths lead to one image file; an empty one leads nowhere."""
+    return bool(image) and os.path.realpath(query) == os.path.realpath(image)
+
+
 def _refuse_doubles(names: list[str]) -> None:
     seen: set[str] = set()
     for name in names:

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.manifest import Extra, Manifest
-from kappaplace.maps.segments import Rows, Segment, StaleMap, name_keys, row_name
+from kappaplace.maps.segments import Rows, Segment, name_keys, read_codebook, read_extra, row_name
+from kappaplace.retrieval.codes import Codebook
 
 Indices = NDArray[np.int64]
 
@@ -27,13 +28,20 @@ class MapStore:
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder, self.manifest = folder, manifest
-        self.segments = [Segment(folder, record) for record in manifest.segments]
+        codebook = None if manifest.codebook is None else lambda: self.codebook
+        self.segments = [Segment(folder, record, codebook) for record in manifest.segments]
         self.starts = np.concatenate([[0], np.cumsum([len(s) for s in self.segments])]).astype(np.int64)
         for segment in self.segments:
             segment.checked("descriptors.npy")  # cut short: told now, not in the middle of a drive
 
     def __len__(self) -> int:
         return self.manifest.count
+
+    @cached_property
+    def codebook(self) -> Codebook:
+        """How the codes of a map of codes become descriptors."""
+        assert self.manifest.codebook is not None
+        return read_codebook(self.folder, self.manifest.codebook, self.manifest.model.dim)
 
     @cached_property
     def live(self) -> Indices | None:
@@ -113,20 +121,7 @@ class MapStore:
 
     def extra(self, extra: Extra) -> NDArray[Any]:
         """An array beside the segments, of the size it was written with."""
-        file = self.folder / extra.file
-        try:
-            if file.stat().st_size != extra.record.size:
-                raise ValueError(f"{file.stat().st_size:,} bytes instead of {extra.record.size:,}")
-            return np.load(file, mmap_mode="r", allow_pickle=False)
-        except FileNotFoundError:
-            raise StaleMap(
-                f"{file} is gone: another process changed the map; open the map again, and if that does not "
-                "help run `kappaplace map compact`."
-            ) from None
-        except (OSError, ValueError, EOFError) as error:
-            raise KappaPlaceError(
-                f"{file} is damaged ({error}); restore the map from a copy, or run `kappaplace map compact`."
-            ) from None
+        return read_extra(self.folder, extra)
 
     def place(self, reference: int) -> tuple[Segment, int]:
         """Segment of a reference and its row there."""
@@ -202,10 +197,10 @@ class Descriptors:
     ndim = 2
     dtype = np.dtype(np.float32)
 
-    def __init__(self, store: MapStore, references: Indices | None = None) -> None:
-        self.store, self.references = store, references
+    def __init__(self, store: MapStore, references: Indices | None = None, *, turned: bool = False) -> None:
+        self.store, self.references, self.turned = store, references, turned
         count = len(store) if references is None else len(references)
-        self.shape = (count, store.manifest.model.dim)
+        self.shape = (count, store.codebook.rotation.shape[1] if turned else store.manifest.model.dim)
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -213,6 +208,13 @@ class Descriptors:
     def only(self, references: Indices) -> Descriptors:
         """Those of some references alone."""
         return Descriptors(self.store, references)
+
+    def beside(self, queries: NDArray[np.float32]) -> tuple[NDArray[np.float32], Descriptors]:
+        """Queries and these, ready to be compared: codes in their own space, into which the few queries are
+        turned instead of all references back. Similarities are the same."""
+        if self.store.manifest.codebook is None:
+            return queries, self
+        return self.store.codebook.turn(queries), Descriptors(self.store, self.references, turned=True)
 
     def __getitem__(self, chosen: Any) -> NDArray[np.float32]:
         store = self.store
@@ -234,7 +236,10 @@ class Descriptors:
         )
         parts = [
             self.store.segments[i].descriptors(
-                slice(max(start - int(starts[i]), 0), min(stop - int(starts[i]), len(self.store.segments[i])))
+                slice(
+                    max(start - int(starts[i]), 0), min(stop - int(starts[i]), len(self.store.segments[i]))
+                ),
+                turned=self.turned,
             )
             for i in range(int(first), int(last) + 1)
         ]
@@ -248,5 +253,7 @@ class Descriptors:
         home = np.searchsorted(self.store.starts, flat, side="right") - 1
         for number in np.unique(home).tolist():
             here = home == number
-            found[here] = self.store.segments[number].descriptors(flat[here] - self.store.starts[number])
+            found[here] = self.store.segments[number].descriptors(
+                flat[here] - self.store.starts[number], turned=self.turned
+            )
         return found.reshape((*np.shape(rows), self.shape[1]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps.manifest import Extra, FileRecord, Manifest
-from kappaplace.maps.segments import SEGMENTS, Segment
+from kappaplace.maps.manifest import Extra, FileRecord, Manifest, read_manifest
+from kappaplace.maps.segments import SEGMENTS, Segment, read_codebook
 from kappaplace.models.digest import sha256_of
 from kappaplace.progress import track
 
@@ -21,11 +22,16 @@ UNIT = 0.02
 def find_damage(folder: Path, manifest: Manifest) -> list[str]:
     """One sentence for each thing that is broken; an empty list for a sound map."""
     found: list[str] = []
-    extras = (manifest.removed, manifest.distinctiveness, manifest.sample)
+    extras = (manifest.removed, manifest.distinctiveness, manifest.sample, manifest.codebook)
     named = [extra for extra in extras if extra is not None]
+    codebook = (
+        None
+        if manifest.codebook is None
+        else partial(read_codebook, folder, manifest.codebook, manifest.model.dim)
+    )
     with track("Verifying", len(manifest.segments) + len(named)) as bar:
         for record in manifest.segments:
-            segment = Segment(folder, record)
+            segment = Segment(folder, record, codebook)
             broken = [
                 sentence
                 for name, file in record.files.items()
@@ -40,6 +46,29 @@ def find_damage(folder: Path, manifest: Manifest) -> list[str]:
     if len({record.name for record in manifest.segments}) != len(manifest.segments):
         found.append(f"The manifest of {folder} names a segment twice.")
     return found
+
+
+def verified(folder: Path) -> tuple[Manifest, list[str]]:
+    """The map as it is and what is broken in it; files that a writer took away meanwhile are not."""
+    manifest = read_manifest(folder)
+    while (found := find_damage(folder, manifest)) and (now := read_manifest(folder)) != manifest:
+        manifest = now
+    return manifest, found
+
+
+def first_broken(folder: Path, manifest: Manifest) -> str:
+    """The first file of the references that is not what was written, in a sentence; empty if all of them are.
+
+    What a map can compute anew (distinctiveness, the sample) is left out.
+    """
+    files = {
+        Segment(folder, record).folder / name: file
+        for record in manifest.segments
+        for name, file in record.files.items()
+    }
+    needed = [extra for extra in (manifest.removed, manifest.codebook) if extra is not None]
+    files |= {folder / extra.file: extra.record for extra in needed}
+    return next((broken for file, record in files.items() if (broken := _broken_file(file, record))), "")
 
 
 def _broken_file(file: Path, record: FileRecord) -> str:

@@ -7,9 +7,10 @@ look at them, and the next writer removes them.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,17 @@ from numpy.typing import NDArray
 import kappaplace
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import make_folder, replace_file
-from kappaplace.maps.files import save_array
+from kappaplace.maps.files import save_array, why
 from kappaplace.maps.lock import writing
-from kappaplace.maps.manifest import MANIFEST, Extra, FileRecord, Manifest, read_manifest, write_manifest
+from kappaplace.maps.manifest import (
+    MANIFEST,
+    Extra,
+    FileRecord,
+    Manifest,
+    SegmentRecord,
+    read_manifest,
+    write_manifest,
+)
 from kappaplace.maps.segments import SEGMENTS, Rows, write_segment
 from kappaplace.maps.store import MapStore
 from kappaplace.models.digest import sha256_of
@@ -42,14 +51,16 @@ class MapWriter:
         """The map as it is now."""
         return MapStore(self.folder, self.manifest)
 
-    def append(self, rows: Rows, root: str = "", prefix: str = "") -> None:
-        """Add references as one more segment."""
+    def append(self, rows: Rows, root: str = "", prefix: str = "", **changes: Any) -> None:
+        """Add references as one more segment, with further changes in the same swap."""
         if not len(rows):
             return
         name = self.next_name()
-        record = write_segment(self.folder, name, rows, self.manifest.storage, root, prefix)
+        codebook = self.store.codebook if self.manifest.codebook is not None else None
+        record = write_segment(self.folder, name, rows, self.manifest.storage, root, prefix, codebook)
         unposed = int(np.isnan(rows.poses[:, 0]).sum())
-        self.commit(segments=(*self.manifest.segments, record), unposed=self.manifest.unposed + unposed)
+        changes["unposed"] = changes.get("unposed", self.manifest.unposed) + unposed
+        self.commit(segments=(*self.manifest.segments, record), **changes)
 
     def commit(self, **changes: Any) -> None:
         """Swap the manifest for one with these changes."""
@@ -57,6 +68,30 @@ class MapWriter:
         changed = replace(self.manifest, version=version, kappaplace=kappaplace.__version__, **changes)
         write_manifest(self.folder, changed)
         self.manifest = changed
+
+    def adopt(
+        self, source: Path, record: SegmentRecord, changed: Mapping[str, NDArray[Any]] | None = None
+    ) -> SegmentRecord:
+        """A segment of another map, or of this one with other columns, as one more: its files are linked."""
+        name = self.next_name()
+        old, new, files = source / SEGMENTS / record.name, self.folder / SEGMENTS / name, dict(record.files)
+        fresh = {f"{column}.npy": values for column, values in (changed or {}).items()}
+        try:
+            new.mkdir(parents=True)
+            for file in set(files) - set(fresh):
+                try:
+                    (new / file).hardlink_to(old / file)
+                except OSError:  # not all file systems have links
+                    shutil.copyfile(old / file, new / file)
+        except OSError as error:
+            raise KappaPlaceError(
+                f"Cannot write the segment {new}: {why(error)}; the map is as it was before, and the same "
+                "command goes on from there."
+            ) from None
+        for file, values in fresh.items():
+            replace_file(new / file, partial(_save, values))
+            files[file] = FileRecord((new / file).stat().st_size, sha256_of(new / file))
+        return replace(record, name=name, files=files)
 
     def extra(self, what: str, values: NDArray[Any], rows: int, how: str = "exact") -> Extra:
         """Write an array beside the segments, under a name of its own; a commit makes it count."""
@@ -70,7 +105,8 @@ class MapWriter:
         """Remove what no manifest names; ``pending``: also the embeddings that wait for a segment."""
         named = {record.name for record in self.manifest.segments}
         _remove_others(self.folder / SEGMENTS, named)
-        parts = (self.manifest.removed, self.manifest.distinctiveness, self.manifest.sample)
+        m = self.manifest
+        parts = (m.removed, m.distinctiveness, m.sample, m.codebook)
         _remove_others(self.folder / EXTRAS, {Path(e.file).name for e in parts if e is not None})
         if pending:
             shutil.rmtree(self.folder / PENDING, ignore_errors=True)
@@ -97,6 +133,10 @@ def writer_of(folder: Path, create: Manifest | None = None) -> Iterator[MapWrite
         writer = MapWriter(folder, read_manifest(folder))
         writer.clean()
         yield writer
+
+
+def _save(values: NDArray[Any], part: Path) -> None:
+    save_array(part, values)
 
 
 def _refuse_strangers(folder: Path) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -26,6 +27,8 @@ from kappaplace.models.place_model import Architecture, PlaceModel
 
 CARD = "card.json"
 FORMAT = 1
+SMALL = 4096
+"""Numbers in a tensor up to which half precision saves nothing: biases, BatchNorm's statistics, κ's head."""
 _KEYS = ("kind", "architecture", "preprocessing", "data", "licence", "metrics", "notes", "weights", "sha256")
 
 
@@ -40,16 +43,25 @@ class ModelCard:
     notes: str = ""
 
 
-def save_model(model: PlaceModel | FrozenEncoder, folder: str | Path, card: ModelCard | None = None) -> Path:
+def save_model(
+    model: PlaceModel | FrozenEncoder,
+    folder: str | Path,
+    card: ModelCard | None = None,
+    *,
+    half: bool = False,
+) -> Path:
     """Write weights and card; an interrupted write leaves the model that was there before.
 
-    Of a FrozenEncoder only the head is written, with a fingerprint of the encoder it belongs to.
+    Of a FrozenEncoder only the head is written, with a fingerprint of the encoder it belongs to. ``half``
+    rounds large tensors to float16, half the bytes; loading gives float32 again, of the rounded values.
     """
     folder = make_folder(folder)
     card = card or ModelCard()
     frozen = isinstance(model, FrozenEncoder)
     part = model.head if isinstance(model, FrozenEncoder) else model
     state = {name: value.contiguous().cpu() for name, value in part.state_dict().items()}
+    if half:
+        state = {name: rounded(value) for name, value in state.items()}
     digest = state_digest(state)
     weights = f"model-{digest[:12]}.safetensors"
     replace_file(folder / weights, lambda file: _write_weights(state, file))
@@ -72,6 +84,14 @@ def save_model(model: PlaceModel | FrozenEncoder, folder: str | Path, card: Mode
         if old.name != weights:
             old.unlink(missing_ok=True)
     return folder
+
+
+def rounded(value: Tensor) -> Tensor:
+    """A large tensor in half precision; one that is small, or holds numbers beyond its range, as it is."""
+    if value.dtype != torch.float32 or value.numel() <= SMALL:
+        return value
+    halved = value.half()
+    return halved if bool(torch.isfinite(halved).all()) else value
 
 
 def load_checkpoint(folder: str | Path, *, dim: int | None = None) -> tuple[PlaceModel, ModelCard]:

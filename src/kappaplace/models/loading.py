@@ -1,4 +1,4 @@
-"""`load_model`: one way to any model, from a folder, a weights file or a name."""
+"""`load_model`: one way to any model, from a folder, a weights file or a name; without one, our own."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from kappaplace.models.foreign import load_foreign
 from kappaplace.models.frozen import FrozenEncoder
 from kappaplace.models.hub import HUB, fetch, load_torch_hub
 from kappaplace.models.place_model import PlaceModel
+from kappaplace.models.shipped import DEFAULT, is_shipped, shipped_folder
 
 AnyModel = PlaceModel | FrozenEncoder
 
 
 def load_model(
-    source: str | Path,
+    source: str | Path | None = None,
     *,
     dim: int | None = None,
     backbone: str | None = None,
@@ -26,11 +27,14 @@ def load_model(
     """Load a model for inference.
 
     ``source`` is a folder written by `save_model`, a foreign weights file, or a name that
-    ``kappaplace models`` lists. ``dim`` refuses any other descriptor dimension; ``backbone`` overrides what
-    is recognised from a foreign file (``resnet50_v1`` cannot be told from ``resnet50`` by its weights);
-    ``encoder`` is the module that a saved FrozenEncoder belongs to.
+    ``kappaplace models`` lists; without it, the pretrained model that comes with the package. ``dim``
+    refuses any other descriptor dimension; ``backbone`` overrides what is recognised from a foreign file
+    (``resnet50_v1`` cannot be told from ``resnet50`` by its weights); ``encoder`` is the module that a saved
+    FrozenEncoder belongs to.
     """
-    path = Path(source)
+    source = DEFAULT if source is None else source
+    # A name of ours comes before a folder that happens to be called so: a Path, or ./NAME, means the folder.
+    path = shipped_folder(source) if isinstance(source, str) and is_shipped(source) else Path(source)
     if path.is_file():
         return load_foreign(path, dim=dim, backbone=backbone)
     if backbone is not None:

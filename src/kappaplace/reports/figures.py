@@ -112,8 +112,9 @@ def kappa_figure(
     damage: NDArray[Any],
     kappa: NDArray[Any],
     success: NDArray[np.bool_],
+    title: str = "every query of the unseen district",
 ) -> Figure:
-    """Left: mean κ of the same views as one kind of damage grows. Right: κ of every query."""
+    """Left: mean κ of the same views as one kind of damage grows. Right: κ of every query, under a title."""
     import matplotlib
 
     with matplotlib.rc_context(PLOT_STYLE):
@@ -129,7 +130,7 @@ def kappa_figure(
             right.scatter(
                 damage[chosen], kappa[chosen], s=9, alpha=0.6, color=colour, label=f"top match {label}"
             )
-        right.set(xlabel="total damage of the query", ylabel="κ", title="every query of the unseen district")
+        right.set(xlabel="total damage of the query", ylabel="κ", title=title)
         right.set_ylim(bottom=0)
         right.legend(fontsize=8)
         return figure

@@ -19,17 +19,19 @@ from kappaplace.uncertainty.patch_matching import patch_agreement
 
 DEEP = 10
 """Matches that compete for the patch margin; deeper ones hardly ever agree."""
+AGREEMENT = "patch agreement"
+"""Where an evidence keeps what was computed, or known before."""
 QUERIES = 16  # at a time: their maps and those of their matches are in memory together
 
 
 def agreements(evidence: Evidence, count: int) -> Scores:
     """Agreement of each query with its first ``count`` matches, N×count; computed once an evidence."""
-    key = ("patch agreement", count)
-    if key not in evidence.memo:
+    known = evidence.memo.get(AGREEMENT)
+    if known is None or known.shape[1] < count:
         rows = range(0, len(evidence.matches.indices), QUERIES)
         parts = [_block(evidence, slice(start, start + QUERIES), count) for start in rows]
-        evidence.memo[key] = np.concatenate(parts)
-    return evidence.memo[key]
+        known = evidence.memo[AGREEMENT] = np.concatenate(parts)
+    return known[:, :count]
 
 
 def _block(evidence: Evidence, rows: slice, count: int) -> Scores:

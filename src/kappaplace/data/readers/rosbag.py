@@ -168,13 +168,20 @@ def _write_images(reader: Any, connections: list[Any], wanted: set[int], out: Pa
     return names
 
 
+def image_of_message(message: Any) -> Image.Image:
+    """A sensor_msgs Image or CompressedImage as a picture."""
+    if hasattr(message, "format"):
+        return Image.open(io.BytesIO(bytes(message.data)))
+    return Image.fromarray(_pixels(message))
+
+
 def _encoded(message: Any) -> tuple[bytes, str]:
     """The image as bytes of a file; what the camera compressed stays as it is."""
     if hasattr(message, "format"):
         data = bytes(message.data)
         return data, ".png" if data.startswith(b"\x89PNG") else ".jpg"
     buffer = io.BytesIO()
-    Image.fromarray(_pixels(message)).save(buffer, format="PNG")
+    image_of_message(message).save(buffer, format="PNG")
     return buffer.getvalue(), ".png"
 
 

@@ -83,13 +83,7 @@ def read_trajectory(file: Path, plane: str = "") -> Trajectory:
         raise KappaPlaceError(f"There is no trajectory {file}.")
     if file.suffix.lower() == ".gpx":
         return _read_gpx(file)
-    first = _first_line(file)
-    if not first:
-        raise KappaPlaceError(f"{file} is empty: a trajectory needs at least two poses.")
-    try:
-        numbers = np.loadtxt(file, comments="#", ndmin=2, delimiter="," if "," in first else None)
-    except ValueError as error:
-        raise KappaPlaceError(f"{file} is no table of numbers ({error}).") from None
+    numbers = pose_numbers(file)
     width = numbers.shape[1]
     if plane and plane not in _PLANES:
         raise KappaPlaceError(f"plane={plane!r} is unknown; choose {', '.join(_PLANES)}.")
@@ -101,6 +95,21 @@ def read_trajectory(file: Path, plane: str = "") -> Trajectory:
             np.arange(float(len(numbers))), translation[:, _PLANES[plane or "xz"]], by_frame=True
         )
     raise KappaPlaceError(f"{file} has {width} numbers a line: TUM has 8, KITTI 12, GPX is XML.")
+
+
+def pose_numbers(file: Path) -> NDArray[np.float64]:
+    """The numbers of a text file with one pose a line: 8 columns of TUM, 12 of KITTI, or whatever is
+    there.
+    """
+    if not file.is_file():
+        raise KappaPlaceError(f"There is no trajectory {file}.")
+    first = _first_line(file)
+    if not first:
+        raise KappaPlaceError(f"{file} is empty: a trajectory needs at least two poses.")
+    try:
+        return np.loadtxt(file, comments="#", ndmin=2, delimiter="," if "," in first else None)
+    except ValueError as error:
+        raise KappaPlaceError(f"{file} is no table of numbers ({error}).") from None
 
 
 def _first_line(file: Path) -> str:

@@ -12,14 +12,15 @@ from numpy.typing import NDArray
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.retrieval.engines.base import Engine
+from kappaplace.retrieval.engines.database import DatabaseEngine
 from kappaplace.retrieval.engines.exact import ExactEngine
-from kappaplace.retrieval.engines.faiss_engine import open_faiss
+from kappaplace.retrieval.engines.faiss_engine import Rebuild, open_faiss
 from kappaplace.retrieval.engines.milvus import MilvusEngine
 from kappaplace.retrieval.engines.postgres import PostgresEngine
 from kappaplace.retrieval.engines.records import References
 from kappaplace.retrieval.engines.rows import Descriptors, Rows
 
-EngineKind = Literal["auto", "exact", "faiss-flat", "hnsw", "ivf-pq", "milvus", "postgres"]
+EngineKind = Literal["auto", "exact", "faiss-flat", "hnsw", "ivf-pq", "compact", "milvus", "postgres"]
 EXACT_UP_TO = 200_000  # one query takes some tens of milliseconds: not worth an index
 
 
@@ -34,13 +35,16 @@ def open_engine(
     kappa: NDArray[np.floating] | None = None,
     names: Sequence[str] | None = None,
     replace: bool = False,
+    rebuild: Rebuild = False,
+    fingerprint: str | None = None,
     **options: Any,
 ) -> Engine:
     """An engine over these references; ``why`` says in one sentence how it was chosen.
 
-    ``folder`` is where faiss keeps its index. ``uri``, ``collection`` (a table in PostgreSQL), ``kappa`` and
-    ``names`` are for databases, which import what they lack and, with ``descriptors`` None, are searched as
-    they stand; ``replace`` lets them overwrite other references. Further options go to the engine.
+    ``folder`` is where faiss keeps its index; ``rebuild`` and ``fingerprint`` as in `open_faiss`. ``uri``,
+    ``collection`` (a table in PostgreSQL), ``kappa`` and ``names`` are for databases, which import what they
+    lack and, with ``descriptors`` None, are searched as they stand; ``replace`` lets them overwrite other
+    references. Further options go to the engine.
     """
     if kind not in get_args(EngineKind):
         raise KappaPlaceError(
@@ -48,7 +52,7 @@ def open_engine(
         )
     if kind in ("milvus", "postgres"):
         references = None if descriptors is None else References(descriptors, positions, kappa, names)
-        return _open_database(kind, uri, collection, references, replace, options)
+        return _open_database(connected(kind, uri, collection, **options), references, replace)
     if descriptors is None:
         raise KappaPlaceError(
             f"The {kind} engine needs descriptors; only milvus and postgres hold their own."
@@ -61,7 +65,8 @@ def open_engine(
     if kind == "exact":
         engine = ExactEngine(rows, positions, **options)
     else:
-        engine = open_faiss(kind, rows, positions, folder, **options)  # type: ignore[arg-type]
+        kept: dict[str, Any] = {"rebuild": rebuild, "fingerprint": fingerprint}
+        engine = open_faiss(kind, rows, positions, folder, **kept, **options)  # type: ignore[arg-type]
     engine.why = why
     return engine
 
@@ -82,14 +87,8 @@ def _fitting(references: int, folder: str | Path | None) -> tuple[str, str]:
     )
 
 
-def _open_database(
-    kind: str,
-    uri: str | None,
-    collection: str,
-    references: References | None,
-    replace: bool,
-    options: dict[str, Any],
-) -> Engine:
+def connected(kind: str, uri: str | None, collection: str, **options: Any) -> DatabaseEngine:
+    """A database as it stands, which may hold nothing yet."""
     if not uri:
         raise KappaPlaceError(
             f"The {kind} engine needs an address: "
@@ -99,12 +98,12 @@ def _open_database(
                 else "postgresql://user@host/db."
             )
         )
-    engine: MilvusEngine | PostgresEngine
-    engine = (
-        MilvusEngine(uri, collection, **options)
-        if kind == "milvus"
-        else PostgresEngine(uri, collection, **options)
-    )
+    engine = {"milvus": MilvusEngine, "postgres": PostgresEngine}[kind](uri, collection, **options)
+    engine.why = f"{kind} was asked for"
+    return engine
+
+
+def _open_database(engine: DatabaseEngine, references: References | None, replace: bool) -> Engine:
     try:
         if references is not None:
             engine.add(references, replace=replace)
@@ -113,5 +112,4 @@ def _open_database(
     except BaseException:
         engine.close()
         raise
-    engine.why = f"{kind} was asked for"
     return engine

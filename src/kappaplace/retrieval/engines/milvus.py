@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.retrieval.engines.base import BaseEngine, Circle, within
+from kappaplace.retrieval.engines.base import Circle, within
+from kappaplace.retrieval.engines.database import DatabaseEngine
 from kappaplace.retrieval.engines.deepen import Hits, deepen
 from kappaplace.retrieval.engines.records import (
     LONGEST_NAME,
     Batch,
     Records,
-    References,
     checked_name,
-    retried,
-    to_write,
-    too_many,
     without_password,
 )
 from kappaplace.types import Matches
@@ -33,7 +28,7 @@ REQUEST_SECONDS = 60.0
 NOWHERE = 1e300  # a position that no circle reaches: servers refuse NaN in a scalar column
 
 
-class MilvusEngine(BaseEngine):
+class MilvusEngine(DatabaseEngine):
     """One collection; ``index`` FLAT compares everything, HNSW, IVF_FLAT, DISKANN or AUTOINDEX do not.
 
     ``timeout`` bounds the wait for a server that does not answer. A collection that is not there is made by
@@ -41,6 +36,7 @@ class MilvusEngine(BaseEngine):
     """
 
     name = "milvus"
+    batch = BATCH
 
     def __init__(
         self,
@@ -53,8 +49,8 @@ class MilvusEngine(BaseEngine):
     ) -> None:
         self.uri, self.collection, self.index = str(uri), checked_name(collection, "collection"), index
         self.where = f"The Milvus collection {collection} at {without_password(self.uri)}"
-        self.dim, self._count = 0, 0
         self._milvus = _pymilvus()
+        self.failures = self.passing = self._milvus.MilvusException
         if "://" not in self.uri:  # a Milvus Lite file
             if not self.uri.endswith(".db"):
                 raise KappaPlaceError(
@@ -66,9 +62,6 @@ class MilvusEngine(BaseEngine):
         with self._told("cannot be opened"):
             if self.client.has_collection(self.collection, timeout=REQUEST_SECONDS):
                 self._open()
-
-    def __len__(self) -> int:
-        return self._count
 
     def _open(self) -> None:
         fields = {f["name"]: f for f in self.client.describe_collection(self.collection)["fields"]}
@@ -95,40 +88,14 @@ class MilvusEngine(BaseEngine):
         self.client.create_collection(
             self.collection, schema=schema, index_params=index, consistency_level="Strong"
         )
+        self.client.load_collection(self.collection, timeout=REQUEST_SECONDS)
 
-    def add(self, references: References, *, replace: bool = False, batch: int = BATCH) -> int:
-        """Bring the collection to these references and say how many rows were written.
+    def _write(self, batch: Batch, offsets: list[int]) -> None:
+        entities = [_entity(batch, at) for at in offsets]
+        self.client.upsert(self.collection, entities, timeout=REQUEST_SECONDS)
 
-        Rows that are there already are left alone, so an import that broke off is simply repeated. Rows that
-        differ, or are too many, are refused unless ``replace`` is given.
-        """
-        given, dim = references.rows.shape
-        if self.dim not in (0, dim):
-            raise KappaPlaceError(f"{self.where} holds {self.dim} dimensions, these descriptors have {dim}.")
-        if self._count > given and not replace:
-            raise too_many(self._count, given, self.where)
-        written = 0
-        with self._told("did not take the references; what was written stays, repeat the import"):
-            if self.dim == 0:
-                self._create(dim)
-                self._open()
-            for part in references.batches(batch):
-                known = self._retried(lambda part=part: self._digests(part.ids))
-                offsets = to_write(part, known, self.where, replace=replace)
-                if offsets:
-                    entities = [_entity(part, at) for at in offsets]
-                    # Written by primary key: a repeated attempt cannot double anything.
-                    self._retried(
-                        lambda e=entities: self.client.upsert(self.collection, e, timeout=REQUEST_SECONDS)
-                    )
-                    written += len(offsets)
-            if self._count > given:
-                self._retried(lambda: self.client.delete(self.collection, filter=f"id >= {given}"))
-            self._count = self._counted()
-        return written
-
-    def _retried(self, call: Any) -> Any:
-        return retried(call, self._milvus.MilvusException)
+    def _remove_from(self, row: int) -> None:
+        self.client.delete(self.collection, filter=f"id >= {row}", timeout=REQUEST_SECONDS)
 
     def _digests(self, ids: range) -> dict[int, int]:
         rows = self.client.query(
@@ -219,14 +186,6 @@ class MilvusEngine(BaseEngine):
 
     def close(self) -> None:
         self.client.close()
-
-    @contextlib.contextmanager
-    def _told(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except self._milvus.MilvusException as error:
-            said = " ".join(str(error.message).split())[:200]
-            raise KappaPlaceError(f"{self.where} {what} ({said}).") from None
 
 
 def _entity(batch: Batch, at: int) -> dict[str, Any]:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.retrieval.engines.base import BaseEngine, Circle
+from kappaplace.retrieval.engines.base import Circle
+from kappaplace.retrieval.engines.database import DatabaseEngine
 from kappaplace.retrieval.engines.records import (
     Batch,
     Records,
-    References,
+    Result,
     checked_name,
-    to_write,
-    too_many,
     without_password,
 )
 from kappaplace.types import Matches
@@ -29,7 +27,7 @@ TYPES = ("int8", "int8", "float4", "float8", "float8", "text", "vector")
 Index = Literal["none", "hnsw"]
 
 
-class PostgresEngine(BaseEngine):
+class PostgresEngine(DatabaseEngine):
     """One table; without an index every row is compared, with ``hnsw`` the search is approximate.
 
     ``uri`` is a libpq address (postgresql://user@host/database). A table that is not there is made by `add`;
@@ -37,28 +35,35 @@ class PostgresEngine(BaseEngine):
     """
 
     name = "postgres"
+    batch = BATCH
 
     def __init__(
         self, uri: str, table: str = "kappaplace", *, index: Index = "none", timeout: float = 5.0
     ) -> None:
         if index not in ("none", "hnsw"):
             raise KappaPlaceError(f"The index of a table is none or hnsw, not {index!r}.")
-        self._psycopg, register = _drivers()
-        self.table, self.index, self.dim, self._count = checked_name(table, "table"), index, 0, 0
+        self._psycopg, self._register = _drivers()
+        self.failures, self.passing = self._psycopg.Error, self._psycopg.OperationalError
+        self.table, self.index = checked_name(table, "table"), index
+        self._address = {"conninfo": uri, "autocommit": True, "connect_timeout": max(2, round(timeout))}
         self.where = f"The PostgreSQL table {table} at {without_password(uri)}"
         with self._told("cannot be reached; is the server running and the address right?"):
-            self.connection = self._psycopg.connect(
-                uri, autocommit=True, connect_timeout=max(2, round(timeout))
-            )
+            self.connection = self._psycopg.connect(**self._address)
         with self._told("needs the extension pgvector, version 0.8 or newer, installed on the server"):
             self._run("CREATE EXTENSION IF NOT EXISTS vector")
-            register(self.connection)
+            self._register(self.connection)
         with self._told("cannot be opened"):
             if self._run("SELECT to_regclass(%s)", [f'"{self.table}"']).fetchone()[0] is not None:
                 self._open()
 
-    def __len__(self) -> int:
-        return self._count
+    def _retried(self, call: Callable[[], Result]) -> Result:
+        def attempt() -> Result:
+            if self.connection.closed:  # a connection that broke stays broken
+                self.connection = self._psycopg.connect(**self._address)
+                self._register(self.connection)
+            return call()
+
+        return super()._retried(attempt)
 
     def _run(self, statement: str, values: Any = None) -> Any:
         return self.connection.execute(statement.replace("TABLE_NAME", f'"{self.table}"'), values)
@@ -101,39 +106,19 @@ class PostgresEngine(BaseEngine):
             "USING hnsw (descriptor vector_ip_ops)"
         )
 
-    def add(self, references: References, *, replace: bool = False, batch: int = BATCH) -> int:
-        """Bring the table to these references and say how many rows were written.
+    def _digests(self, ids: range) -> dict[int, int]:
+        statement = "SELECT id, digest FROM TABLE_NAME WHERE id >= %s AND id < %s"
+        return dict(self._run(statement, [ids.start, ids.stop]).fetchall())
 
-        Rows that are there already are left alone, so an import that broke off is simply repeated. Rows that
-        differ, or are too many, are refused unless ``replace`` is given.
-        """
-        given, dim = references.rows.shape
-        if self.dim not in (0, dim):
-            raise KappaPlaceError(f"{self.where} holds {self.dim} dimensions, these descriptors have {dim}.")
-        if self._count > given and not replace:
-            raise too_many(self._count, given, self.where)
-        written = 0
-        with self._told("did not take the references; what was written stays, repeat the import"):
-            if self.dim == 0:
-                self._create(dim)
-            for part in references.batches(batch):
-                known = dict(
-                    self._run(
-                        "SELECT id, digest FROM TABLE_NAME WHERE id >= %s AND id < %s",
-                        [part.ids.start, part.ids.stop],
-                    ).fetchall()
-                )
-                offsets = to_write(part, known, self.where, replace=replace)
-                if offsets:
-                    self._copy(part, offsets)
-                    written += len(offsets)
-            if replace:
-                self._run("DELETE FROM TABLE_NAME WHERE id >= %s", [given])
-            self._run("ANALYZE TABLE_NAME")  # or the planner scans everything for a small circle
-            self._open()
-        return written
+    def _settle(self) -> None:
+        # Or the planner, which knows nothing of a table just filled, scans everything for a small circle.
+        self._run("ANALYZE TABLE_NAME")
+        self._open()
 
-    def _copy(self, batch: Batch, offsets: list[int]) -> None:
+    def _remove_from(self, row: int) -> None:
+        self._run("DELETE FROM TABLE_NAME WHERE id >= %s", [row])
+
+    def _write(self, batch: Batch, offsets: list[int]) -> None:
         """One transaction a batch: all of it, or none of it when the connection breaks."""
         update = ", ".join(f"{column} = EXCLUDED.{column}" for column in COLUMNS[1:])
         with self.connection.transaction():
@@ -188,14 +173,6 @@ class PostgresEngine(BaseEngine):
 
     def close(self) -> None:
         self.connection.close()
-
-    @contextlib.contextmanager
-    def _told(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except self._psycopg.Error as error:
-            said = without_password(" ".join(str(error).split())[:200])
-            raise KappaPlaceError(f"{self.where} {what} ({said}).") from None
 
 
 def _row(batch: Batch, at: int) -> tuple[Any, ...]:

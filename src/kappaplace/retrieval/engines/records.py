@@ -19,6 +19,7 @@ Result = TypeVar("Result")
 ATTEMPTS = 5
 WAIT = 0.5  # seconds before the second attempt, doubled each time: about eight in all
 LONGEST_NAME = 1024  # bytes
+OTHERWISE = "give another name (--collection), or replace them on purpose (replace=True)"
 
 
 class Records(NamedTuple):
@@ -100,17 +101,13 @@ def to_write(batch: Batch, known: dict[int, int], where: str, *, replace: bool) 
     changed = [at for at, row in enumerate(batch.ids) if row in known and known[row] != batch.digests[at]]
     if changed and not replace:
         raise KappaPlaceError(
-            f"{where} already holds other references (row {batch.ids[changed[0]]} differs): "
-            "give another name, or replace them on purpose."
+            f"{where} already holds other references (row {batch.ids[changed[0]]} differs): {OTHERWISE}."
         )
     return sorted(missing + changed)
 
 
 def too_many(stored: int, given: int, where: str) -> KappaPlaceError:
-    return KappaPlaceError(
-        f"{where} holds {stored} references, more than the {given} given: give another name, "
-        "or replace them on purpose."
-    )
+    return KappaPlaceError(f"{where} holds {stored} references, more than the {given} given: {OTHERWISE}.")
 
 
 def retried(

@@ -1,19 +1,20 @@
 """Descriptors as they lie on disk, read as float32 a block at a time.
 
-A map holds several segments, in float32, float16 or int8; to a search they are one array that is never in
-memory as a whole.
+A map holds several segments, in float32, float16, int8 or codes; to a search they are one array that is
+never in memory as a whole.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.errors import KappaPlaceError
+from kappaplace.retrieval.codes import Codebook
 
 BLOCK = 1 << 16
 
@@ -25,9 +26,17 @@ class Quantized(NamedTuple):
     scale: NDArray[np.float32]
 
 
-Segment: TypeAlias = NDArray | Quantized
+class Coded(NamedTuple):
+    """Product-quantised descriptors: at most 128 bytes each."""
+
+    codes: NDArray[np.uint8]
+    codebook: Codebook
+
+
+Segment: TypeAlias = NDArray | Quantized | Coded
 Descriptors: TypeAlias = Segment | Sequence[Segment]
-"""An N×d array (a memory map will do), a `Quantized` pair, or a list of these, one after the other."""
+"""An N×d array (a memory map will do), a `Quantized` or `Coded` pair, or a list of these, one after the
+other."""
 
 
 def quantize(descriptors: NDArray[np.floating]) -> Quantized:
@@ -45,14 +54,15 @@ class Rows:
     ndim = 2
 
     def __init__(self, descriptors: Descriptors) -> None:
-        if isinstance(descriptors, Quantized) or not isinstance(descriptors, Sequence):
+        if isinstance(descriptors, Quantized | Coded) or not isinstance(descriptors, Sequence):
             descriptors = [descriptors]
-        self.segments: list[Segment] = [_checked(segment) for segment in descriptors]
+        parts = cast(Sequence[Segment], descriptors)
+        self.segments: list[Segment] = [_checked(segment) for segment in parts]
         if not self.segments:
             raise KappaPlaceError(
                 "There are no references to search: the list of descriptor arrays is empty."
             )
-        dims = {_array(segment).shape[1] for segment in self.segments}
+        dims = {_dim(segment) for segment in self.segments}
         if len(dims) > 1:
             said = " and ".join(map(str, sorted(dims)))
             raise KappaPlaceError(f"Descriptors of {said} dimensions cannot be searched together.")
@@ -99,7 +109,7 @@ class Rows:
         """SHA-256 of the stored bytes, whatever the segments: another type or one changed bit differs."""
         digest = hashlib.sha256(f"{self.shape}".encode())
         for segment in self.segments:
-            for array in segment if isinstance(segment, Quantized) else (segment,):
+            for array in _stored(segment):
                 digest.update(f"{array.dtype}".encode())
                 for start in range(0, len(array), BLOCK):
                     digest.update(np.ascontiguousarray(array[start : start + BLOCK]).data)
@@ -123,7 +133,17 @@ class Subset:
 
 
 def _array(segment: Segment) -> NDArray:
-    return segment.codes if isinstance(segment, Quantized) else segment
+    return segment.codes if isinstance(segment, Quantized | Coded) else segment
+
+
+def _dim(segment: Segment) -> int:
+    return int(len(segment.codebook.rotation) if isinstance(segment, Coded) else _array(segment).shape[1])
+
+
+def _stored(segment: Segment) -> tuple[NDArray, ...]:
+    if isinstance(segment, Coded):
+        return segment.codes, segment.codebook.to_array()
+    return segment if isinstance(segment, Quantized) else (segment,)
 
 
 def _checked(segment: Segment) -> Segment:
@@ -136,6 +156,12 @@ def _checked(segment: Segment) -> Segment:
                 f"Quantized descriptors are int8 with one scale a row, got {array.dtype} {array.shape} "
                 f"and scales of shape {segment.scale.shape}."
             )
+    elif isinstance(segment, Coded):
+        if array.dtype != np.uint8 or array.shape[1] != segment.codebook.width:
+            raise KappaPlaceError(
+                f"Codes are {segment.codebook.width} bytes a row for this codebook, got {array.dtype} "
+                f"{array.shape}."
+            )
     elif not np.issubdtype(array.dtype, np.floating):
         raise KappaPlaceError(
             f"Descriptors must be float32 or float16, got {array.dtype}; int8 needs its scales (Quantized)."
@@ -146,4 +172,6 @@ def _checked(segment: Segment) -> Segment:
 def _decode(segment: Segment, rows: slice | NDArray[np.int64]) -> NDArray[np.float32]:
     if isinstance(segment, Quantized):
         return segment.codes[rows].astype(np.float32) * segment.scale[rows][:, None]
+    if isinstance(segment, Coded):
+        return segment.codebook.decode(segment.codes[rows])
     return np.asarray(segment[rows], np.float32)

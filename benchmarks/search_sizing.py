@@ -1,0 +1,104 @@
+"""What a map of 10⁶, 10⁸ and 10¹⁰ references needs, from the slopes in results/search_engines.csv.
+
+python benchmarks/search_sizing.py results/search_engines.csv
+
+Measured are bytes a reference and, in one run each, how much faster than exact search an engine is. The price
+of exact search is linear in the number of references, and taken from the quietest run. A map beyond the
+largest that was measured is taken as parts of that size, each of which is asked: linear again, and what
+distributed engines do. Machines have 16 cores and 128 GB, 96 of them for the index.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+ENGINES = ("ivf-pq", "compact", "hnsw")
+SIZES = (10**6, 10**8, 10**10)
+DISK = {"float16": 1024, "pq": 128}  # bytes of a descriptor of 512 numbers
+BESIDE = 60  # κ, position, a name of 40 letters
+BESIDE_FILE = {"compact": 8}  # bytes of its table from row to code, made when the index is opened
+MEMORY, CORES = 96e9, 16
+
+
+class Slope(NamedTuple):
+    """Of one engine, at the largest size it was measured at."""
+
+    part: int
+    """References of a part."""
+    bytes: float
+    core_ms: float
+    """Of one query in a batch, on one part."""
+
+
+def read(file: Path) -> list[dict[str, str]]:
+    with file.open(encoding="utf-8", newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def exact_core_ms(rows: list[dict[str, str]]) -> float:
+    """Of one query a million references, in the quietest run of a million or more."""
+    prices = [
+        float(row["exact ms a query"]) * int(row["threads"]) / int(row["references"]) * 1e6
+        for row in rows
+        if int(row["references"]) >= 10**6
+    ]
+    return min(prices)
+
+
+def slope(rows: list[dict[str, str]], engine: str, exact: float) -> Slope:
+    # The last row of each size counts: the engine as it is now.
+    mine = {int(row["references"]): row for row in rows if row["engine"] == engine}
+    part = max(mine)
+    price = exact * part / 1e6 / float(mine[part]["speed in batches"])
+    return Slope(part, float(mine[part]["bytes a reference"]) + BESIDE_FILE.get(engine, 0), price)
+
+
+def size(count: float) -> str:
+    for unit, name in ((1e12, "TB"), (1e9, "GB")):
+        if count >= unit / 10:
+            return f"{count / unit:.3g} {name}"
+    return f"{count / 1e6:.3g} MB"
+
+
+def duration(ms: float) -> str:
+    return f"{ms / 1000:.3g} s" if ms >= 1000 else f"{ms:.3g} ms"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("csv", type=Path)
+    rows = read(parser.parse_args().csv)
+    exact = exact_core_ms(rows)
+    print(f"exact: {exact:.3g} ms of one core a query and million references\n")
+    slopes = {engine: slope(rows, engine, exact) for engine in ENGINES}
+    print("| engine | measured up to | bytes a reference | core time a query and million |")
+    print("|---|---|---|---|")
+    for engine, s in slopes.items():
+        print(f"| `{engine}` | {s.part:,} | {s.bytes:.0f} | {duration(s.core_ms / s.part * 1e6)} |")
+    print(
+        "\n| references | engine | disk float16 / pq | memory | machines | core time a query | on all cores |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    for count in SIZES:
+        disk = " / ".join(size(count * (stored + BESIDE)) for stored in DISK.values())
+        for engine, s in slopes.items():
+            cost = count / s.part * s.core_ms
+            machines = max(1, math.ceil(count * s.bytes / MEMORY))
+            wall = duration(cost / (machines * CORES))
+            print(
+                f"| {count:.0e} | `{engine}` | {disk} | {size(count * s.bytes)} | {machines} | "
+                f"{duration(cost)} | {wall} |"
+            )
+        machines = max(1, math.ceil(count * (DISK["float16"] + BESIDE) / 4e12))
+        print(
+            f"| {count:.0e} | `exact` | {disk} | one block | {machines} | {duration(exact * count / 1e6)} | "
+            f"{duration(exact * count / 1e6 / (machines * CORES))} |"
+        )
+
+
+if __name__ == "__main__":
+    main()

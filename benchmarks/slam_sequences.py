@@ -1,0 +1,265 @@
+"""Sequences: a Bayes filter on match probabilities beside SeqSLAM's averages, for 1 to 10 images in a row.
+
+python benchmarks/slam_sequences.py [--seeds 5] [--csv results/slam_sequences.csv] [--picture FILE]
+                                    [--st-lucia DATA/st_lucia --model MODEL [--cache FILE]]
+
+Synthetic: a second drive over the route of the first, other weather, both simulated; the filter has
+odometry. St Lucia: every second frame of two drives, no odometry, asked where the model was not trained (the
+last 30 % of the route), learnt from the stretch before (60 to 70 %). The filter starts from nothing for
+every query and length. AUROC is that of the filter's own probability; for averages, of the margin to the
+best frame of another place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.sparse import csr_matrix
+
+from kappaplace.calibration.model import Calibration, fit_calibration
+from kappaplace.data.synthetic_city import SyntheticCity
+from kappaplace.metrics.ranking import auroc
+from kappaplace.retrieval.exact import search
+from kappaplace.slam.calibrate import WITH_KAPPA
+from kappaplace.slam.city_descriptors import look_at
+from kappaplace.slam.city_drive import drive_through
+from kappaplace.slam.evaluation import same_place
+from kappaplace.slam.motion import PoseMotion, RouteMotion
+from kappaplace.slam.poses import between
+from kappaplace.slam.sequence import HistogramFilter, average_scores, place_matrix
+from kappaplace.types import Embeddings, Matches
+from kappaplace.uncertainty.evidence import Evidence
+from kappaplace.uncertainty.fused import features_of
+from kappaplace.uncertainty.registry import SCORES
+from record import append_row
+
+LENGTHS = tuple(range(1, 11))
+K = 20
+
+
+class Route(NamedTuple):
+    """Two drives over one route."""
+
+    query: Embeddings
+    reference: Embeddings
+    right: np.ndarray
+    """N×R: whether a frame of the map shows the place of a query."""
+    near: np.ndarray
+    """R×R: which frames of the map show one place."""
+    alike: np.ndarray
+    """R×R: how much they do, falling with the distance."""
+    steps: list[csr_matrix]
+    """How belief moves to each query from the one before."""
+    motion: Any
+
+
+def simulated(seed: int) -> Route:
+    city = SyntheticCity(seed, (4, 4), aliased=0.3, featureless=0.15)
+    first = drive_through(city, legs=40, seed=seed)
+    second = drive_through(city, seed=seed + 5000, corners=first.corners)
+    made = [
+        look_at(city, "test", way, seed=number).embeddings
+        for way, number in ((first, seed), (second, seed + 5000))
+    ]
+    rows, queries = np.arange(len(first.truth)), np.arange(len(second.truth))
+    both = np.concatenate([first.truth, second.truth])
+    near = same_place(both, rows[:, None], rows[None], 12.0)
+    right = same_place(both, queries[:, None] + len(rows), rows[None], 12.0)
+    gap = first.truth[:, None, :2] - first.truth[None, :, :2]
+    alike = near * np.exp(-0.5 * (gap**2).sum(axis=2) / 4.0**2)
+    motion = PoseMotion(first.truth)
+    driven = between(second.odometry[:-1], second.odometry[1:])
+    return Route(made[1], made[0], right, near, alike, [motion.matrix(step) for step in driven], motion)
+
+
+def st_lucia(data: Path, model: Path, cache: Path | None, low: float, high: float) -> Route:
+    """Queries of one stretch, against the whole first drive."""
+    stored = _st_lucia_embeddings(data, model, cache)
+    truth = json.loads((data / "gt.json").read_text())["positives"][::2]
+    reference = Embeddings(stored["ref_descriptor"], stored["ref_kappa"])
+    count = len(reference.descriptor)
+    right = np.zeros((len(truth), count), bool)
+    for row, frames in enumerate(truth):
+        right[row, [frame // 2 for frame in frames if frame % 2 == 0]] = True
+    centre = np.array([np.median(frames) / 2 for frames in truth])
+    rows = np.flatnonzero((centre >= low * count) & (centre < high * count))
+    index = np.arange(count)
+    gap = np.abs(index[:, None] - index[None])
+    near = gap <= 2  # five frames of the drive itself
+    motion = RouteMotion(count)
+    query = Embeddings(stored["query_descriptor"], stored["query_kappa"]).take(rows)
+    alike = near * np.exp(-0.5 * gap**2)
+    steps = [motion.matrix()] * (len(rows) - 1)
+    return Route(query, reference, right[rows], near, alike, steps, motion)
+
+
+def _st_lucia_embeddings(data: Path, model: Path, cache: Path | None) -> dict[str, np.ndarray]:
+    if cache is not None and cache.is_file():
+        return dict(np.load(cache))
+    from kappaplace.models.loading import load_model
+
+    loaded, out = load_model(model), {}
+    for part in ("ref", "query"):
+        made = loaded.embed(sorted((data / part).glob("*.webp"))[::2])
+        out |= {f"{part}_descriptor": made.descriptor, f"{part}_kappa": made.kappa}
+    if cache is not None:
+        np.savez(cache, **out)
+    return out
+
+
+def evidence_of(route: Route) -> Evidence:
+    found = search(route.query.descriptor, route.reference.descriptor, K)
+    return Evidence(found, route.query, route.reference, near=lambda a, b: route.near[a, b])
+
+
+def learnt(routes: list[Route]) -> Calibration:
+    """Probabilities of best matches and of pairs."""
+    features, pairs, right, hits = [], [], [], []
+    for route in routes:
+        evidence = evidence_of(route)
+        features.append(features_of(evidence, [SCORES[name] for name in WITH_KAPPA]))
+        pairs.append(_pairs(evidence))
+        hit = np.take_along_axis(route.right, evidence.matches.indices, 1)
+        hits.append(hit)
+        right.append(hit[:, 0])
+    return fit_calibration(
+        np.concatenate(features),
+        np.concatenate(right),
+        WITH_KAPPA,
+        pair_features=np.concatenate(pairs),
+        pair_success=np.concatenate(hits),
+        pair_scores=("cosine", "kappaplace"),
+        max_risk=None,
+    )
+
+
+def _pairs(evidence: Evidence) -> np.ndarray:
+    return np.stack([SCORES[name].match(evidence) for name in ("cosine", "kappaplace")], axis=-1)  # type: ignore[misc]
+
+
+def judged(route: Route, calibration: Calibration) -> list[dict[str, Any]]:
+    evidence = evidence_of(route)
+    matches: Matches = evidence.matches
+    pairs = calibration.pair_probability(_pairs(evidence))
+    # The answer's own probability says how far to trust the image; pairs say how it is shared out.
+    top = calibration.probability(features_of(evidence, [SCORES[name] for name in WITH_KAPPA]))
+    pairs = pairs / pairs.max(axis=1, keepdims=True) * top[:, None]
+    askable = np.flatnonzero(route.right.any(axis=1))
+    askable = askable[askable >= max(LENGTHS) - 1]
+    similarity = np.asarray(route.query.descriptor @ route.reference.descriptor.T)
+    place = place_matrix(route.alike)
+    rows = []
+    for length in LENGTHS:
+        rows.append({"method": "average", "length": length, **_average(route, similarity, askable, length)})
+        rows.append(
+            {"method": "filter", "length": length, **_filter(route, place, matches, pairs, askable, length)}
+        )
+    return rows
+
+
+def _average(route: Route, similarity: np.ndarray, askable: np.ndarray, length: int) -> dict[str, float]:
+    scores = average_scores(similarity, length)[askable]
+    best = scores.argmax(axis=1)
+    elsewhere = np.where(route.near[best], -np.inf, scores).max(axis=1)
+    right = route.right[askable, best]
+    return _facts(right, elsewhere - scores.max(axis=1))
+
+
+def _filter(
+    route: Route, place: csr_matrix, matches: Matches, pairs: np.ndarray, askable: np.ndarray, length: int
+) -> dict[str, float]:
+    best, sure = [], []
+    belief = HistogramFilter(route.motion, place)
+    for query in askable:
+        belief.reset()
+        for row in range(query - length + 1, query + 1):
+            if row > query - length + 1:
+                belief.advance(route.steps[row - 1])
+            belief.see(matches.indices[row], pairs[row])
+        found = belief.estimate
+        best.append(found.frame)
+        sure.append(found.probability)
+    return _facts(route.right[askable, np.array(best)], -np.array(sure))
+
+
+def _facts(right: np.ndarray, uncertainty: np.ndarray) -> dict[str, float]:
+    return {
+        "queries": len(right),
+        "recall_at_1": float(right.mean()),
+        "auroc": float(auroc(uncertainty, right)),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--csv", type=Path)
+    parser.add_argument("--picture", type=Path)
+    parser.add_argument("--st-lucia", type=Path)
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--cache", type=Path, help="where embeddings of St Lucia are kept")
+    args = parser.parse_args()
+    rows = []
+    if args.seeds:
+        calibration = learnt([simulated(2000 + number) for number in range(4)])
+        for seed in range(args.seeds):
+            rows += [
+                {"set": "synthetic", "seed": seed, **row} for row in judged(simulated(seed), calibration)
+            ]
+    if args.st_lucia:
+        where = (args.st_lucia, args.model, args.cache)
+        calibration = learnt([st_lucia(*where, 0.6, 0.7)])
+        rows += [
+            {"set": "st_lucia", "seed": 0, **row} for row in judged(st_lucia(*where, 0.7, 1.0), calibration)
+        ]
+    for row in rows:
+        if args.csv:
+            append_row(args.csv, row)
+    _summary(rows)
+    if args.picture:
+        _draw(rows, args.picture)
+
+
+def _means(rows: list[dict[str, Any]], name: str, method: str, what: str) -> list[float]:
+    """Of all seeds, one a length; NaN where nothing was wrong in any of them, so that AUROC says nothing."""
+    out = []
+    for length in LENGTHS:
+        values = [r[what] for r in rows if (r["set"], r["method"], r["length"]) == (name, method, length)]
+        known = [value for value in values if np.isfinite(value)]
+        out.append(float(np.mean(known)) if known else float("nan"))
+    return out
+
+
+def _summary(rows: list[dict[str, Any]]) -> None:
+    for name in dict.fromkeys(row["set"] for row in rows):
+        for what in ("recall_at_1", "auroc"):
+            for method in ("average", "filter"):
+                values = "  ".join(f"{value:.3f}" for value in _means(rows, name, method, what))
+                print(f"{name:10s} {what:12s} {method:8s} {values}")
+
+
+def _draw(rows: list[dict[str, Any]], file: Path) -> None:
+    import matplotlib
+
+    from kappaplace.reports.figures import COLOURS, PLOT_STYLE, new_figure
+
+    names = list(dict.fromkeys(row["set"] for row in rows))
+    with matplotlib.rc_context(PLOT_STYLE):
+        figure = new_figure(7.5, 2.8 * len(names))
+        grid = figure.subplots(len(names), 2, squeeze=False)
+        for line, name in zip(grid, names, strict=True):
+            for axis, what, label in zip(line, ("recall_at_1", "auroc"), ("R@1", "AUROC"), strict=True):
+                for method, colour in (("average", COLOURS[1]), ("filter", COLOURS[0])):
+                    axis.plot(LENGTHS, _means(rows, name, method, what), "o-", color=colour, label=method)
+                axis.set_title(f"{name.replace('_', ' ')}: {label}")
+                axis.set_xlabel("images in a row")
+            line[0].legend()
+        figure.savefig(file, dpi=110)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Fit probabilities that travel with the model, on sets of several families of places.
+
+python recipes/kappaplace_lite0/calibrate.py --model runs/lite0/model --out calibration.json \
+    --set sped=DATA/sped --set gardens=DATA/gp_dayleft_dayright --set gardens=DATA/gp_nightright_dayleft
+
+A set is a folder with positives, or a table; what stands before = is its family. Every set becomes a map, and
+the scores are those that the map computes for a query in use. Each map is also asked queries of other
+families, which have no right answer in it, so that it learns to say "not here".
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kappaplace.calibration.model import Calibration, fit_calibration
+from kappaplace.data.place_images import PlaceImages
+from kappaplace.demo.real import real_table
+from kappaplace.errors import KappaPlaceError
+from kappaplace.files import replace_file
+from kappaplace.maps import PlaceMap
+from kappaplace.maps.borrowed import ORIGIN
+from kappaplace.maps.calibrate import Examples, look
+from kappaplace.maps.monitor_inputs import DISTANCE
+from kappaplace.models.loading import AnyModel, load_model
+
+MOST = 400  # queries of one set: no family shall speak for all
+FOREIGN = 50  # queries of other families that each map is asked
+OUTSIDE_RATE = 0.1  # share of queries from outside that is assumed in use
+FIT_SHARE = 0.9  # nothing is proven here, so nearly all queries may teach the probability
+
+
+def spread(count: int, most: int) -> NDArray[np.int64]:
+    """Up to so many rows, evenly along a route."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64))
+
+
+def ask(
+    place_map: PlaceMap, files: list[str], right: list[NDArray[np.int64]], examples: Examples, verify: int
+) -> None:
+    """Scores of queries on a map; ``right`` are the references that answer each of them, if any."""
+    evidence = look(place_map, files, verify)
+    found = evidence.references[evidence.matches.indices]
+    hits = np.stack([np.isin(row, answers) for row, answers in zip(found, right, strict=True)])
+    examples.add(evidence, hits, np.array([len(answers) == 0 for answers in right]))
+
+
+def gather(model: AnyModel, sets: list[tuple[str, PlaceImages]], verify: int) -> Examples:
+    """All sets, each as a map of its own."""
+    examples = Examples()
+    for family, table in sets:
+        with tempfile.TemporaryDirectory() as folder:
+            place_map = PlaceMap.build(table, Path(folder) / "map", model)
+            names = place_map.store.find(table.references.paths.tolist())
+            rows, positives = spread(len(table.query_rows), MOST), table.positives()
+            files = table.image_paths(table.query_rows[rows])
+            ask(place_map, files, [names[positives.of(int(row))] for row in rows], examples, verify)
+            others = [each for kind, each in sets if kind != family]
+            foreign = [
+                path
+                for other in others
+                for path in other.image_paths(
+                    other.query_rows[spread(len(other.query_rows), max(FOREIGN // len(others), 1))]
+                )
+            ]
+            if foreign:
+                ask(place_map, foreign, [np.empty(0, np.int64)] * len(foreign), examples, verify)
+            place_map.close()
+    return examples
+
+
+def fit(examples: Examples, families: list[str], verify: int) -> Calibration:
+    """Probabilities of answers and of pairs; thresholds are not theirs to promise."""
+    right, features = np.concatenate(examples.right), np.concatenate(examples.features)
+    signals = {DISTANCE: features[:, examples.scores.index("cosine")]}
+    if len(examples.kappa) == len(examples.features):
+        signals["kappa"] = np.concatenate(examples.kappa)
+    outside = np.concatenate(examples.outside)
+    return fit_calibration(
+        features,
+        right[:, 0],
+        examples.scores,
+        pair_features=np.concatenate(examples.pairs),
+        pair_success=right,
+        pair_scores=examples.pair_scores,
+        outside=outside,
+        outside_rate=OUTSIDE_RATE if outside.any() else None,
+        max_risk=None,
+        fit_share=FIT_SHARE,
+        signals=signals,
+        facts={ORIGIN: ", ".join(families), "verify": verify},
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--set", action="append", required=True, metavar="FAMILY=DIR", dest="sets")
+    parser.add_argument("--verify", type=int, default=10, help="matches compared cell by cell")
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    parts = [word.partition("=") for word in given.sets]
+    if not all(equals for _, equals, _ in parts):
+        raise KappaPlaceError("A set is given as FAMILY=DIR.")
+    sets = [(family, real_table(Path(folder))) for family, _, folder in parts]
+    families = list(dict.fromkeys(family for family, _ in sets))
+    made = fit(gather(load_model(given.model), sets, given.verify), families, given.verify)
+    text = json.dumps(made.to_dict()) + "\n"
+    replace_file(given.out, lambda part: part.write_text(text, encoding="utf-8"))
+    facts = made.facts
+    print(f"{given.out}: {facts['queries']:,} queries, {facts['right']:,} right, {', '.join(made.scores)}")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KappaPlaceError as sentence:
+        raise SystemExit(str(sentence)) from None

@@ -1,0 +1,259 @@
+"""A service of `kappaplace serve`, as a Python object.
+
+    town = Client("http://robot-base:8000", token=os.environ["KAPPAPLACE_READ_TOKEN"])
+    answer = town.localize("query.jpg", k=5)          # the same `Localization` as from `PlaceMap`
+    if answer.decision == "accept":
+        drive_to(answer.pose)
+
+Needs nothing beyond what comes with Python and this package; one object may be used by several threads.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode, urlsplit
+
+from kappaplace.errors import KappaPlaceError
+
+if TYPE_CHECKING:
+    from kappaplace.data.images import Source
+    from kappaplace.maps.localization import Localization
+    from kappaplace.types import Embeddings
+
+TRIES = 4
+"""How often a busy service is asked before giving up."""
+LONGEST_WAIT = 10.0
+"""Seconds that a service may ask us to wait."""
+
+
+class ServiceError(KappaPlaceError):
+    """What the service answered instead; ``status`` is that of HTTP, 0 where it was not reached."""
+
+    def __init__(self, sentence: str, status: int) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
+class Client:
+    """Asks one service; ``map`` is the map that is meant unless a call names another."""
+
+    def __init__(
+        self, url: str, *, token: str = "", map: str | None = None, timeout: float = 60.0, tries: int = TRIES
+    ) -> None:
+        if urlsplit(url).scheme not in ("http", "https"):
+            raise KappaPlaceError(f"The address of a service begins with http:// or https://, not {url!r}.")
+        self.url, self.map, self.timeout, self.tries = url.rstrip("/"), map, timeout, max(1, tries)
+        self._token = token
+
+    def localize(
+        self,
+        image: Source,
+        k: int = 10,
+        *,
+        near: tuple[tuple[float, float], float] | None = None,
+        max_risk: float | None = None,
+        map: str | None = None,
+    ) -> Localization:
+        """Where an image was taken; ``max_risk`` decides for another risk than the calibrated one."""
+        found = self._post("/v1/localize", [image], _options(k, near, max_risk), map)
+        return localization_of(found)
+
+    def localize_batch(
+        self,
+        images: Iterable[Source],
+        k: int = 10,
+        *,
+        near: tuple[tuple[float, float], float] | None = None,
+        max_risk: float | None = None,
+        map: str | None = None,
+    ) -> list[Localization]:
+        """The same of several images, in their order."""
+        found = self._post("/v1/localize/batch", list(images), _options(k, near, max_risk), map)
+        return [localization_of(answer) for answer in found["answers"]]
+
+    def embed(self, images: Iterable[Source], *, map: str | None = None) -> Embeddings:
+        """Descriptors and κ of images, from the map's model."""
+        import numpy as np
+
+        from kappaplace.types import Embeddings
+
+        found = self._post("/v1/embed", list(images), {}, map)
+        kappa = None if found["kappa"] is None else np.array(found["kappa"], np.float32)
+        return Embeddings(np.array(found["descriptors"], np.float32), kappa)
+
+    def append(
+        self,
+        image: Source,
+        *,
+        x: float | None = None,
+        y: float | None = None,
+        heading: float | None = None,
+        time: float | None = None,
+        map: str | None = None,
+    ) -> dict[str, Any]:
+        """Put an image into the map; needs the write token. Says its name, number and whether it is new."""
+        return self._post("/v1/references", [image], {"x": x, "y": y, "heading": heading, "time": time}, map)
+
+    def maps(self) -> list[str]:
+        """Names of the maps."""
+        return list(self._get("/v1/maps")["maps"])
+
+    def info(self, *, map: str | None = None) -> dict[str, Any]:
+        """What a map is."""
+        return self._get("/v1/map", map=map or self.map)
+
+    def calibration(self, *, map: str | None = None) -> dict[str, Any]:
+        """What the map was calibrated on and what it promises."""
+        return self._get("/v1/map/calibration", map=map or self.map)
+
+    def references(
+        self,
+        bbox: tuple[float, float, float, float] | None = None,
+        *,
+        limit: int = 2000,
+        order: str = "map",
+        map: str | None = None,
+    ) -> list[dict[str, Any]]:
+        """References of an area (x0, y0, x1, y1), at most ``limit`` of them."""
+        area = None if bbox is None else ",".join(repr(float(value)) for value in bbox)
+        found = self._get("/v1/map/references", bbox=area, limit=limit, order=order, map=map or self.map)
+        return list(found["references"])
+
+    def ready(self) -> bool:
+        """Whether the service can answer."""
+        try:
+            self._send(self._request("/readyz", {}), 1)
+        except ServiceError:
+            return False
+        return True
+
+    def _get(self, path: str, **values: Any) -> dict[str, Any]:
+        return self._send(self._request(path, values), self.tries)
+
+    def _post(
+        self, path: str, images: Sequence[Source], values: dict[str, Any], map: str | None
+    ) -> dict[str, Any]:
+        if not images:
+            raise KappaPlaceError("There is nothing to send: the list of images is empty.")
+        fields = {**values, "map": map or self.map}
+        boundary = uuid.uuid4().hex
+        request = self._request(path, {})
+        request.data = _form([_file_bytes(image) for image in images], fields, boundary)
+        request.add_header("Content-Type", f"multipart/form-data; boundary={boundary}")
+        return self._send(request, self.tries)
+
+    def _request(self, path: str, values: dict[str, Any]) -> urllib.request.Request:
+        query = urlencode({name: value for name, value in values.items() if value is not None})
+        request = urllib.request.Request(f"{self.url}{path}{'?' if query else ''}{query}")
+        if self._token:
+            # Not sent on to another host should the service redirect, which it never does itself.
+            request.add_unredirected_header("Authorization", f"Bearer {self._token}")
+        return request
+
+    def _send(self, request: urllib.request.Request, tries: int) -> dict[str, Any]:
+        for left in reversed(range(tries)):
+            try:
+                with urllib.request.urlopen(request, timeout=self.timeout) as answer:
+                    found: dict[str, Any] = json.loads(answer.read())
+                    return found
+            except urllib.error.HTTPError as error:
+                with error:
+                    wait = _seconds(error.headers.get("Retry-After"))
+                    if error.code in (429, 503) and wait is not None and left:
+                        time.sleep(min(wait, LONGEST_WAIT))
+                        continue
+                    raise ServiceError(_sentence(error), error.code) from None
+            except (OSError, ValueError) as error:  # URLError is an OSError; ValueError: no JSON
+                reason = getattr(error, "reason", error)
+                raise ServiceError(f"The service at {self.url} does not answer: {reason}.", 0) from None
+        raise AssertionError("unreachable")
+
+
+def localization_of(values: dict[str, Any]) -> Localization:
+    """An answer of the service as the one of a map; null becomes NaN again where a number is meant."""
+    from kappaplace.maps.localization import Localization, Match, Pose
+
+    matches = tuple(Match(**_match(match)) for match in values["matches"])
+    pose = values["pose"]
+    same = ("query", "probability", "inside", "decision", "in_map", "seconds", "calibration")
+    return Localization(
+        **{key: values[key] for key in same},
+        kappa=_number(values["kappa"]),
+        uncertainty=_number(values["uncertainty"]),
+        pose=None if pose is None else Pose(**{**pose, "heading": _number(pose["heading"])}),
+        matches=matches,
+        signals={name: _number(value) for name, value in values["signals"].items()},
+        notes=tuple(values["notes"]),
+    )
+
+
+_NUMBERS = ("x", "y", "heading", "time", "similarity", "kappa", "uncertainty")
+_MATCH = {"rank", "name", "probability", "decision", "reference", *_NUMBERS}
+
+
+def _match(values: dict[str, Any]) -> dict[str, Any]:
+    known = {key: value for key, value in values.items() if key in _MATCH}
+    return {**known, **{key: _number(known[key]) for key in _NUMBERS}, "image": ""}
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _options(
+    k: int, near: tuple[tuple[float, float], float] | None, max_risk: float | None
+) -> dict[str, Any]:
+    circle = None if near is None else f"{near[0][0]!r},{near[0][1]!r},{near[1]!r}"
+    return {"k": k, "near": circle, "max_risk": max_risk}
+
+
+def _file_bytes(image: Source) -> bytes:
+    """A file as it is; pixels as a PNG, which loses nothing."""
+    if isinstance(image, bytes):
+        return image
+    if isinstance(image, str | os.PathLike):
+        try:
+            return Path(image).read_bytes()
+        except OSError as error:
+            raise KappaPlaceError(f"The image {image} cannot be read: {error.strerror}.") from None
+    from kappaplace.data.images import decode
+
+    buffer = io.BytesIO()
+    decode(image).save(buffer, "PNG", compress_level=1)
+    return buffer.getvalue()
+
+
+def _form(images: Sequence[bytes], fields: dict[str, Any], boundary: str) -> bytes:
+    parts = [
+        f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'.encode()
+        for name, value in fields.items()
+        if value is not None
+    ]
+    for image in images:
+        head = f'--{boundary}\r\nContent-Disposition: form-data; name="image"; filename="image"\r\n\r\n'
+        parts.append(head.encode() + image + b"\r\n")
+    return b"".join([*parts, f"--{boundary}--\r\n".encode()])
+
+
+def _seconds(text: str | None) -> float | None:
+    try:
+        return None if text is None else max(0.0, float(text))
+    except ValueError:
+        return None
+
+
+def _sentence(error: urllib.error.HTTPError) -> str:
+    try:
+        return str(json.loads(error.read())["error"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"The service answered with status {error.code}."

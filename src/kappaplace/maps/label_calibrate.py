@@ -1,0 +1,172 @@
+"""Calibration on labels of a person: yes, no or don't know for the best match of sampled queries.
+
+Three rules keep the promise honest.
+
+- *Don't know* counts as wrong. What is proven of "wrong or unknown" holds for "wrong" all the more; leaving
+  such queries out would prove something about easy queries alone. The second threshold is the other way
+  round (a rejected answer might have been right), so its promise is withdrawn where anything is unknown.
+- A label is about the match that was shown. Where the map has changed and finds another one now, it counts as
+  unknown.
+- Only a random sample carries a guarantee. Whoever stopped early has labelled a smaller one; a file with rows
+  taken out, or written by hand, gives probabilities and thresholds without a promise.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kappaplace.calibration.decision import DecisionRule
+from kappaplace.calibration.model import Calibration
+from kappaplace.calibration.splits import split_queries
+from kappaplace.errors import KappaPlaceError
+from kappaplace.maps.calibrate import BLOCK, FEWEST, MATCHES, Examples, Terms, keep
+from kappaplace.maps.label_file import NO, YES, Row, Sheet, read_labels
+from kappaplace.maps.place_map import PlaceMap
+from kappaplace.progress import track
+
+MOST_STALE = 0.2
+"""Share of labels about matches that the map no longer finds above which they are refused."""
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """What the labels say of the answers that the map gives now."""
+
+    examples: Examples
+    right: NDArray[np.bool_]
+    unknown: int
+    stale: int
+
+
+def calibrate_on_labels(
+    place_map: PlaceMap,
+    file: str | Path,
+    terms: Terms | None = None,
+    *,
+    root: str | Path | None = None,
+) -> Calibration:
+    """Fit on a labels file and keep the result with the map. ``root``: where the queries' images lie now."""
+    terms = terms or Terms()
+    if terms.outside_rate is not None:
+        raise KappaPlaceError(
+            "Labels of matches do not tell which queries came from outside the map, so their share cannot be "
+            "stated; leave --outside-rate out, the sampled queries have their own."
+        )
+    sheet = read_labels(file)
+    rows = _usable(place_map, sheet, file)
+    paths = _paths(sheet, rows, Path(file), root)
+    found = _outcomes(place_map, rows, paths)
+    origin = f"{len(rows):,} labelled matches of {Path(file).name}"
+    facts = {"origin": origin, "unknown": found.unknown, "stale": found.stale, "sampling_flaw": sheet.flaw}
+    _refuse_one_outcome(found.right, terms.seed)
+    made = found.examples.fit(terms, True, facts)
+    if made.rule is not None:
+        made = replace(made, rule=_honest(made.rule, sheet, len(rows), found))
+    keep(place_map, made, origin, reliability=found.examples.reliability(terms, made))
+    return made
+
+
+def _usable(place_map: PlaceMap, sheet: Sheet, file: str | Path) -> tuple[Row, ...]:
+    """The labelled rows, if they are of this map."""
+    manifest, rows = place_map.manifest, sheet.labelled
+    if sheet.sampling is not None and sheet.sampling.model != manifest.model.fingerprint:
+        raise KappaPlaceError(
+            f"The labels in {file} are about answers of another model than that of {place_map.folder}; "
+            "label the matches of this map."
+        )
+    if len(rows) < FEWEST:
+        raise KappaPlaceError(
+            f"{file} has {len(rows):,} labels, calibration needs {FEWEST} or more; go on labelling."
+        )
+    references = place_map.store.find([row.match for row in rows])
+    unknown = np.flatnonzero(references < 0)
+    if len(unknown):
+        raise KappaPlaceError(
+            f"{len(unknown):,} of {len(rows):,} labelled matches in {file} are not in the map "
+            f"{place_map.folder} (for instance {rows[unknown[0]].match!r}); label the matches of this map."
+        )
+    return rows
+
+
+def _paths(sheet: Sheet, rows: tuple[Row, ...], file: Path, root: str | Path | None) -> list[str]:
+    folder = root if root is not None else sheet.sampling.root if sheet.sampling else file.absolute().parent
+    paths = [os.path.join(folder, row.query) for row in rows]
+    gone = [path for path in paths if not os.path.isfile(path)]
+    if gone:
+        raise KappaPlaceError(
+            f"{len(gone):,} of {len(paths):,} labelled queries are not there any more (for instance "
+            f"{gone[0]}); say with --root where they lie now."
+        )
+    return paths
+
+
+def _outcomes(place_map: PlaceMap, rows: tuple[Row, ...], paths: list[str]) -> Outcomes:
+    """Ask the map again, for its signals; a label holds where the answer is the one that was shown."""
+    examples, right = Examples(best_only=True), np.zeros(len(rows), bool)
+    shown = place_map.store.find([row.match for row in rows])
+    same = np.zeros(len(rows), bool)
+    with track("Calibrating", len(rows)) as bar:
+        for start in range(0, len(rows), BLOCK):
+            part = slice(start, start + BLOCK)
+            made = place_map.embed(paths[part])
+            deep = place_map.gatherer.matches(made.descriptor, MATCHES)
+            evidence = place_map.gatherer.evidence(made, deep, MATCHES)
+            top = evidence.references[evidence.matches.indices[:, 0]]
+            same[part] = top == shown[part]
+            right[part] = same[part] & np.array([row.label == YES for row in rows[part]])
+            examples.add(evidence, right[part, None], None)
+            bar.advance(len(top))
+    stale = int((~same).sum())
+    if stale > MOST_STALE * len(rows):
+        raise KappaPlaceError(
+            f"For {stale:,} of {len(rows):,} labelled queries the map {place_map.folder} now finds another "
+            "match than the one that was labelled; it is another map, or has changed too much: label again."
+        )
+    judged = np.array([row.label in (YES, NO) for row in rows])
+    return Outcomes(examples, right, int((~judged).sum()), stale)
+
+
+def _refuse_one_outcome(right: NDArray[np.bool_], seed: int) -> None:
+    """A score is learnt from right and wrong answers in the half of the labels that fits it."""
+    fitted = right[split_queries(len(right), seed=seed).fit]
+    if fitted.all() or not fitted.any():
+        raise KappaPlaceError(
+            f"All {len(fitted):,} labels that the score is fitted on (half of {len(right):,}) are "
+            f"{'right' if fitted.all() else 'wrong'}; calibration needs right and wrong ones: label more, "
+            "or draw from queries of all kinds, those from outside the map included."
+        )
+
+
+def _honest(rule: DecisionRule, sheet: Sheet, labels: int, found: Outcomes) -> DecisionRule:
+    """The rule with what the labels say of its promise."""
+    notes: list[str] = []
+    changes: dict[str, Any] = {}
+    if sheet.flaw:
+        changes["guaranteed"] = False
+        notes.append(f"{sheet.flaw} Only a random sample carries a guarantee.")
+    elif (how := sheet.sampling) is not None:
+        apart = "not thinned" if how.thinned == "nothing" else f"apart by {how.thinned}"
+        notes.append(
+            f"{labels:,} of {how.drawn:,} queries drawn at random from {how.of:,} were labelled, {apart} "
+            f"(seed {how.seed})."
+        )
+        if labels < how.drawn:
+            notes.append("Holds if labelling was not stopped because of how the labels looked.")
+        if how.thinned == "nothing":
+            notes.append("Holds if the queries are independent of each other: no two of one place.")
+    open_ends = found.unknown + found.stale
+    if open_ends:
+        notes.append(
+            f"{found.unknown:,} answers that nobody could judge and {found.stale:,} that have changed since "
+            "count as wrong."
+        )
+        if rule.rejected is not None:
+            changes["rejected"] = None
+            notes.append("What is rejected is not promised: those answers might have been right.")
+    return replace(rule, assumptions=(*rule.assumptions, *notes), **changes)

@@ -1,0 +1,112 @@
+"""`kappaplace map label` and `map monitor` as a user meets them."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from kappaplace.cli.main import BAD_INPUT
+from kappaplace.maps.drift_note import monitor_file
+from tests.cli.test_map import kappaplace, model  # noqa: F401  # fixtures
+from tests.maps.conftest import town, town_folder  # noqa: F401  # fixtures
+
+
+@pytest.fixture
+def built(kappaplace, model, town_folder, tmp_path: Path) -> Path:  # noqa: F811
+    out = tmp_path / "town.map"
+    kappaplace("map", "build", town_folder / "val.parquet", "--out", out, "--model", model)
+    return out
+
+
+@pytest.fixture
+def drive(town, tmp_path: Path) -> Path:  # noqa: F811
+    """Each reference again with a little noise."""
+    folder = tmp_path / "drive"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for row in town.reference_rows.tolist():
+        pixels = np.asarray(Image.open(town.image_path(row)).convert("RGB"), np.float64)
+        noisy = np.clip(pixels + rng.normal(0, 6, pixels.shape), 0, 255).astype(np.uint8)
+        Image.fromarray(noisy).save(folder / f"q{town.paths[row]}")
+    return folder
+
+
+def test_label_in_the_terminal_and_calibrate(kappaplace, built, drive, tmp_path, monkeypatch):  # noqa: F811
+    out, now = tmp_path / "labels.csv", tmp_path / "now.jpg"
+    words = ("map", "label", built, drive, "--out", out)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\nu\nq\n"))
+    said = kappaplace(*words, "--picture", now)
+    assert "56 queries drawn at random from 56 (seed 0)" in said
+    assert "take care that no two show one place" in said
+    assert "2 of 56 labelled" in said
+    assert now.exists()
+    assert "needs 20 or more" in kappaplace("calibrate", built, "--labels", out, code=BAD_INPUT)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\nn\n" + 60 * "y\n"))
+    said = kappaplace(*words)
+    assert "3 of 56\n" in said
+    assert "56 of 56 labelled" in said
+    made = json.loads(
+        kappaplace("calibrate", built, "--labels", out, "--max-risk", 0.3, "--confidence", 0.8, "--json")
+    )
+    assert made["guaranteed"]
+    assert (made["facts"]["right"], made["facts"]["unknown"]) == (54, 1)
+    said = kappaplace("calibrate", built, "--labels", out, "--max-risk", 0.3, "--confidence", 0.8)
+    assert "54 of 56 queries were right.\n" in said
+    shown = kappaplace("localize", built, drive / "q003.png", "--k", 3)
+    assert "decision" in shown
+    assert "another sample" in kappaplace(*words, "--seed", 1, code=BAD_INPUT)
+    assert "one of them" in kappaplace("calibrate", built, "--labels", out, "--self", code=BAD_INPUT)
+
+
+def test_a_page_to_label(kappaplace, built, drive, tmp_path):  # noqa: F811
+    page = tmp_path / "label.html"
+    said = kappaplace(
+        "map", "label", built, drive, "--out", tmp_path / "l.csv", "--page", page, "--size", 7, "--no-thin"
+    )
+    assert "7 queries drawn at random from 56" in said
+    assert "no two show one place" not in said
+    assert f"Open {page}" in said
+    assert page.read_text().count("data:image/jpeg") == 14
+    assert (tmp_path / "l.csv").read_text().count("\n") == 10 + 1 + 7
+
+
+def test_monitor_over_several_calls(kappaplace, built, drive, town_folder, tmp_path, monkeypatch):  # noqa: F811
+    said = kappaplace("map", "monitor", built, drive, code=BAD_INPUT)
+    assert "not calibrated" in said
+    kappaplace("calibrate", built, "--self")
+    lines = kappaplace("localize", built, drive, "--json", "--k", 1)
+    file = tmp_path / "answers.jsonl"
+    file.write_text(lines)
+    said = kappaplace("map", "monitor", built, file)
+    assert "56 queries taken in, no window of 200 compared; 56 wait" in said
+    assert "Too few queries" in said
+    # Queries far more certain than the damaged images of the calibration: the range is left.
+    words = ("map", "monitor", built, "--window", 50, "--picture", tmp_path / "drift.html")
+    found = json.loads(kappaplace(*words, drive / "q003.png", "--json", code=1))
+    assert (found["queries"], found["windows"], found["waiting"], found["drifting"]) == (1, 1, 7, True)
+    assert found["warnings"][0]["sentence"]
+    assert "has become" in (tmp_path / "drift.html").read_text()
+    assert found["state"] == str(monitor_file(built))
+    said = kappaplace("localize", built, drive / "q003.png")
+    assert "Queries no longer look like" in " ".join(said.split())
+    monkeypatch.setattr(sys, "stdin", io.StringIO(lines.splitlines()[0]))
+    said = kappaplace("map", "monitor", built, "-", code=1)  # no new window: what was found still stands
+    assert "has become" in said
+    csv = tmp_path / "answers.csv"
+    kappaplace("localize", built, drive / "q004.png", "--csv", csv)
+    elsewhere = ("--state", tmp_path / "mine.json")
+    assert "1 queries taken in" in kappaplace("map", "monitor", built, csv, *elsewhere)
+    assert "12 queries taken in" in kappaplace(
+        "map", "monitor", built, town_folder / "val.parquet", *elsewhere
+    )
+    assert "not both" in kappaplace("map", "monitor", built, csv, drive, code=BAD_INPUT)
+    (tmp_path / "bad.jsonl").write_text("{}")
+    assert "not an answer" in kappaplace("map", "monitor", built, tmp_path / "bad.jsonl", code=BAD_INPUT)
+    monitor_file(built).write_text("")
+    assert "remove it" in kappaplace("map", "monitor", built, csv, code=BAD_INPUT)

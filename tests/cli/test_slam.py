@@ -1,0 +1,114 @@
+"""``kappaplace slam`` from images and odometry to files that others read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from kappaplace.cli.main import app
+from kappaplace.errors import KappaPlaceError
+from kappaplace.models.checkpoint import save_model
+from kappaplace.models.place_model import PlaceModel
+from kappaplace.slam.calibrations import save_calibration
+from kappaplace.slam.graph_files import write_tum
+from kappaplace.slam.poses import chain
+from kappaplace.slam.trajectories import read_poses
+from tests.slam.synthetic import calibration
+
+RUN = CliRunner()
+
+
+@pytest.fixture
+def drive(tmp_path: Path, tiny: PlaceModel) -> Path:
+    """Twice around a square of 120 m, 2 m a frame, and odometry that turns a little too far."""
+    rng = np.random.default_rng(0)
+    (tmp_path / "frames").mkdir()
+    looks = [
+        np.kron(rng.integers(0, 256, (4, 4, 3)), np.ones((12, 12, 1))).astype(np.uint8) for _ in range(60)
+    ]
+    steps = np.tile([2.0, 0.0, 0.0], (119, 1))
+    steps[14::15, 2] = np.pi / 2
+    for name, turn in (("truth", 0.0), ("odometry", 0.004)):
+        write_tum(
+            tmp_path / f"{name}.tum", chain(np.zeros(3), steps + np.array([0, 0, turn])), np.arange(120.0)
+        )
+    for row in range(120):
+        Image.fromarray(looks[row % 60]).save(tmp_path / "frames" / f"{row}.png")
+    save_model(tiny, tmp_path / "model")
+    save_calibration(calibration(), tmp_path / "closures.json")
+    return tmp_path
+
+
+def _run(drive: Path, *more: str) -> dict[str, object]:
+    words = ["slam", "run", str(drive / "frames"), "--odometry", str(drive / "odometry.tum"), "--out"]
+    words += [
+        str(drive / "out"),
+        "--model",
+        str(drive / "model"),
+        "--calibration",
+        str(drive / "closures.json"),
+    ]
+    found = RUN.invoke(
+        app, [*words, "--max-risk", "0.05", "--recent", "100", "--json", *more], catch_exceptions=False
+    )
+    assert found.exit_code == 0, found.output
+    return json.loads(found.stdout)
+
+
+def test_a_drive_is_closed_and_written(drive: Path) -> None:
+    pytest.importorskip("gtsam")
+    pytest.importorskip("evo")
+    facts = _run(drive, "--truth", str(drive / "truth.tum"))
+    out = drive / "out"
+    assert facts["frames"] == 120
+    assert facts["accepted"] > 10
+    assert facts["error"]["absolute"] < facts["error_odometry"]["absolute"]
+    for name in ("trajectory.tum", "odometry.tum", "graph.g2o", "closures.jsonl", "report.json", "map.npz"):
+        assert (out / name).stat().st_size > 0
+    assert Image.open(out / "trajectory.png").size[0] > 300
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert "accepted" in page
+    assert "http" not in page
+    assert len(read_poses(out / "trajectory.tum").poses) == 120
+    lines = [json.loads(line) for line in (out / "closures.jsonl").read_text().splitlines()]
+    assert sum(line["accepted"] for line in lines) == facts["accepted"]
+    # Embeddings are kept: without the images the same drive is closed again, now frame by frame.
+    before = (out / "embeddings.npz").stat().st_mtime_ns
+    again = _run(drive, "--incremental", "--truth", str(drive / "truth.tum"))
+    assert (out / "embeddings.npz").stat().st_mtime_ns == before
+    assert again["error"]["absolute"] == pytest.approx(facts["error"]["absolute"], abs=0.2)
+
+
+def test_a_drive_with_known_poses_calibrates(drive: Path) -> None:
+    words = ["slam", "calibrate", str(drive / "frames"), "--odometry", str(drive / "odometry.tum")]
+    words += [
+        "--truth",
+        str(drive / "truth.tum"),
+        "--model",
+        str(drive / "model"),
+        "--out",
+        str(drive / "new.json"),
+    ]
+    with pytest.raises(KappaPlaceError):  # every proposal of this drive is right: nothing can be learnt
+        RUN.invoke(app, words, catch_exceptions=False)
+    assert not (drive / "new.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        (["--kernel", "magic"], "Unknown kernel"),
+        (["--calibration", "nothing.json"], "no calibration"),
+        (["--dimensions", "4"], "2 or 3"),
+        (["--max-risk", "2"], "risk"),
+    ],
+)
+def test_bad_input_is_one_sentence(drive: Path, words: list[str], match: str) -> None:
+    pytest.importorskip("gtsam")
+    with pytest.raises(KappaPlaceError, match=match):
+        _run(drive, *words)

@@ -1,0 +1,171 @@
+"""Probabilities that came with the model: lent to maps of that very model, and never as a promise."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kappaplace.calibration.model import Calibration, fit_calibration
+from kappaplace.data.images import Preprocessing
+from kappaplace.errors import KappaPlaceError
+from kappaplace.evaluation.cache import model_fingerprint
+from kappaplace.maps import PlaceMap
+from kappaplace.maps.borrowed import ACCEPT_RISK, MODEL, REJECT_RISK, read_shipped
+from kappaplace.maps.localize import NOT_CALIBRATED, PRIOR
+from kappaplace.models import shipped
+from kappaplace.models.checkpoint import save_model
+from kappaplace.models.loading import load_model
+from kappaplace.models.shipped import CALIBRATION, DEFAULT
+
+SCORES = ("cosine", "margin", "z-score", "inverse-kappa")
+
+
+def made_up(scores=SCORES, *, pairs: bool = True, **options) -> Calibration:
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(400, len(scores)))
+    right = rng.random(400) < 1 / (1 + np.exp(features.sum(axis=1)))
+    cosines = np.sort(rng.random((400, 3)), axis=1)
+    hits = rng.random((400, 3)) > cosines
+    extra = {"pair_features": cosines, "pair_success": hits, "pair_scores": ["cosine"]} if pairs else {}
+    settings = {"max_risk": None, **extra, **options}
+    return fit_calibration(features, right, list(scores), **settings)
+
+
+def ship(folder: Path, model, calibration: Calibration | None) -> str:
+    """Put a model into the place of ours; its fingerprint."""
+    save_model(model, folder / DEFAULT, half=True)
+    fingerprint = model_fingerprint(load_model(folder / DEFAULT))
+    if calibration is not None:
+        values = calibration.to_dict()
+        values["facts"] |= {MODEL: fingerprint, "origin": "two made-up towns"}
+        (folder / DEFAULT / CALIBRATION).write_text(json.dumps(values))
+    return fingerprint
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(shipped, "FOLDER", tmp_path / "shipped")
+    return tmp_path / "shipped"
+
+
+def test_a_map_of_our_model_answers_with_probabilities_at_once(home, tiny, town, queries, tmp_path):
+    made = made_up()
+    ship(home, tiny, made)
+    town_map = PlaceMap.build(town, tmp_path / "m")
+    assert town_map.manifest.model.source == DEFAULT
+    assert town_map.calibration is None
+    assert town_map.info()["calibration"] is None
+    assert town_map.info()["borrowed"]
+    for answer in town_map.localize(queries, k=5):
+        features = np.array([[answer.signals[name] for name in SCORES]])
+        assert answer.probability == pytest.approx(made.probability(features)[0], abs=1e-6)
+        p = answer.probability
+        expected = "accept" if p >= 1 - ACCEPT_RISK else "reject" if p <= REJECT_RISK else "doubtful"
+        assert answer.decision == expected
+        assert all(match.probability is not None for match in answer.matches)
+        assert NOT_CALIBRATED not in answer.notes
+        (note,) = [each for each in answer.notes if "other places" in each]
+        for part in ("two made-up towns", "0.90", "0.20", "no risk is guaranteed", "kappaplace calibrate"):
+            assert part in note
+
+
+def test_a_calibration_of_the_map_itself_comes_first(home, tiny, town, queries, tmp_path):
+    ship(home, tiny, made_up())
+    town_map = PlaceMap.build(town, tmp_path / "m")
+    own = made_up(("cosine",), pairs=False, max_risk=0.5)
+    town_map.calibrate_with(own, "this town", guarantee=True)
+    assert town_map.borrowed is None
+    answer = town_map.localize(queries[0])
+    assert answer.calibration == own.fingerprint
+    assert not any("other places" in note for note in answer.notes)
+
+
+def test_a_promise_does_not_travel(home, tiny, town, tmp_path):
+    """Even if the file was fitted with a guarantee."""
+    promised = made_up(max_risk=0.5)
+    assert promised.rule is not None
+    assert promised.rule.guaranteed
+    ship(home, tiny, promised)
+    lent = PlaceMap.build(town, tmp_path / "m").borrowed
+    assert lent is not None
+    assert lent.rule is not None
+    assert not lent.rule.guaranteed
+    assert lent.rule.on == "probability"
+
+
+@pytest.mark.parametrize("case", ["other model", "other preprocessing", "coarse", "no file", "not installed"])
+def test_what_does_not_fit_is_not_lent(case, home, tiny, town, queries, tmp_path):
+    if case != "not installed":
+        ship(home, tiny, None if case == "no file" else made_up())
+    model, options = tiny, {}
+    if case not in ("not installed", "other model"):
+        model = None
+    if case == "other preprocessing":
+        options["preprocessing"] = Preprocessing(32, "exact")
+    if case == "coarse":
+        options["storage"] = "int8"
+    if case == "other model":
+        tiny.head.start_at(50.0)
+    town_map = PlaceMap.build(town, tmp_path / "m", model, **options)
+    assert town_map.borrowed is None
+    answer = town_map.localize(queries[0])
+    assert answer.probability is None
+    assert NOT_CALIBRATED in answer.notes
+
+
+def test_scores_that_are_not_at_hand_leave_the_map_uncalibrated(home, tiny, town, queries, tmp_path):
+    """With one match there is no second one to compare with; a missing score must not end the answer."""
+    ship(home, tiny, made_up(("cosine", "pa"), pairs=False))
+    town_map = PlaceMap.build(town, tmp_path / "m")
+    assert town_map.localize(queries[0], k=1).probability is None
+    assert NOT_CALIBRATED in town_map.localize(queries[0], k=1).notes
+    assert town_map.localize(queries[0], k=2).probability is not None
+
+
+def test_a_map_of_one_image_is_answered(home, tiny, town, queries, tmp_path):
+    ship(home, tiny, made_up())
+    only = PlaceMap.build([town.image_paths(town.reference_rows)[0]], tmp_path / "m")
+    answer = only.localize(queries[0])
+    assert 0 <= answer.probability <= 1
+
+
+def test_ranking_and_areas_work_as_with_a_calibration(home, tiny, town, queries, tmp_path):
+    ship(home, tiny, made_up())
+    town_map = PlaceMap.build(town, tmp_path / "m")
+    matches = town_map.localize(queries[0], rerank=True).matches
+    assert [m.probability for m in matches] == sorted((m.probability for m in matches), reverse=True)
+    x, y = town.positions[town.reference_rows[0]]
+    assert PRIOR in town_map.localize(queries[0], near=((x, y), 500.0)).notes
+
+
+def test_ranking_without_probabilities_of_pairs_is_refused(home, tiny, town, queries, tmp_path):
+    ship(home, tiny, made_up(pairs=False))
+    town_map = PlaceMap.build(town, tmp_path / "m")
+    with pytest.raises(KappaPlaceError, match="needs calibrated matches"):
+        town_map.localize(queries[0], rerank=True)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 9}'])
+def test_a_damaged_file_is_one_sentence(text, home, tiny, town, queries, tmp_path):
+    ship(home, tiny, made_up())
+    (home / DEFAULT / CALIBRATION).write_text(text)
+    with pytest.raises(KappaPlaceError, match="install kappaplace again"):
+        PlaceMap.build(town, tmp_path / "m").localize(queries[0])
+
+
+def test_it_is_read_once(home, tiny):
+    ship(home, tiny, made_up())
+    assert read_shipped(home / DEFAULT)[0] is read_shipped(home / DEFAULT)[0]
+
+
+def test_a_fitted_map_is_another_model(home, tiny, town, tmp_path):
+    """`map fit` changes κ, so the model's own probabilities no longer belong to it."""
+    ship(home, tiny, made_up())
+    town_map = PlaceMap.build(town, tmp_path / "m")
+    record = replace(town_map.manifest.model, fingerprint="0" * 64, base=town_map.manifest.model.fingerprint)
+    changed = PlaceMap(town_map.folder, replace(town_map.manifest, model=record))
+    assert changed.borrowed is None

@@ -1,0 +1,256 @@
+"""κ learnt from nothing but a map's own images, and put into the map without touching anything else."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from typer.testing import CliRunner
+
+from kappaplace.cli.map import app
+from kappaplace.data.images import Preprocessing
+from kappaplace.data.place_images import PlaceImages
+from kappaplace.errors import KappaPlaceError
+from kappaplace.maps import PlaceMap, fit
+from kappaplace.maps.calibrate import Terms
+from kappaplace.maps.fit import FitOptions, estimate_fit
+from kappaplace.maps.fit_images import choose
+from kappaplace.maps.fit_report import write_fit_report
+from kappaplace.models.checkpoint import save_model
+from kappaplace.models.frozen import FrozenEncoder
+from kappaplace.models.place_model import PlaceModel
+from tests.maps.fakes import Counting, assert_same
+from tests.maps.test_killed import killed_until_done, sound
+
+QUICK = FitOptions(views=2, epochs=3, batch_size=16)
+
+
+@pytest.fixture(autouse=True)
+def _few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fit, "LEAST_STEPS", 3)
+
+
+@pytest.fixture
+def bare() -> PlaceModel:
+    """An encoder without κ."""
+    torch.manual_seed(0)
+    return PlaceModel.create("resnet_tiny", 32, "none", preprocessing=Preprocessing(32, "exact")).eval()
+
+
+@pytest.fixture
+def bare_map(town: PlaceImages, bare: PlaceModel, tmp_path: Path) -> PlaceMap:
+    return PlaceMap.build(town, tmp_path / "town.map", bare, segment_rows=20)
+
+
+def own_encoder() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Conv2d(3, 24, 5, 4), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
+
+
+def test_only_kappa_changes(town, bare, bare_map, tmp_path):
+    bare_map.remove([town.references.paths[5]])
+    before = PlaceMap.open(bare_map.folder)
+    shutil.copytree(bare_map.folder, tmp_path / "before.map")
+    said: list[str] = []
+    done = bare_map.fit(QUICK, calibrate=False, say=said.append)
+    assert done.new
+    assert "measured on 8 images of this map" in said[0]
+    after = PlaceMap.open(bare_map.folder)
+    assert_same(after, PlaceMap.open(tmp_path / "before.map"), "kappa")
+    assert after.verify() == []
+    old, new = before.manifest.model, after.manifest.model
+    assert new.base == old.fingerprint != new.fingerprint
+    assert (old.kappa, new.kappa) == (False, True)
+    assert not (after.folder / "fit").exists()
+    kappa = after.store.whole("kappa")
+    images = [after.store.image_path(row) for row in range(len(after))]
+    np.testing.assert_allclose(kappa, after.embed(images).kappa, rtol=0.02)
+    assert np.ptp(kappa) > 0
+    assert before.refresh()  # a reader that looks again
+    np.testing.assert_array_equal(before.store.whole("kappa"), kappa)
+    # Whoever has the model of before may go on using it.
+    query = town.image_path(0)
+    answers = [PlaceMap.open(after.folder, model).localize(query) for model in (None, bare)]
+    assert answers[0].kappa == answers[1].kappa > 0
+    assert PlaceMap.build(town, after.folder, bare, segment_rows=20).report.added == 1
+    assert np.isfinite(PlaceMap.open(after.folder).store.whole("kappa")).all()
+
+
+def test_a_map_smaller_than_a_batch_is_fitted(bare_map):
+    options = FitOptions(views=1, epochs=1)
+    assert options.batch_size > len(bare_map)
+    done = bare_map.fit(options, calibrate=False)
+    assert done.new
+    assert done.record.images < len(bare_map)
+    assert np.isfinite(bare_map.store.whole("kappa")).all()
+
+
+def test_the_same_fit_is_not_made_twice(bare_map):
+    first = bare_map.fit(QUICK, calibrate=False)
+    version = bare_map.manifest.version
+    second = bare_map.fit(QUICK, calibrate=False)
+    assert (first.new, second.new) == (True, False)
+    assert second.record == first.record
+    assert bare_map.manifest.version == version
+    other = bare_map.fit(FitOptions(views=1, epochs=3, batch_size=16, seed=1), calibrate=False)
+    assert other.new
+    assert other.record.learnt.before == pytest.approx(first.record.learnt.with_level, abs=0.6)
+    again = bare_map.fit(QUICK, calibrate=False)  # a head that knows nothing each time: the same comes out
+    assert again.record.learnt.with_level == pytest.approx(first.record.learnt.with_level, abs=1e-6)
+    assert len(list(bare_map.folder.glob("model-*/fit.json"))) <= 2  # old ones are not kept for ever
+
+
+def test_kappa_falls_with_damage_it_never_saw(bare_map, monkeypatch):
+    monkeypatch.setattr(fit, "LEAST_STEPS", 12)
+    options = FitOptions(views=4, epochs=30, batch_size=16)
+    record = bare_map.fit(options, calibrate=False).record
+    losses, learnt = [row["loss"] for row in record.epochs], record.learnt
+    assert np.mean(losses[-5:]) < np.mean(losses[:5])
+    assert learnt.with_cosine > 0.1
+    assert learnt.by_kind["night"] < -0.4
+    assert learnt.clean[1] > 1.5 * learnt.kinds["night"][-1][1]  # even this untrained encoder tells night
+
+
+@pytest.mark.parametrize("layer", [None, "1"])
+def test_an_encoder_of_your_own(town, tmp_path, layer):
+    model = FrozenEncoder(own_encoder(), layer=layer, preprocessing=Preprocessing(32, "exact"))
+    made = PlaceMap.build(town, tmp_path / "own.map", model)
+    done = made.fit(QUICK, Terms(outside_rate=0.2))
+    assert done.calibration is not None
+    assert not done.calibration.rule.guaranteed
+    # In another process there is the encoder alone, and it gets its κ from the map.
+    again = FrozenEncoder(own_encoder(), layer=layer, preprocessing=Preprocessing(32, "exact"))
+    opened = PlaceMap.open(made.folder, again)
+    assert opened.localize(town.image_path(0)).kappa == made.localize(town.image_path(0)).kappa
+    with pytest.raises(KappaPlaceError, match="encoder of yours"):
+        PlaceMap.open(made.folder).localize(town.image_path(0))
+
+
+def test_images_keep_the_size_they_were_embedded_at(bare, tmp_path):
+    folder, rng = tmp_path / "wide", np.random.default_rng(0)
+    folder.mkdir()
+    sizes = [(40, 64), (48, 40)]
+    names = [f"{i:02d}.png" for i in range(24)]
+    for i, name in enumerate(names):
+        Image.fromarray(rng.integers(0, 256, (*sizes[i % 2], 3), dtype=np.uint8)).save(folder / name)
+    table = PlaceImages.create(names, rng.uniform(0, 500, (24, 2)), root=folder)
+    made = PlaceMap.build(table, tmp_path / "w.map", bare, preprocessing=Preprocessing(32, "shorter"))
+    made.fit(QUICK, calibrate=False)
+    assert made.model.preprocessing == Preprocessing(32, "shorter")
+    images = [made.store.image_path(row) for row in range(24)]
+    np.testing.assert_allclose(made.store.whole("kappa"), made.embed(images).kappa, rtol=0.02)
+
+
+def test_what_cannot_be_fitted(town, bare, bare_map, tmp_path):
+    few = PlaceMap.build(town.select(town.reference_rows[:10]), tmp_path / "few.map", bare)
+    with pytest.raises(KappaPlaceError, match="10 references; κ is learnt from 16"):
+        few.fit()
+    with pytest.raises(KappaPlaceError, match="at least one of its views"):
+        FitOptions(views=0)
+    copy = tmp_path / "images"
+    shutil.copytree(town.root, copy)
+    moved = PlaceImages.open(Path(town.root).parent / "val.parquet", copy)
+    made = PlaceMap.build(moved, tmp_path / "moved.map", bare)
+    version = made.manifest.version
+    first = copy / str(moved.references.paths[0])
+    Image.new("RGB", (32, 32), "red").save(first)
+    with pytest.raises(KappaPlaceError, match=r"has changed since.*duplicates replace"):
+        made.fit()
+    first.unlink()
+    with pytest.raises(KappaPlaceError, match=r"1 of \d+ are not there any more"):
+        made.fit()
+    assert PlaceMap.open(made.folder).manifest.version == version
+    opened = PlaceMap.open(bare_map.folder)
+    bare_map.fit(QUICK, calibrate=False)
+    with pytest.raises(KappaPlaceError, match="another model meanwhile"):
+        opened.fit()
+
+
+def test_descriptors_of_something_else_are_refused(town, bare, tmp_path):
+    made = PlaceMap.build(town, tmp_path / "m", bare, embedder=Counting(tmp_path / "log"))
+    version = made.manifest.version
+    with pytest.raises(KappaPlaceError, match=r"does not give the descriptor of .*map reembed"):
+        made.fit(QUICK)
+    assert PlaceMap.open(made.folder).manifest.version == version
+
+
+def test_a_map_without_positions_gets_kappa_but_no_calibration(town, bare, tmp_path):
+    blind = PlaceMap.build(PlaceImages.create(town.references.paths, root=town.root), tmp_path / "b", bare)
+    done = blind.fit(QUICK)
+    assert done.calibration is None
+    assert "neither positions nor frames" in done.notes[0]
+    assert np.isfinite(blind.store.whole("kappa")).all()
+    page, _ = write_fit_report(blind, tmp_path / "out" / "fit.html")
+    assert "Self-calibration" not in page.read_text()
+
+
+def test_the_command_and_its_report(town, bare, bare_map, tmp_path):
+    def run(*words: str) -> str:
+        result = CliRunner().invoke(app, ["fit", str(bare_map.folder), *words], catch_exceptions=False)
+        assert result.exit_code == 0
+        return result.output
+
+    expected = json.loads(run("--estimate", "--json", "--views", "2"))
+    count, judges = len(bare_map), len(choose(len(bare_map), 1000, 0).judge)
+    assert expected["passes"] == (count - judges) * 3 + judges + judges * 29 + count
+    assert expected["seconds"] > 0
+    assert "measured" in run("--estimate")
+    assert not (bare_map.folder / "fit.html").exists()
+    report = tmp_path / "pages" / "fit.html"
+    quick = ("--views", "2", "--epochs", "8", "--batch-size", "16", "--report", str(report))
+    facts = json.loads(run(*quick, "--json"))
+    assert facts["new"]
+    assert facts["calibrated"]
+    assert not facts["guaranteed"]
+    assert Image.open(facts["picture"]).width > 500
+    text = report.read_text()
+    assert "images that it did not learn from" in text
+    assert "no risk" in text or "No guarantee" in text
+    assert text.count("data:image/") == 1 + 8  # the figure, and eight places
+    said = run(*quick)
+    assert "fitted on these images with these options before" in said
+    assert "No guarantee" in said
+    missing = CliRunner().invoke(app, ["fit", str(tmp_path / "nowhere")])
+    assert isinstance(missing.exception, KappaPlaceError)
+
+
+def test_estimate_of_a_map(bare_map):
+    with_, without = (estimate_fit(bare_map, QUICK, calibrate=c) for c in (True, False))
+    assert with_.passes - without.passes == len(bare_map)
+    assert with_.sentence.startswith("About ")
+
+
+@pytest.mark.slow
+def test_a_fit_survives_kills(bare_map, bare, tmp_path):
+    save_model(bare, tmp_path / "bare")  # a process of its own loads it anew
+    calm = tmp_path / "calm.map"
+    shutil.copytree(bare_map.folder, calm)
+    calm_map = PlaceMap.open(calm, bare)
+    calm_map.fit(QUICK, Terms())
+
+    def work() -> None:
+        PlaceMap.open(bare_map.folder, tmp_path / "bare").fit(QUICK, Terms())
+
+    def check() -> None:
+        sound(bare_map.folder)
+        opened = PlaceMap.open(bare_map.folder)
+        kappa = opened.store.whole("kappa")
+        if opened.manifest.model.kappa:  # model and κ came in together
+            assert np.isfinite(kappa).all()
+            assert opened.manifest.calibration is None or opened.calibration is not None
+        else:
+            assert np.isnan(kappa).all()
+
+    kills = killed_until_done(work, check, 4.0)
+    assert kills >= 3
+    done = PlaceMap.open(bare_map.folder)
+    assert done.manifest.calibration is not None
+    assert not (done.folder / "fit").exists()
+    assert done.manifest.model.fingerprint == calm_map.manifest.model.fingerprint
+    assert_same(done, calm_map)

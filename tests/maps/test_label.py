@@ -1,0 +1,454 @@
+"""Labels by a person: drawn at random, shown blind, kept safe, and turned into an honest promise."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from kappaplace.data.images import Preprocessing
+from kappaplace.data.place_images import PlaceImages
+from kappaplace.errors import KappaPlaceError
+from kappaplace.maps import PlaceMap
+from kappaplace.maps.calibrate import Terms
+from kappaplace.maps.label_calibrate import calibrate_on_labels
+from kappaplace.maps.label_file import (
+    NO,
+    UNKNOWN,
+    YES,
+    Row,
+    Sheet,
+    new_sheet,
+    read_labels,
+    sample_id,
+    write_labels,
+)
+from kappaplace.maps.label_loop import label_loop
+from kappaplace.maps.label_page import write_label_page
+from kappaplace.maps.label_pairs import open_sheet
+from kappaplace.maps.label_sample import SECONDS, Sample, draw_sample
+from kappaplace.models.place_model import PlaceModel
+from tests.browser import CHROMIUM, Browser
+from tests.maps.conftest import town_table
+
+EDGES = ("top", "bottom")
+LAX = Terms(max_risk=0.3, confidence=0.8)
+
+
+@pytest.fixture(scope="module")
+def drive(tmp_path_factory: pytest.TempPathFactory) -> tuple[PlaceImages, PlaceImages]:
+    """References, and queries: each reference again with a little noise, and views that are hard to find."""
+    table = town_table(tmp_path_factory.mktemp("drive"), "test", queries=60)
+    folder = tmp_path_factory.mktemp("queries")
+    rng = np.random.default_rng(0)
+    for row in range(len(table)):
+        pixels = np.asarray(Image.open(table.image_path(row)).convert("RGB"), np.float64)
+        noisy = np.clip(pixels + rng.normal(0, 6, pixels.shape), 0, 255).astype(np.uint8)
+        Image.fromarray(noisy).save(folder / f"q{row:03d}.png")
+    names = [f"q{row:03d}.png" for row in range(len(table))]
+    return table.references, PlaceImages.create(names, root=folder)
+
+
+@pytest.fixture(scope="module")
+def built(drive, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A map and the sheet of a sample, made once."""
+    torch.manual_seed(0)
+    model = PlaceModel.create("resnet_tiny", dim=32, preprocessing=Preprocessing(64, "exact")).eval()
+    folder = tmp_path_factory.mktemp("built")
+    made = PlaceMap.build(drive[0], folder / "town.map", model)
+    open_sheet(made, draw_sample(drive[1], made.manifest.radius, size=150), folder / "labels.csv")
+    return folder
+
+
+@pytest.fixture
+def ready(built: Path, tmp_path: Path) -> PlaceMap:
+    shutil.copytree(built, tmp_path, dirs_exist_ok=True)
+    return PlaceMap.open(tmp_path / "town.map")
+
+
+def truth(row: Row) -> str:
+    """What a person would say: a noisy copy has the number of its reference."""
+    return YES if row.query[1:4] == row.match[:3] else NO
+
+
+def labelled(sheet: Sheet, count: int | None = None, odd: str = "") -> Sheet:
+    """All rows labelled, or the first ones; every seventh of them as ``odd``."""
+    for i in range(len(sheet.rows) if count is None else count):
+        sheet = sheet.with_label(i, odd if odd and i % 7 == 0 else truth(sheet.rows[i]))
+    return sheet
+
+
+@pytest.fixture
+def sheet(ready, tmp_path: Path) -> Sheet:
+    return read_labels(tmp_path / "labels.csv")
+
+
+def write(sheet: Sheet, tmp_path: Path) -> Path:
+    file = tmp_path / "done.csv"
+    write_labels(sheet, file)
+    return file
+
+
+# The sample
+
+
+@given(st.integers(1, 60), st.integers(0, 5), st.integers(0, 10**6))
+def test_a_sample_is_seeded_and_one_a_place(size, step, seed):
+    rng = np.random.default_rng(seed)
+    at = np.cumsum(rng.random((50, 2)) * step, axis=0)
+    table = PlaceImages.create([f"{i}.jpg" for i in range(50)], at)
+    sample = draw_sample(table, 10.0, size=size, seed=seed)
+    assert sample == draw_sample(table, 10.0, size=size, seed=seed)
+    assert len(sample.names) == min(size, sample.places) == len(set(sample.names))
+    rows = [int(name[:-4]) for name in sample.names]
+    gaps = np.hypot(*(at[rows][:, None] - at[rows][None]).transpose(2, 0, 1))
+    assert (gaps[~np.eye(len(rows), dtype=bool)] >= 10).all()
+    shorter = draw_sample(table, 10.0, size=max(size // 2, 1), seed=seed)
+    assert sample.names[: len(shorter.names)] == shorter.names  # a part of it is a smaller sample
+
+
+def test_every_place_is_as_likely_to_come_first():
+    table = PlaceImages.create([f"{i}.jpg" for i in range(10)], np.arange(20).reshape(10, 2) * 100.0)
+    first = [draw_sample(table, 10.0, size=1, seed=seed).names[0] for seed in range(1000)]
+    counts = np.unique(first, return_counts=True)[1]
+    assert len(counts) == 10
+    assert ((counts - 100) ** 2 / 100).sum() < 27.9  # chi-squared, nine degrees of freedom, one in a thousand
+
+
+def test_time_stands_in_for_position_and_nothing_is_said():
+    names = [f"{i}.jpg" for i in range(40)]
+    timed = PlaceImages.create(names, timestamp=np.arange(40.0))
+    sample = draw_sample(timed, 25.0)
+    times = sorted(int(name[:-4]) for name in sample.names)
+    assert (np.diff(times) >= SECONDS).all()
+    assert sample.thinned == "10 s"
+    assert len(draw_sample(timed, 25.0, thin=False).names) == 40
+    blind = draw_sample(PlaceImages.create(names), 25.0)
+    assert (blind.thinned, blind.places, blind.of) == ("nothing", 40, 40)
+    mixed = PlaceImages.create(
+        names, np.where(np.arange(40)[:, None] < 10, 0.0, np.nan) * np.ones(2), timestamp=np.full(40, np.nan)
+    )
+    sample = draw_sample(mixed, 25.0)
+    assert sample.places == 31
+    assert "neither position nor time" in sample.thinned
+
+
+def test_queries_of_a_table_are_drawn_and_references_are_not():
+    table = PlaceImages.create([f"{i}.jpg" for i in range(10)], is_query=np.arange(10) < 4)
+    assert sorted(draw_sample(table, 25.0).names) == ["0.jpg", "1.jpg", "2.jpg", "3.jpg"]
+    with pytest.raises(KappaPlaceError, match="At least one"):
+        draw_sample(table, 25.0, size=0)
+
+
+# The file
+
+text = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), min_size=1)
+
+
+@given(st.lists(st.tuples(text, text, st.sampled_from([YES, NO, UNKNOWN, ""])), unique_by=lambda row: row[0]))
+def test_labels_come_back(tmp_path_factory, rows):
+    sample = Sample(tuple(row[0] for row in rows), "/photos", 3, 99, 50, "25 m")
+    sheet = new_sheet(sample, [row[1] for row in rows], model="m", map_name="town")
+    for i, row in enumerate(rows):
+        sheet = sheet.with_label(i, row[2])
+    file = tmp_path_factory.mktemp("labels") / "labels.csv"
+    write_labels(sheet, file)
+    assert read_labels(file) == sheet
+    assert sheet.flaw == ""
+
+
+def test_a_spreadsheet_in_between_does_no_harm(sheet, tmp_path):
+    file = write(labelled(sheet, 30), tmp_path)
+    lines = file.read_text().splitlines()
+    spoiled = [f"{line},,," if line.startswith("#") else line.replace("yes", "YES") for line in lines]
+    file.write_bytes(("﻿" + "\r\n".join(spoiled) + "\r\n").encode())
+    assert read_labels(file) == labelled(sheet, 30)
+
+
+def test_what_is_no_random_sample_is_told(sheet):
+    assert sheet.flaw == ""
+    assert labelled(sheet, 40).flaw == ""
+    assert Sheet(sheet.rows[::-1], sheet.sampling).flaw  # the reader sorts, so this never comes from a file
+    assert "removed or changed" in Sheet(sheet.rows[:30], sheet.sampling).flaw
+    assert "removed or changed" in Sheet(sheet.rows[:5] + sheet.rows[6:], sheet.sampling).flaw
+    swapped = [replace(row, query=f"other{row.query}") for row in sheet.rows]
+    assert "removed or changed" in Sheet(tuple(swapped), sheet.sampling).flaw
+    assert "does not say how" in Sheet(sheet.rows).flaw
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("a,b\n1,2\n", "needs the columns"),
+        ("order,query,match,label\n1,q,r,maybe\n", "must be yes, no, unknown"),
+        ("order,query,match,label\none,q,r,yes\n", "not a whole number"),
+        ("order,query,match,label\n1,q,r,yes\n1,p,r,yes\n", "order 1 comes twice"),
+        ("order,query,match,label\n1,q,r,yes\n2,q,r,no\n", "query 'q' comes twice"),
+        ("# kappaplace-labels: 2\norder,query,match,label\n", "format 2"),
+        ("# kappaplace-labels: 1\n# seed: 0\norder,query,match,label\n", "damaged"),
+    ],
+)
+def test_bad_files_are_one_sentence(content, sentence, tmp_path):
+    file = tmp_path / "labels.csv"
+    file.write_text(content)
+    with pytest.raises(KappaPlaceError, match=sentence):
+        read_labels(file)
+    with pytest.raises(KappaPlaceError, match="cannot be read"):
+        read_labels(tmp_path / "none.csv")
+
+
+def test_a_sheet_is_gone_on_with_and_never_overwritten(ready, drive, sheet, tmp_path, monkeypatch):
+    file = tmp_path / "labels.csv"
+    write_labels(labelled(sheet, 5), file)
+    sample = draw_sample(drive[1], 25.0, size=150)
+    monkeypatch.setattr(PlaceMap, "embed", None)  # nothing is embedded again
+    assert open_sheet(ready, sample, file) == labelled(sheet, 5)
+    before = file.read_bytes()
+    with pytest.raises(KappaPlaceError, match="another sample"):
+        open_sheet(ready, draw_sample(drive[1], 25.0, size=150, seed=1), file)
+    assert file.read_bytes() == before
+
+
+def test_images_of_the_map_itself_are_not_asked_about(ready, drive, tmp_path):
+    sample = draw_sample(drive[0], 25.0, size=5, thin=False)
+    with pytest.raises(KappaPlaceError, match="5 of the 5 queries drawn are images of the map itself"):
+        open_sheet(ready, sample, tmp_path / "own.csv")
+    assert not (tmp_path / "own.csv").exists()
+
+
+# The loop
+
+
+def test_the_loop_saves_each_answer_goes_back_and_stops(ready, sheet, tmp_path):
+    file, now = tmp_path / "labels.csv", tmp_path / "now.jpg"
+    replies, said = iter(["y", "n", "b", "U", "what", "yes", "q"]), []
+    seen: list[int] = []
+
+    def ask(question: str) -> str:
+        seen.append(sum(bool(row.label) for row in read_labels(file).rows))
+        assert Image.open(now).size[1] == 480
+        return next(replies)
+
+    done = label_loop(ready, sheet, file, ask=ask, say=said.append, picture=now)
+    assert [row.label for row in done.rows[:4]] == [YES, UNKNOWN, YES, ""]
+    assert seen == [0, 1, 2, 2, 2, 2, 3]
+    assert read_labels(file) == done
+    assert any("'what' is none of" in line for line in said)
+    assert sheet.rows[0].query in said[0]
+    assert sheet.rows[0].match in said[0]
+
+    def end(question: str) -> str:
+        raise EOFError
+
+    assert label_loop(ready, done, file, ask=end, say=said.append) == done
+    assert said[-1].startswith("4 of 116")  # goes on where it was
+    every = label_loop(ready, done, file, ask=lambda _: "n", say=said.append)
+    assert all(row.label for row in every.rows)
+    assert label_loop(ready, every, file, ask=end, say=said.append) == every
+
+
+# The page
+
+
+def test_the_page_holds_everything_and_asks_nobody(ready, sheet, tmp_path):
+    page = tmp_path / "label.html"
+    assert write_label_page(ready, sheet, page, "labels.csv") == 0
+    content = page.read_text()
+    assert content.count("data:image/jpeg;base64,") == 2 * len(sheet.rows)
+    assert "http://" not in content
+    assert "https://" not in content
+    assert "default-src 'none'" in content
+    assert " onclick" not in content
+
+
+@pytest.fixture
+def browser(tmp_path: Path):
+    opened = Browser(tmp_path)
+    yield opened
+    opened.close()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
+def test_the_page_in_a_real_browser(ready, sheet, tmp_path, browser):
+    few = Sheet(sheet.rows[:4], replace(sheet.sampling, drawn=4))
+    few = few.with_label(0, YES)
+    page = tmp_path / "label.html"
+    write_label_page(ready, few, page, "mine.csv")
+    address = page.as_uri()
+    browser.open(address)
+    status = "document.getElementById('place').textContent"
+    assert browser.run(status) == "2 of 4"  # the first one has its label already
+    assert browser.run("document.getElementById('query-image').naturalWidth") == 32
+    assert browser.run("document.getElementById('query-image').alt") == f"query {few.rows[1].query}"
+    assert not browser.run("document.getElementById('question').hidden")
+    browser.press("n")
+    browser.press("u")
+    assert browser.run(status) == "4 of 4"
+    browser.press("Backspace")
+    assert browser.run("document.querySelector('[aria-pressed=true]').id") == "unknown"
+    browser.open("about:blank")
+    browser.open(address)  # the answers are still there
+    assert browser.run(status) == "4 of 4"
+    browser.screen(390, 844, dark=True)
+    browser.click("#yes")
+    assert browser.run(status) == "4 of 4 labelled"
+    assert browser.run("document.getElementById('yes').disabled")
+    browser.press("b")
+    browser.press("n")
+    browser.click("#end .save")
+    saved = browser.downloads / "mine.csv"
+    browser.wait(saved.exists)
+    expected = few.with_label(1, NO).with_label(2, UNKNOWN).with_label(3, NO)
+    write_labels(expected, tmp_path / "expected.csv")
+    browser.wait(lambda: saved.read_bytes() == (tmp_path / "expected.csv").read_bytes())
+    assert browser.errors == []
+    outside = [r for r in browser.requests if not r.startswith(("data:", "blob:", "about:", address))]
+    assert outside == []
+    # On a phone both pictures and all answers are in sight, and nothing runs over the edge.
+    browser.press("b")
+    for width, height in ((390, 844), (844, 390), (1280, 800)):
+        browser.screen(width, height)
+        assert browser.run("document.documentElement.scrollWidth") <= width
+        top, low = (browser.run(f"document.getElementById('no').getBoundingClientRect().{e}") for e in EDGES)
+        assert low <= height
+        shown = browser.run("document.getElementById('match-image').getBoundingClientRect().bottom")
+        assert shown <= top
+        assert browser.run("document.getElementById('no').getBoundingClientRect().height") >= 44
+    assert browser.run("[...document.querySelectorAll('button')].every(b => b.textContent.trim())")
+
+
+def test_a_map_without_pictures_cannot_be_labelled(ready, sheet, tmp_path, monkeypatch):
+    from kappaplace.maps import label_page
+
+    monkeypatch.setattr(label_page, "match_picture", lambda *_: None)
+    with pytest.raises(KappaPlaceError, match="None of the map's images"):
+        write_label_page(ready, sheet, tmp_path / "l.html", "labels.csv")
+    assert not (tmp_path / "l.html").exists()
+
+
+def test_pictures_keep_their_shape():
+    from kappaplace.reports.label_pictures import jpeg_of, side_by_side, small_picture
+
+    wide = jpeg_of(Image.new("RGB", (300, 100), (200, 0, 0)))
+    both = Image.open(io.BytesIO(side_by_side(wide, None, height=120)))
+    assert both.size == (360 + 12 + 160, 120)
+    assert both.getpixel((10, 60))[0] > 180
+    assert abs(both.getpixel((500, 60))[0] - 138) < 5
+    assert small_picture("", 10) is None
+    assert small_picture("/nothing/here.jpg", 10) is None
+
+
+# The calibration
+
+
+def test_labels_carry_a_promise(ready, sheet, tmp_path):
+    made = calibrate_on_labels(ready, write(labelled(sheet), tmp_path), LAX)
+    assert made.facts["right"] == sum(truth(row) == YES for row in sheet.rows)
+    assert made.facts["outside"] is None
+    assert made.rule.guaranteed
+    promise = " ".join(made.rule.promise())
+    assert f"{len(sheet.rows)} of {len(sheet.rows)} queries drawn at random" in promise
+    assert "no two of one place" in promise  # nothing was known of where they were taken
+    assert "stopped" not in promise
+    root = sheet.sampling.root
+    answer = ready.localize(f"{root}/{sheet.rows[0].query}", k=3)
+    assert answer.decision in ("accept", "doubtful", "reject")
+    best, *others = answer.matches
+    assert (best.probability, best.decision) == (answer.probability, answer.decision)
+    assert [(m.probability, m.decision) for m in others] == [(None, None)] * 2  # nobody labelled those
+    assert ready.notes() == []
+
+
+def test_whoever_stops_early_has_a_smaller_sample(ready, sheet, tmp_path):
+    made = calibrate_on_labels(ready, write(labelled(sheet, 80), tmp_path), LAX)
+    assert made.rule.guaranteed
+    assert made.facts["queries"] == 80
+    assert "not stopped because of" in " ".join(made.rule.promise())
+
+
+def test_dont_know_counts_as_wrong(ready, sheet, tmp_path):
+    unsure = labelled(sheet, odd=UNKNOWN)
+    made = calibrate_on_labels(ready, write(unsure, tmp_path), LAX)
+    wrong = labelled(sheet, odd=NO)
+    strict = calibrate_on_labels(ready, write(wrong, tmp_path), LAX)
+    assert made.facts["right"] == strict.facts["right"] == sum(r.label == YES for r in unsure.rows)
+    assert made.rule.accept_at == strict.rule.accept_at
+    assert made.rule.guaranteed
+    assert made.rule.rejected is None
+    assert made.facts["unknown"] == sum(r.label == UNKNOWN for r in unsure.rows)
+    promise = " ".join(made.rule.promise())
+    assert "nobody could judge" in promise
+    assert "Rejected answers" not in promise
+    passed_over = labelled(sheet)
+    for i in range(0, len(sheet.rows) - 1, 7):
+        passed_over = passed_over.with_label(i, "")
+    blank = calibrate_on_labels(ready, write(passed_over, tmp_path), LAX)
+    assert blank.facts["right"] == made.facts["right"]
+
+
+def test_a_chosen_subset_gives_no_guarantee(ready, sheet, tmp_path):
+    full = labelled(sheet)
+    chosen = Sheet(tuple(row for i, row in enumerate(full.rows) if row.label == YES or i % 3), full.sampling)
+    for picked in (chosen, Sheet(full.rows)):
+        file = write(picked, tmp_path)
+        root = sheet.sampling.root
+        made = calibrate_on_labels(ready, file, LAX, root=root)
+        assert not made.rule.guaranteed
+        assert "Only a random sample carries a guarantee" in " ".join(made.rule.promise())
+        assert any("no risk is guaranteed" in note for note in ready.notes())
+    mixed = write(Sheet(full.rows, full.sampling), tmp_path)
+    lines = mixed.read_text().splitlines(keepends=True)
+    rows = next(i for i, line in enumerate(lines) if line.startswith("order")) + 1
+    mixed.write_text("".join(lines[:rows] + lines[: rows - 1 : -1]))
+    assert calibrate_on_labels(ready, mixed, LAX).rule.guaranteed  # another order of lines is no harm
+
+
+def test_labels_of_another_map_are_refused(ready, sheet, drive, tmp_path):
+    full = labelled(sheet)
+    for change, sentence in (
+        ({"sampling": replace(full.sampling, model="other")}, "another model"),
+        ({"rows": tuple(replace(row, match=f"x{row.match}") for row in full.rows)}, "are not in the map"),
+        ({"rows": labelled(sheet, 5).rows}, "needs 20 or more"),
+        ({"sampling": replace(full.sampling, root="/nowhere")}, "--root"),
+        (
+            {"rows": tuple(replace(row, match=full.rows[i - 1].match) for i, row in enumerate(full.rows))},
+            "now finds another match",
+        ),
+    ):
+        with pytest.raises(KappaPlaceError, match=sentence):
+            calibrate_on_labels(ready, write(replace(full, **change), tmp_path), LAX)
+        assert ready.calibration is None
+    with pytest.raises(KappaPlaceError, match="leave --outside-rate out"):
+        calibrate_on_labels(ready, write(full, tmp_path), replace(LAX, outside_rate=0.1))
+
+
+def test_a_match_that_has_changed_counts_as_unknown(ready, sheet, drive, tmp_path):
+    full = labelled(sheet)
+    rows = list(full.rows)
+    other = next(row.match for row in rows if row.match != rows[0].match)
+    rows[0] = replace(rows[0], match=other, label=YES)
+    made = calibrate_on_labels(ready, write(replace(full, rows=tuple(rows)), tmp_path), LAX)
+    assert made.facts["stale"] == 1
+    assert made.facts["right"] == sum(row.label == YES for row in full.rows[1:])
+
+
+@pytest.mark.parametrize(("label", "word"), [(YES, "right"), (NO, "wrong"), (UNKNOWN, "wrong")])
+def test_labels_of_one_kind_teach_nothing(ready, sheet, tmp_path, label, word):
+    for i in range(40):
+        sheet = sheet.with_label(i, label)
+    with pytest.raises(KappaPlaceError, match=rf"All 20 labels .*half of 40.* are {word}"):
+        calibrate_on_labels(ready, write(sheet, tmp_path), LAX)
+
+
+def test_a_sample_is_told_by_model_seed_and_order():
+    ids = {sample_id(m, s, n) for m in "ab" for s in (0, 1) for n in (["p", "q"], ["q", "p"], ["pq"])}
+    assert len(ids) == 12
