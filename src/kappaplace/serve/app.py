@@ -1,0 +1,131 @@
+"""`create_app`: maps in, a FastAPI application out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from functools import partial
+
+from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+import kappaplace
+from kappaplace.data.loader import default_workers
+from kappaplace.errors import KappaPlaceError
+from kappaplace.maps import PlaceMap
+from kappaplace.serve import (
+    routes_demo,
+    routes_localize,
+    routes_map,
+    routes_page,
+    routes_status,
+    routes_write,
+)
+from kappaplace.serve.errors import add_handlers
+from kappaplace.serve.limits import Limits
+from kappaplace.serve.metrics import Metrics
+from kappaplace.serve.routes_demo import demo_files
+from kappaplace.serve.routes_page import page_files
+from kappaplace.serve.security import SecureHeaders
+from kappaplace.serve.served_map import ServedMap
+from kappaplace.serve.settings import Settings
+
+log = logging.getLogger("kappaplace.serve")
+
+DESCRIPTION = """Where was this photo taken, how probable is that, and what to do with the answer.
+
+Images are sent as a form (`image=@query.jpg`), as base64 in JSON, or as the bare file. Positions are
+metres of the map's frame. Errors are one sentence: `{"error": "…"}`."""
+
+
+def create_app(maps: Mapping[str, PlaceMap], settings: Settings | None = None) -> FastAPI:
+    """The service of some maps by name; the first one is meant where a request names none."""
+    settings = settings or Settings()
+    if not maps:
+        raise KappaPlaceError("A service needs at least one map.")
+    decoders = ThreadPoolExecutor(default_workers(), thread_name_prefix="decode")
+    metrics = Metrics()
+    served = {
+        name: ServedMap(name, one, settings, decoders, partial(metrics.batch, name))
+        for name, one in maps.items()
+    }
+
+    @asynccontextmanager
+    async def life(app: FastAPI) -> AsyncIterator[None]:
+        for one in served.values():
+            one.batcher.start()
+        loading = asyncio.create_task(_load(list(served.values())))
+        try:
+            yield
+        finally:
+            await loading
+            for one in served.values():
+                await one.batcher.close()
+            decoders.shutdown(wait=True)
+
+    app = FastAPI(
+        title="KappaPlace",
+        version=kappaplace.__version__,
+        description=DESCRIPTION,
+        lifespan=life,
+        docs_url=None,  # the usual pages load scripts from other hosts
+        redoc_url=None,
+    )
+    app.state.settings, app.state.served, app.state.metrics = settings, served, metrics
+    app.state.demo, app.state.page = demo_files(settings), page_files()
+    for routes in (routes_localize, routes_map, routes_write, routes_demo, routes_status, routes_page):
+        app.include_router(routes.router)
+    add_handlers(app, {name: one.folder for name, one in maps.items()})
+    # The last one added is the first one asked.
+    app.add_middleware(Limits, most=settings.max_body, seconds=settings.timeout)
+    if settings.origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(settings.origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type"],
+        )
+    app.add_middleware(SecureHeaders, settings=settings)
+    app.add_middleware(_Counted, metrics=metrics)
+    return app
+
+
+async def _load(served: list[ServedMap]) -> None:
+    loop = asyncio.get_running_loop()
+    for one in served:
+        try:
+            await loop.run_in_executor(one.batcher.pool, one.warm)
+        except Exception as error:
+            one.failure = str(error)
+            log.exception("The map %s cannot be used", one.name)
+
+
+class _Counted:
+    """Counts answers by their route: the pattern, so that strangers cannot make up labels."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self.app, self.metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        start, status = time.perf_counter(), 500
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self.app(scope, receive, sending)
+        finally:
+            route = getattr(scope.get("route"), "path", "other")
+            method = scope["method"] if scope["method"] in ("GET", "POST", "HEAD", "OPTIONS") else "other"
+            self.metrics.request(method, route, status, time.perf_counter() - start)

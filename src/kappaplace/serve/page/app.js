@@ -1,0 +1,89 @@
+// Start: which map, which page.
+
+import { get, getIfThere, useMap } from "./api.js";
+import { browsePage } from "./browse.js";
+import { h } from "./dom.js";
+import { count } from "./format.js";
+import { localizePage } from "./localize.js";
+import { habits } from "./reasons.js";
+import { empty, loading, problem } from "./states.js";
+import { surePage } from "./sure.js";
+
+const PAGES = {
+  localize: { title: "Localize", show: localizePage },
+  sure: { title: "How sure is it?", show: surePage },
+  browse: { title: "Browse the map", show: browsePage },
+};
+const MOST_REFERENCES = 20000; // more only cover each other
+
+const main = document.getElementById("main");
+const which = document.getElementById("which");
+const about = h("span");
+let service = null; // what /v1/maps says
+let world = null; // the map that is looked at, and what is known of it
+const made = new Map(); // pages that were shown, so that going back loses nothing
+
+const chosen = () => (location.hash.slice(1) in PAGES ? location.hash.slice(1) : "localize");
+
+function show() {
+  const name = chosen();
+  document.title = `${PAGES[name].title} · KappaPlace`;
+  for (const link of document.querySelectorAll("nav a")) {
+    if (link.hash === `#${name}`) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  if (!world) return;
+  if (!made.has(name)) made.set(name, world.info.references ? PAGES[name].show(world) : emptyMap());
+  main.replaceChildren(made.get(name));
+}
+
+const emptyMap = () =>
+  empty("This map is empty", "There is nothing yet that a photo could be compared with. Add images, then load this page again.", "kappaplace map add MAP photos/");
+
+async function openMap(name) {
+  useMap(name);
+  world = null;
+  made.clear();
+  main.replaceChildren(loading("Opening the map…"));
+  try {
+    const [info, { references }, calibration, demo] = await Promise.all([
+      get("/v1/map"),
+      get("/v1/map/references", { limit: MOST_REFERENCES }),
+      get("/v1/map/calibration"),
+      getIfThere("/v1/demo/queries"),
+    ]);
+    world = { info, references, calibration, demo: demo?.queries ?? [], tiles: service.tile_url, habits: habits(references) };
+    about.replaceChildren(`${count(info.references)} references`);
+    show();
+  } catch (error) {
+    main.replaceChildren(problem(error, () => openMap(name)));
+  }
+}
+
+/** Which map is looked at, and a choice where there are several. */
+function offer({ maps, default: first }) {
+  if (maps.length < 2) return which.replaceChildren(h("span", { class: "mapname" }, first), about);
+  const options = maps.map((name) => h("option", { value: name, selected: name === first }, name));
+  const list = h("select", { id: "map", onchange: () => openMap(list.value) }, options);
+  which.replaceChildren(h("label", { for: "map" }, "Map"), list, about);
+}
+
+async function start() {
+  main.replaceChildren(loading("Opening the map…"));
+  try {
+    service = await get("/v1/maps");
+    offer(service);
+    await openMap(service.default);
+  } catch (error) {
+    main.replaceChildren(problem(error, start));
+  }
+}
+
+addEventListener("hashchange", () => {
+  if (location.hash === "#main") return; // the skip link
+  show();
+  scrollTo(0, 0);
+  main.focus({ preventScroll: true });
+});
+show();
+start();

@@ -1,0 +1,18 @@
+// Pictures of the service. They are fetched, not linked, because an <img> cannot send the bearer token.
+
+import { getBlob } from "./api.js";
+import { h } from "./dom.js";
+
+/** A frame that shows the picture once it is there, and says so where there is none. */
+export function picture(path, alt, values = {}) {
+  const frame = h("div", { class: "picture waiting", ...values });
+  getBlob(path)
+    .then((blob) => {
+      const image = h("img", { alt, src: URL.createObjectURL(blob), decoding: "async" });
+      image.addEventListener("load", () => URL.revokeObjectURL(image.src), { once: true });
+      frame.append(image);
+    })
+    .catch(() => frame.append(h("p", { class: "gone" }, "No picture is kept of this image.")))
+    .finally(() => frame.classList.remove("waiting"));
+  return frame;
+}

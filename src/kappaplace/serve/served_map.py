@@ -1,0 +1,258 @@
+"""One map that is served: queries in batches, appended images, and a fresh look when it has changed."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from kappaplace.calibration.model import Calibration
+from kappaplace.data.heif import open_image
+from kappaplace.data.images import Preprocessing
+from kappaplace.data.place_images import PlaceImages
+from kappaplace.errors import KappaPlaceError
+from kappaplace.files import make_folder, replace_file
+from kappaplace.maps import Localization, PlaceMap
+from kappaplace.maps.build import add_images
+from kappaplace.maps.extend import Options as AddOptions
+from kappaplace.maps.extend import Report
+from kappaplace.maps.manifest import MANIFEST
+from kappaplace.maps.map_models import preprocessing_of
+from kappaplace.models.embedding import embed_images
+from kappaplace.serve.batching import Batcher
+from kappaplace.serve.decide import Decided, decided
+from kappaplace.serve.errors import busy
+from kappaplace.serve.pictures import prepared
+from kappaplace.serve.schemas import Options, Placed
+from kappaplace.serve.settings import Settings
+from kappaplace.types import Embeddings
+
+log = logging.getLogger("kappaplace.serve")
+
+LOOK_SECONDS = 1.0
+"""How often to look whether somebody else has changed the map."""
+_WRITING = "is being written by"
+"""What `kappaplace.maps.lock` says of a map that another process holds."""
+_SUFFIX = {"JPEG": ".jpg", "MPO": ".jpg", "PNG": ".png", "WEBP": ".webp", "HEIF": ".heic"}
+
+
+@dataclass(frozen=True, eq=False)
+class Query:
+    """One image on its way; without options it shall only be embedded."""
+
+    image: Image.Image
+    options: Options | None
+
+
+class Found(NamedTuple):
+    """An answer and the version of the map that gave it."""
+
+    decided: Decided
+    version: int
+
+
+class ServedMap:
+    """A map, its thread and its queue."""
+
+    def __init__(
+        self,
+        name: str,
+        place_map: PlaceMap,
+        settings: Settings,
+        decoders: ThreadPoolExecutor,
+        seen: Callable[[int], None] = lambda size: None,
+    ) -> None:
+        self.name, self.map, self.settings, self._decoders = name, place_map, settings, decoders
+        self.batcher: Batcher[Query, Any] = Batcher(
+            self._work,
+            batch_size=settings.batch_size,
+            window=settings.window,
+            room=settings.queue,
+            seen=seen,
+        )
+        self.ready, self.failure = False, ""
+        self._appending = threading.Lock()
+        self._looked, self._stamp = time.monotonic(), self._changed_at()
+
+    def warm(self) -> None:
+        """Load the model and open the search, so that the first client does not wait for it."""
+        if len(self.map):
+            blank = Image.new("RGB", (64, 64), (128, 128, 128))
+            self.map.localize_embeddings(self.map.embed([blank]), ["warm-up"], 1)
+        else:
+            assert self.map.model is not None
+        self.ready = True
+
+    async def localize(self, images: Sequence[bytes], options: Options) -> list[Found]:
+        """Where images were taken."""
+        return await self._ask(images, options)
+
+    async def embed(self, images: Sequence[bytes]) -> Embeddings:
+        """Descriptors and κ of images."""
+        made = await self._ask(images, None)
+        kappa = None if made[0].kappa is None else np.stack([one.kappa for one in made])
+        return Embeddings(np.stack([one.descriptor for one in made]), kappa)
+
+    async def _ask(self, images: Sequence[bytes], options: Options | None) -> list[Any]:
+        loop, batcher = asyncio.get_running_loop(), self.batcher
+        with batcher.admit(len(images)):
+            try:
+                return await asyncio.wait_for(self._answers(images, options, loop), self.settings.timeout)
+            except asyncio.TimeoutError:
+                raise busy("The service did not answer in time; try again later.", 503) from None
+
+    async def _answers(
+        self, images: Sequence[bytes], options: Options | None, loop: asyncio.AbstractEventLoop
+    ) -> list[Any]:
+        preprocessing = preprocessing_of(self.map.manifest.model)
+        with self.batcher.arrival(len(images)):
+            made = await asyncio.gather(
+                *(
+                    loop.run_in_executor(self._decoders, prepared, data, preprocessing, self.settings)
+                    for data in images
+                ),
+                return_exceptions=True,
+            )
+            for number, one in enumerate(made):
+                if isinstance(one, KappaPlaceError) and len(made) > 1:
+                    raise KappaPlaceError(f"Image {number}: {one}")
+                if isinstance(one, BaseException):
+                    raise one
+            jobs = [Query(one, options) for one in made if isinstance(one, Image.Image)]
+            futures = self.batcher.enqueue(jobs)
+        return await self.batcher.answers(futures)
+
+    def _work(self, queries: list[Query]) -> list[Any]:
+        """In the map's own thread."""
+        self.look()
+        start = time.perf_counter()
+        made = self._embedded([query.image for query in queries])
+        seconds = {"embed": (time.perf_counter() - start) / len(queries)}
+        answers: list[Any] = [None] * len(queries)
+        groups: dict[tuple[Any, ...], list[int]] = {}
+        for row, query in enumerate(queries):
+            if query.options is None:
+                answers[row] = made.take(row)
+            else:
+                near = query.options.near
+                groups.setdefault((query.options.k, None if near is None else tuple(near)), []).append(row)
+        for (k, near), rows in groups.items():
+            circle = None if near is None else (near[:2], near[2])
+            names = ["query"] * len(rows)
+            found = self.map.localize_embeddings(made.take(rows), names, k, near=circle, seconds=seconds)
+            for row, answer in zip(rows, found, strict=True):
+                options = queries[row].options
+                assert options is not None
+                answers[row] = self._decided(answer, options.max_risk)
+        return answers
+
+    def _embedded(self, images: list[Image.Image]) -> Embeddings:
+        """The images have their size already: only the numbers are still to be normalised."""
+        own = preprocessing_of(self.map.manifest.model)
+        ready = replace(own, size=None, mode="none", multiple=1)
+        return embed_images(
+            self.map.model, ready, images, batch_size=len(images), device=self.map.device, progress=False
+        )
+
+    def _decided(self, answer: Localization, max_risk: float | None) -> Found:
+        judge = self.calibration if answer.calibration else None
+        return Found(decided(answer, judge, self.map.manifest.radius, max_risk), self.map.manifest.version)
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """The map's own, or the one that came with the model."""
+        return self.map.calibration or self.map.borrowed
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """How images are prepared for the map."""
+        return preprocessing_of(self.map.manifest.model)
+
+    def look(self, *, now: bool = False) -> None:
+        """See what was appended here or by others; in the map's own thread only."""
+        if not now and time.monotonic() - self._looked < LOOK_SECONDS:
+            return
+        self._looked = time.monotonic()
+        stamp = self._changed_at()
+        if stamp == self._stamp and not now:
+            return
+        try:
+            if self.map.refresh():
+                log.info("The map %s is now at version %d", self.name, self.map.manifest.version)
+            self._stamp = stamp
+        except KappaPlaceError as error:  # half copied, or gone: what was read before still answers
+            log.warning("The map %s cannot be read anew: %s", self.name, error)
+
+    def _changed_at(self) -> tuple[int, int]:
+        try:
+            found = (self.map.folder / MANIFEST).stat()
+        except OSError:
+            return (0, 0)
+        return found.st_mtime_ns, found.st_size
+
+    async def append(self, data: bytes, placed: Placed) -> tuple[str, bool]:
+        """Put an image into the map; its name there, and whether it is new."""
+        loop = asyncio.get_running_loop()
+        with self.batcher.admit(1):
+            made = await loop.run_in_executor(self._decoders, self._append, data, placed)
+            await loop.run_in_executor(self.batcher.pool, lambda: self.look(now=True))
+        return made
+
+    def _append(self, data: bytes, placed: Placed) -> tuple[str, bool]:
+        """The file is named by its content, so nothing in the request decides where it lies."""
+        prepared(data, self.preprocessing, self.settings)  # refused before anything is written
+        if (placed.x is None) != (placed.y is None):
+            raise KappaPlaceError("A position needs both x and y.")
+        name = hashlib.sha256(data).hexdigest()[:32] + _suffix(data, self.settings)
+        file = make_folder(images_folder(self.map.folder)) / name
+        with self._appending:
+            known = file.is_file()
+            if not known:
+                replace_file(file, lambda part: part.write_bytes(data))
+            try:
+                report = self._add(file, placed)
+            except BaseException as error:
+                if not known:  # what is not in the map need not be kept
+                    file.unlink(missing_ok=True)
+                if _WRITING in str(error):  # that sentence names a process and a machine
+                    raise busy("Another process is changing the map; try again later.", 409) from None
+                raise
+        return PREFIX + name, report.added > 0
+
+    def _add(self, file: Path, placed: Placed) -> Report:
+        """A pose that was stated counts, else that of the EXIF data, if there is one."""
+        images: Any = [file]
+        if placed.x is not None and placed.y is not None:
+            facts = {"heading": placed.heading, "timestamp": placed.time}
+            given = {key: [value] for key, value in facts.items() if value is not None}
+            at = [[placed.x, placed.y]]
+            frame = self.map.manifest.frame
+            images = PlaceImages.create([file.name], at, **given, root=file.parent, frame=frame)
+        made_by = (self.map.model, self.map.manifest.model.fingerprint)
+        options = AddOptions(on_error="raise", device=self.map.device)
+        return add_images(self.map.folder, images, *made_by, prefix=PREFIX, options=options)
+
+
+PREFIX = "appended/"
+"""Before the names of images that came over HTTP."""
+
+
+def images_folder(folder: Path) -> Path:
+    """Where appended images are kept: beside the map, as ``town.map.images``."""
+    folder = folder.absolute()
+    return folder.with_name(f"{folder.name}.images")
+
+
+def _suffix(data: bytes, settings: Settings) -> str:
+    with open_image(data, settings.formats) as image:
+        return _SUFFIX.get(image.format or "", ".jpg")

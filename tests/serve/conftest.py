@@ -1,0 +1,89 @@
+"""A calibrated town behind HTTP, and clients that ask it."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from starlette.testclient import TestClient
+
+from kappaplace.data.images import Preprocessing
+from kappaplace.maps import PlaceMap
+from kappaplace.maps.calibrate import Terms
+from kappaplace.maps.self_calibrate import self_calibrate_map
+from kappaplace.models.place_model import PlaceModel
+from kappaplace.serve.app import create_app
+from kappaplace.serve.settings import Settings
+from tests.maps.conftest import town_table
+
+READ, WRITE = "read-token-of-the-tests", "write-token-of-the-tests"
+
+
+@pytest.fixture(scope="session")
+def served_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small map with thumbnails, calibrated on its own images; tests that change it take a copy."""
+    import torch
+
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("served")
+    table = town_table(folder / "val")
+    table.save(folder / "val.parquet")
+    model = PlaceModel.create("resnet_tiny", dim=32, preprocessing=Preprocessing(64, "exact")).eval()
+    made = PlaceMap.build(table, folder / "town.map", model, thumbnails=True)
+    self_calibrate_map(made, Terms(), queries=40)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def query_files(served_folder: Path) -> list[Path]:
+    from kappaplace.data.place_images import PlaceImages
+
+    table = PlaceImages.open(served_folder / "val.parquet")
+    return [Path(path) for path in table.image_paths(table.query_rows)]
+
+
+@pytest.fixture
+def opened(served_folder: Path) -> PlaceMap:
+    return PlaceMap.open(served_folder / "town.map")
+
+
+Serve = Callable[..., TestClient]
+
+
+@pytest.fixture
+def serve(opened: PlaceMap) -> Iterator[Serve]:
+    """Start a service; settings as keywords, ``maps`` for others than the town."""
+    running: list[TestClient] = []
+
+    def start(maps: dict[str, PlaceMap] | None = None, **settings: Any) -> TestClient:
+        app = create_app(maps or {"town": opened}, Settings(**settings))
+        client = TestClient(app, raise_server_exceptions=False)
+        running.append(client.__enter__())
+        end = time.monotonic() + 30
+        while client.get("/readyz", headers={"Host": "localhost"}).status_code != 200:
+            assert time.monotonic() < end, "the service never got ready"
+            time.sleep(0.005)
+        return client
+
+    yield start
+    for client in running:
+        client.__exit__(None, None, None)
+
+
+@pytest.fixture
+def client(serve: Serve) -> TestClient:
+    return serve()
+
+
+def encoded(kind: str = "PNG", size: tuple[int, int] = (48, 32), **options: Any) -> bytes:
+    """A picture of noise as a file in memory."""
+    pixels = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, kind, **options)
+    return buffer.getvalue()

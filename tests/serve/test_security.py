@@ -1,0 +1,245 @@
+"""Who may ask, how much, and what leaves the service."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kappaplace.errors import KappaPlaceError
+from kappaplace.maps import PlaceMap
+from kappaplace.serve.settings import Settings
+from tests.serve.conftest import READ, WRITE, Serve, encoded
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+def test_reading_asks_for_a_token_where_there_is_one(serve: Serve) -> None:
+    client = serve(read_token=READ, write_token=WRITE)
+    asked = [("GET", p) for p in ("/v1/maps", "/v1/map", "/v1/references/0", "/v1/demo/queries", "/metrics")]
+    for method, path in [*asked, ("POST", "/v1/localize"), ("POST", "/v1/embed")]:
+        refused = client.request(method, path)
+        assert refused.status_code == 401
+        assert refused.headers["www-authenticate"].startswith("Bearer")
+        assert client.request(method, path, headers=bearer(READ[:-1])).status_code == 401
+        assert client.request(method, path, headers={"Authorization": f"Basic {READ}"}).status_code == 401
+        assert client.request(method, path, headers=bearer("")).status_code == 401
+    for token in (READ, WRITE):
+        assert client.get("/v1/map", headers=bearer(token)).status_code == 200
+    for path in ("/healthz", "/readyz", "/", "/openapi.json"):
+        assert client.get(path).status_code == 200
+
+
+def test_appending_asks_for_the_write_token(serve: Serve) -> None:
+    data = {"image": encoded()}
+    assert serve().post("/v1/references", files=data).status_code == 403
+    client = serve(write_token=WRITE)
+    assert client.post("/v1/references", files=data).status_code == 401
+    assert client.post("/v1/references", files=data, headers=bearer(READ)).status_code == 401
+    assert client.get("/v1/map").status_code == 200
+
+
+def test_an_appended_image_is_found_at_once(serve: Serve, served_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "copy.map"
+    shutil.copytree(served_folder / "town.map", folder)
+    client = serve({"town": PlaceMap.open(folder)}, write_token=WRITE)
+    before = client.get("/v1/map").json()
+    data = encoded("JPEG", (200, 160))
+    values = {"x": "545000.5", "y": "4180000", "heading": "90"}
+    answer = client.post(
+        "/v1/references", files={"image": ("../../etc/passwd", data)}, data=values, headers=bearer(WRITE)
+    )
+    assert answer.status_code == 201, answer.text
+    added = answer.json()
+    assert added["added"]
+    assert added["references"] == before["references"] + 1
+    assert re.fullmatch(r"appended/[0-9a-f]{32}\.jpg", added["name"])
+    found = client.post("/v1/localize", files={"image": data}).json()
+    assert found["matches"][0]["name"] == added["name"]
+    assert found["matches"][0]["x"] == 545000.5
+    assert found["version"] > before["version"]
+    again = client.post("/v1/references", files={"image": data}, data=values, headers=bearer(WRITE)).json()
+    assert not again["added"]
+    assert again["id"] == added["id"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["copy.map", "copy.map.images"]
+    assert client.get(f"/v1/references/{added['id']}/thumbnail").status_code == 200
+
+
+def test_what_cannot_be_appended_leaves_nothing_behind(
+    serve: Serve, served_folder: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "copy.map"
+    shutil.copytree(served_folder / "town.map", folder)
+    client = serve({"town": PlaceMap.open(folder)}, write_token=WRITE)
+    for files, values in (
+        ({"image": b"no image"}, {"x": "1", "y": "2"}),
+        ({"image": encoded()}, {"x": "1"}),
+        ({"image": encoded()}, {"x": "inf", "y": "1"}),
+        ({"image": encoded()}, {"x": "1", "y": "2", "heading": "400"}),
+        ({"image": encoded()}, {"name": "../x"}),
+    ):
+        answer = client.post("/v1/references", files=files, data=values, headers=bearer(WRITE))
+        assert answer.status_code == 422, answer.text
+    kept = tmp_path / "copy.map.images"
+    assert not kept.exists() or not list(kept.iterdir())
+
+
+def test_a_map_that_another_process_writes_is_told(serve: Serve, served_folder: Path, tmp_path: Path) -> None:
+    from kappaplace.maps.lock import writing
+
+    folder = tmp_path / "copy.map"
+    shutil.copytree(served_folder / "town.map", folder)
+    client = serve({"town": PlaceMap.open(folder)}, write_token=WRITE)
+    with writing(folder):
+        answer = client.post("/v1/references", files={"image": encoded()}, headers=bearer(WRITE))
+    assert answer.status_code == 409
+    assert answer.headers["retry-after"]
+    assert answer.json()["error"].startswith("Another process")
+    assert not list((tmp_path / "copy.map.images").iterdir())
+
+
+def test_another_process_appends_and_the_service_sees_it(
+    serve: Serve, served_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kappaplace.serve.served_map.LOOK_SECONDS", 0.0)
+    folder = tmp_path / "copy.map"
+    shutil.copytree(served_folder / "town.map", folder)
+    client = serve({"town": PlaceMap.open(folder)})
+    photo = tmp_path / "photo.png"
+    photo.write_bytes(encoded(size=(64, 64)))
+    PlaceMap.open(folder).add([photo])
+    found = client.post("/v1/localize", files={"image": photo.read_bytes()}).json()
+    assert found["matches"][0]["name"] == "photo.png"
+
+
+def test_headers(serve: Serve) -> None:
+    for client, tiles in (
+        (serve(), ""),
+        (serve(tile_url="https://tile.example/{z}/{x}/{y}.png"), "https://tile.example"),
+    ):
+        for path in ("/", "/v1/map", "/nowhere", "/healthz"):
+            headers = client.get(path).headers
+            policy = headers["content-security-policy"]
+            assert policy.startswith("default-src 'self';")
+            assert "unsafe" not in policy
+            assert f"img-src 'self' data: blob:{' ' if tiles else ''}{tiles};" in policy
+            assert headers["x-content-type-options"] == "nosniff"
+            assert headers["x-frame-options"] == "DENY"
+            assert "access-control-allow-origin" not in headers
+    answer = serve().get("/v1/map", headers={"Origin": "https://elsewhere.example"})
+    assert "access-control-allow-origin" not in answer.headers
+    allowed = serve(origins=("https://fleet.example",))
+    answer = allowed.get("/v1/map", headers={"Origin": "https://fleet.example"})
+    assert answer.headers["access-control-allow-origin"] == "https://fleet.example"
+
+
+def test_another_name_of_the_host_is_refused(serve: Serve) -> None:
+    client = serve(hosts=("localhost", "127.0.0.1", "::1"))
+    for host in ("localhost", "localhost:8000", "127.0.0.1:1", "[::1]:80", "LOCALHOST"):
+        assert client.get("/healthz", headers={"Host": host}).status_code == 200
+    for host in ("evil.example", "localhost.evil.example:8000", "127.0.0.1.nip.io", ""):
+        assert client.get("/healthz", headers={"Host": host}).status_code == 421
+
+
+def test_bodies_that_are_too_large(serve: Serve) -> None:
+    client = serve(max_body=2000)
+    answer = client.post("/v1/localize", files={"image": bytes(3000)})
+    assert answer.status_code == 413
+    assert "2,000 bytes" in answer.json()["error"]
+
+    def chunks() -> object:  # without a length that could be believed
+        for _ in range(10):
+            yield bytes(1000)
+
+    answer = client.post("/v1/localize", content=chunks(), headers={"content-type": "image/png"})
+    assert answer.status_code == 413
+    answer = client.post(
+        "/v1/localize", content=chunks(), headers={"content-type": "multipart/form-data; boundary=b"}
+    )
+    assert answer.status_code in (400, 413)
+    assert client.post("/v1/localize/batch", files=[("image", b"x")] * 33).status_code in (400, 413)
+
+
+def test_no_traceback_leaves_the_service(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = serve()
+
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("secret of /home/somebody")
+
+    monkeypatch.setattr("kappaplace.maps.place_map.PlaceMap.localize_embeddings", broken)
+    answer = client.post("/v1/localize", files={"image": encoded()})
+    assert answer.status_code == 500
+    assert list(answer.json()) == ["error"]
+    assert "secret" not in answer.text
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+def test_sentences_name_maps_and_not_paths(
+    serve: Serve, tiny: object, tmp_path: Path, query_files: list[Path]
+) -> None:
+    made = PlaceMap.build([query_files[0]], tmp_path / "one.map", tiny)
+    made.remove([made.store.name(0)])
+    answer = serve({"one": made}).post("/v1/localize", files={"image": encoded()})
+    assert answer.status_code == 422
+    assert answer.json()["error"] == "The map one is empty; add images to it first."
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../app.py", "..%2fapp.py", "%2e%2e/app.py", "/etc/passwd", "page/../../settings.py", "x%00y", ""],
+)
+def test_the_page_serves_its_own_files_only(serve: Serve, name: str) -> None:
+    assert serve().get(f"/static/{name}").status_code in (400, 404)
+
+
+def test_the_page_is_there(serve: Serve) -> None:
+    client = serve()
+    page = client.get("/")
+    assert page.status_code == 200
+    assert page.headers["content-type"].startswith("text/html")
+    for file in re.findall(r'"(/static/[^"]+)"', page.text):
+        assert client.get(file).status_code == 200, file
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"read_token": "short"},
+        {"read_token": "with a space in the middle"},
+        {"read_token": READ, "write_token": READ},
+        {"max_body": 0},
+        {"timeout": 0.0},
+        {"window": 2.0},
+        {"queue": 8, "max_batch": 9},
+        {"tile_url": "tiles"},
+        {"tile_url": "https://a;script-src *{z}{x}{y}/"},
+    ],
+)
+def test_bad_settings_are_told(values: dict) -> None:
+    with pytest.raises(KappaPlaceError):
+        Settings(**values)
+
+
+def test_metrics_count_requests_and_batches(serve: Serve) -> None:
+    client = serve()
+    client.post("/v1/localize", files={"image": encoded()})
+    client.get("/v1/references/3")
+    client.get("/made/up/by/a/stranger")
+    text = client.get("/metrics").text
+    assert 'kappaplace_requests_total{method="POST",route="/v1/localize",status="200"} 1' in text
+    assert 'route="/v1/references/{id}",status="200"' in text
+    assert "stranger" not in text
+    assert 'kappaplace_batch_images_count{map="town"} 1' in text
+    assert 'kappaplace_map_references{map="town"}' in text
+    for line in text.splitlines():
+        assert line.startswith("#") or re.fullmatch(
+            r"[a-z_]+(\{[^}]*(\{[^}]*\}[^}]*)*\})? [0-9.e+-]+", line
+        ), line
+    buckets = [int(v) for v in re.findall(r'batch_images_bucket\{map="town",le="[^"]+"\} (\d+)', text)]
+    assert buckets == sorted(buckets)
+    assert np.isfinite(buckets).all()
