@@ -50,7 +50,7 @@ def ask(
     examples.add(evidence, hits, np.array([len(answers) == 0 for answers in right]))
 
 
-def gather(model: AnyModel, sets: list[tuple[str, PlaceImages]], verify: int) -> Examples:
+def gather(model: AnyModel, sets: list[tuple[str, PlaceImages]], verify: int = 0) -> Examples:
     """All sets, each as a map of its own."""
     examples = Examples()
     for family, table in sets:
@@ -74,7 +74,7 @@ def gather(model: AnyModel, sets: list[tuple[str, PlaceImages]], verify: int) ->
     return examples
 
 
-def fit(examples: Examples, families: list[str], verify: int) -> Calibration:
+def fit(examples: Examples, families: list[str], verify: int = 0) -> Calibration:
     """Probabilities of answers and of pairs; thresholds are not theirs to promise."""
     right, features = np.concatenate(examples.right), np.concatenate(examples.features)
     signals = {DISTANCE: features[:, examples.scores.index("cosine")]}

@@ -1,0 +1,195 @@
+"""``kappaplace slam``: close the loops of a drive, and learn what closures are worth."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from kappaplace.calibration.model import Calibration
+
+app = typer.Typer(help="Loop closures that do not corrupt the map.", no_args_is_help=True)
+
+FRAMES = typer.Argument(
+    metavar="FRAMES", help="A folder of images, a table of `data import`, or a ROS bag / MCAP."
+)
+ODOMETRY = typer.Option(help="TUM, KITTI or GPX file; tables and bags may have poses of their own.")
+EVERY = typer.Option(help="Metres of the way between frames; 0: every image.")
+DIMENSIONS = typer.Option(help="2: on the ground, 3: in space.")
+MODEL = typer.Option(help="Model folder or name; our own unless stated.")
+DEVICE = typer.Option(help="cpu, cuda, cuda:1, mps.")
+
+
+@app.command("run")
+def run(
+    frames: Annotated[Path, FRAMES],
+    out: Annotated[Path, typer.Option(help="Folder for trajectory, graph, closures, picture and report.")],
+    odometry: Annotated[Path | None, ODOMETRY] = None,
+    model: Annotated[str, MODEL] = "",
+    calibration: Annotated[
+        Path | None,
+        typer.Option(help="A calibrated map, or a file of `slam calibrate`; else what came with the model."),
+    ] = None,
+    max_risk: Annotated[float, typer.Option(help="Accept closures with a probability of 1 − this.")] = 0.01,
+    outside_rate: Annotated[
+        float | None, typer.Option(help="Share of frames expected to show nothing seen before.")
+    ] = None,
+    drift: Annotated[
+        float, typer.Option(help="Deviation of odometry as a share of the way; 0: do not ask odometry.")
+    ] = 0.05,
+    recent: Annotated[
+        float, typer.Option(help="Metres of the way within which frames are no closure.")
+    ] = 60.0,
+    inliers: Annotated[
+        int, typer.Option(help="Local features that must fit one camera motion; 0: do not look.")
+    ] = 0,
+    kernel: Annotated[str, typer.Option(help="Robust kernel on closures: none, cauchy, dcs.")] = "none",
+    incremental: Annotated[
+        bool, typer.Option("--incremental", help="Optimise frame by frame (iSAM2).")
+    ] = False,
+    dimensions: Annotated[int, DIMENSIONS] = 2,
+    every: Annotated[float, EVERY] = 1.0,
+    truth: Annotated[Path | None, typer.Option(help="True poses, to measure errors against.")] = None,
+    image_topic: Annotated[str, typer.Option(help="Of a bag: topic of the images.")] = "",
+    pose_topic: Annotated[str, typer.Option(help="Of a bag: topic of the odometry.")] = "",
+    device: Annotated[str, DEVICE] = "",
+    batch_size: Annotated[int, typer.Option(help="Images embedded together.")] = 32,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+) -> None:
+    """Find where a drive comes back to, close those loops that can be trusted, and correct the trajectory.
+
+    Writes trajectory.tum, odometry.tum, graph.g2o, closures.jsonl, trajectory.png, report.html, report.json
+    and map.npz (for `kappaplace map import`). Embeddings are kept: the same command with other thresholds is
+    quick.
+
+    Examples:
+
+        kappaplace slam run frames/ --odometry odometry.tum --out closed --calibration town.map
+
+        kappaplace slam run drive.mcap --pose-topic /odom --out closed --calibration closures.json
+    """
+    from kappaplace.errors import KappaPlaceError
+    from kappaplace.slam.graph_factors import KERNELS
+    from kappaplace.slam.loop_closer import ClosingSettings
+    from kappaplace.slam.run import run_slam
+    from kappaplace.slam.trajectories import read_poses
+
+    if kernel not in KERNELS:
+        raise KappaPlaceError(f"Unknown kernel '{kernel}'; choose among: {', '.join(KERNELS)}.")
+    settings = ClosingSettings(
+        max_risk=max_risk,
+        outside_rate=outside_rate,
+        recent=recent,
+        drift=drift or None,
+        least_inliers=inliers or None,
+    )
+    drive = _drive(frames, odometry, dimensions, every, image_topic, pose_topic, out)
+    true_poses = None if truth is None else read_poses(truth, dimensions)
+    loaded, source = _model(model)
+    chosen = _calibration(loaded, calibration)
+    found = run_slam(
+        drive,
+        loaded,
+        chosen,
+        out,
+        settings=settings,
+        kernel=kernel,
+        incremental=incremental,
+        truth=true_poses,
+        batch_size=batch_size,
+        device=device or None,
+        notes=[_origin(chosen, source)],
+    )
+    typer.echo(json.dumps(found.facts) if as_json else f"{found.sentence}\nReport: {out / 'report.html'}")
+
+
+@app.command("calibrate")
+def calibrate(
+    frames: Annotated[Path, FRAMES],
+    truth: Annotated[Path, typer.Option(help="True poses: TUM, KITTI or GPX.")],
+    out: Annotated[Path, typer.Option(help="File to write, .json.")],
+    odometry: Annotated[Path | None, ODOMETRY] = None,
+    model: Annotated[str, MODEL] = "",
+    radius: Annotated[float, typer.Option(help="Metres within which frames show one place.")] = 12.0,
+    angle: Annotated[float, typer.Option(help="Degrees within which they look the same way.")] = 45.0,
+    every: Annotated[float, EVERY] = 1.0,
+    device: Annotated[str, DEVICE] = "",
+) -> None:
+    """Learn from a drive with known poses how probable closures are; for drives like it.
+
+    Example:
+
+        kappaplace slam calibrate frames/ --odometry odometry.tum --truth truth.tum --out closures.json
+    """
+    from dataclasses import replace
+
+    import numpy as np
+
+    from kappaplace.evaluation.cache import model_fingerprint
+    from kappaplace.files import make_folder
+    from kappaplace.slam.calibrate import WITH_KAPPA, WITHOUT_KAPPA, collect, fit_closures
+    from kappaplace.slam.calibrations import MODEL as MODEL_FACT
+    from kappaplace.slam.calibrations import save_calibration
+    from kappaplace.slam.evaluation import same_place
+    from kappaplace.slam.run import drive_embeddings, drive_frames
+    from kappaplace.slam.trajectories import read_poses
+
+    drive = _drive(frames, odometry, 2, every, "", "", out.parent)
+    known, inside = read_poses(truth, 2).at(drive.time)
+    drive, known = drive.select(np.flatnonzero(inside)), known[inside]
+    loaded, _ = _model(model)
+    made = drive_embeddings(drive, loaded, make_folder(out.parent), device=device or None)
+    rows = np.arange(len(drive))
+    same = same_place(known, rows[:, None], rows[None], radius, angle)
+    scores = WITHOUT_KAPPA if made.kappa is None else WITH_KAPPA
+    examples = collect(drive_frames(drive, made), same, scores=scores)
+    fitted = fit_closures([examples])
+    fitted = replace(fitted, facts={**fitted.facts, MODEL_FACT: model_fingerprint(loaded)})
+    save_calibration(fitted, out)
+    agreed = examples.support >= 2
+    typer.echo(
+        f"{int(agreed.sum()):,} proposals with support, {examples.right[agreed].mean():.0%} of them right; "
+        f"calibration written to {out}."
+    )
+
+
+def _drive(
+    frames: Path,
+    odometry: Path | None,
+    dimensions: int,
+    every: float,
+    image_topic: str,
+    pose_topic: str,
+    out: Path,
+) -> Any:
+    from kappaplace.slam.drive_inputs import read_drive
+
+    return read_drive(
+        frames,
+        odometry,
+        dimensions=dimensions,
+        every=every,
+        image_topic=image_topic,
+        pose_topic=pose_topic,
+        unpack=str(out / "frames"),
+    )
+
+
+def _model(model: str) -> tuple[Any, str]:
+    from kappaplace.maps.map_models import loaded
+
+    return loaded(model or None)
+
+
+def _calibration(model: Any, source: Path | None) -> Calibration:
+    from kappaplace.slam.calibrations import calibration_for
+
+    return calibration_for(model, source)
+
+
+def _origin(calibration: Calibration, source: str) -> str:
+    origin = calibration.facts.get("origin", "")
+    return f"Probabilities learnt on {origin or 'other places'}; no risk is guaranteed for this drive."

@@ -1,0 +1,52 @@
+"""What odometry has to say about a closure: is the place where the camera could be?
+
+If the closure is right, the believed positions of both frames differ by drift alone, normal with a deviation
+of ``drift`` times the way between them. If it is wrong, the match lies anywhere in the map. The ratio of
+both densities multiplies the odds of the closure (Bayes' rule: images and odometry err independently of each
+other):
+
+    odds' = odds · ((1 − slip)·N₂(δ; 0, s²) + slip/area)·area,      s² = (drift·way)² + spread²
+
+Wheels slip and are carried: ``slip`` keeps a closure possible whatever odometry believes, at a price.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kappaplace.slam.poses import Poses, positions
+
+SLIP = 0.01
+LEAST_AREA = 1000.0
+"""Square metres that any map is taken to cover."""
+
+
+def likelihood_ratio(
+    displacement: float, way: float, area: float, *, drift: float, spread: float, slip: float = SLIP
+) -> float:
+    """How much likelier this displacement (metres on the ground) is for a right closure than for a wrong one.
+
+    >>> round(likelihood_ratio(0.0, 100.0, 10_000.0, drift=0.05, spread=5.0), 1)
+    31.5
+    >>> round(likelihood_ratio(500.0, 100.0, 10_000.0, drift=0.05, spread=5.0), 3)
+    0.01
+    """
+    variance = (drift * way) ** 2 + spread**2
+    density = np.exp(-0.5 * displacement**2 / variance) / (2 * np.pi * variance)
+    return float((1 - slip) * density * area + slip)
+
+
+def updated(probability: float, ratio: float) -> float:
+    """A probability after its odds were multiplied.
+
+    >>> updated(0.5, 9.0)
+    0.9
+    """
+    up = probability * ratio
+    return float(up / (up + 1 - probability)) if up > 0 else 0.0
+
+
+def covered_area(poses: Poses) -> float:
+    """Square metres of the ground over which poses are spread: that of an even disc of the same variance."""
+    ground = positions(poses)[:, :2]
+    return float(max(2 * np.pi * ground.var(axis=0).sum(), LEAST_AREA))

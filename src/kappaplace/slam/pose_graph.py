@@ -1,0 +1,126 @@
+"""Pose-graph optimisation with GTSAM: all at once, or frame by frame (iSAM2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kappaplace.errors import KappaPlaceError
+from kappaplace.slam.graph_factors import (
+    Kernel,
+    OdometryNoise,
+    closure_factor,
+    from_gtsam,
+    load_gtsam,
+    odometry_factor,
+    prior,
+    to_gtsam,
+)
+from kappaplace.slam.poses import PLANAR, Poses, between, checked, compose
+from kappaplace.slam.types import Closure
+
+ITERATIONS = 100
+
+
+def optimise(
+    odometry: Poses,
+    closures: Sequence[Closure],
+    *,
+    noise: OdometryNoise | None = None,
+    kernel: Kernel = "none",
+    by_probability: bool = False,
+) -> Poses:
+    """The poses that fit odometry and closures best, N×3 or N×7; the first one stays.
+
+    Closures are taken as they are given, accepted or not. Levenberg-Marquardt from the odometry.
+    """
+    gtsam, poses, noise = load_gtsam(), checked(odometry, "odometry"), noise or OdometryNoise()
+    if poses.ndim != 2 or len(poses) < 2:
+        raise KappaPlaceError(f"A pose graph needs two poses or more, got an array of shape {poses.shape}.")
+    graph, start = gtsam.NonlinearFactorGraph(), gtsam.Values()
+    graph.add(prior(poses[0]))
+    for row, pose in enumerate(poses):
+        start.insert(row, to_gtsam(pose))
+        if row:
+            graph.add(odometry_factor(row - 1, poses[row - 1], pose, noise))
+    for closure in closures:
+        graph.add(closure_factor(_known(closure, poses.shape), kernel, by_probability=by_probability))
+    settings = gtsam.LevenbergMarquardtParams()
+    settings.setMaxIterations(ITERATIONS)
+    try:
+        found = gtsam.LevenbergMarquardtOptimizer(graph, start, settings).optimize()
+    except RuntimeError as error:
+        raise _unsolved(error) from None
+    return from_gtsam(found, len(poses), poses.shape[1])
+
+
+class IncrementalGraph:
+    """The same while driving: iSAM2 takes in one frame after the other and corrects what a closure
+    changes.
+    """
+
+    def __init__(
+        self, noise: OdometryNoise | None = None, kernel: Kernel = "none", *, by_probability: bool = False
+    ):
+        gtsam = load_gtsam()
+        settings = gtsam.ISAM2Params()
+        # Looked at again with every frame, or corrections after a closure would wait for ten more.
+        settings.relinearizeSkip = 1
+        settings.setRelinearizeThreshold(0.01)
+        self._solver = gtsam.ISAM2(settings)
+        self.noise, self.kernel, self.by_probability = noise or OdometryNoise(), kernel, by_probability
+        self.count = 0
+        self._last: Poses | None = None
+
+    def add(self, odometry: Poses, closure: Closure | None = None) -> None:
+        """The next frame, and the closure it gave, if any; a closure that was not accepted is left out."""
+        gtsam, pose = load_gtsam(), checked(odometry, f"odometry of frame {self.count}")
+        graph, fresh = gtsam.NonlinearFactorGraph(), gtsam.Values()
+        if self._last is None:
+            graph.add(prior(pose))
+            fresh.insert(0, to_gtsam(pose))
+        else:
+            graph.add(odometry_factor(self.count - 1, self._last, pose, self.noise))
+            believed = compose(self._at(self.count - 1, len(pose)), between(self._last, pose))
+            fresh.insert(self.count, to_gtsam(believed))
+        if closure is not None and closure.accepted:
+            known = _known(closure, (self.count + 1, len(pose)))
+            graph.add(closure_factor(known, self.kernel, by_probability=self.by_probability))
+        try:
+            self._solver.update(graph, fresh)
+            if closure is not None and closure.accepted:
+                self._solver.update()  # one more step: a closure moves what it was linearised at
+        except RuntimeError as error:
+            raise _unsolved(error) from None
+        self._last, self.count = pose, self.count + 1
+
+    @property
+    def poses(self) -> Poses:
+        """As believed now, N×3 or N×7."""
+        if self._last is None:
+            raise KappaPlaceError("The pose graph is empty; add frames first.")
+        return from_gtsam(self._solver.calculateBestEstimate(), self.count, len(self._last))
+
+    def _at(self, number: int, size: int) -> Poses:
+        if size == PLANAR:
+            pose = self._solver.calculateEstimatePose2(number)
+            return np.array([pose.x(), pose.y(), pose.theta()])
+        pose = self._solver.calculateEstimatePose3(number)
+        turned = pose.rotation().toQuaternion()
+        return np.array([*pose.translation(), turned.x(), turned.y(), turned.z(), turned.w()])
+
+
+def _known(closure: Closure, shape: tuple[int, ...]) -> Closure:
+    if not 0 <= closure.match < closure.query < shape[0] or len(closure.relative) != shape[1]:
+        raise KappaPlaceError(
+            f"The closure of frames {closure.match} and {closure.query} does not fit {shape[0]} poses of "
+            f"{shape[1]} "
+            "numbers; give the odometry that the closures were found with."
+        )
+    return closure
+
+
+def _unsolved(error: RuntimeError) -> KappaPlaceError:
+    reason = str(error).strip().partition("\n")[0]
+    return KappaPlaceError(f"The pose graph cannot be solved ({reason}); check odometry and closures.")

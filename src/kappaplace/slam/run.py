@@ -1,0 +1,227 @@
+"""A whole drive: embed, close loops, optimise, write what others read."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kappaplace.calibration.model import Calibration
+from kappaplace.errors import KappaPlaceError
+from kappaplace.evaluation.cache import model_fingerprint
+from kappaplace.files import make_folder, replace_file
+from kappaplace.models.embedding import embed_images, join
+from kappaplace.models.loading import AnyModel
+from kappaplace.progress import track
+from kappaplace.reports.html import png_of
+from kappaplace.reports.slam import slam_page, trajectory_figure
+from kappaplace.slam.drive_inputs import DriveInput
+from kappaplace.slam.evaluation import TrajectoryError, trajectory_error
+from kappaplace.slam.graph_factors import Kernel, OdometryNoise, load_gtsam
+from kappaplace.slam.graph_files import write_g2o, write_json_lines, write_tum
+from kappaplace.slam.loop_closer import ClosingSettings, LoopCloser
+from kappaplace.slam.pose_graph import IncrementalGraph, optimise
+from kappaplace.slam.poses import Poses, travelled
+from kappaplace.slam.trajectories import TimedPoses
+from kappaplace.slam.types import Frame
+from kappaplace.types import Embeddings
+
+EMBEDDINGS = "embeddings.npz"
+BLOCK = 64
+
+
+@dataclass(frozen=True, eq=False)
+class SlamRun:
+    """What a run found."""
+
+    closer: LoopCloser
+    poses: Poses
+    """Optimised, one a frame."""
+    before: TrajectoryError | None = None
+    """Errors of odometry alone and of the optimised trajectory, where the truth was given."""
+    after: TrajectoryError | None = None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        proposals, accepted = self.closer.closures, self.closer.accepted
+        shift = np.linalg.norm(self.poses[:, :2] - self.closer.odometry[:, :2], axis=1)
+        return {
+            "frames": len(self.poses),
+            "metres": float(travelled(self.closer.odometry)[-1]),
+            "proposals": len(proposals),
+            "accepted": len(accepted),
+            "rejected": dict(Counter(closure.reason for closure in proposals if not closure.accepted)),
+            "largest_correction": float(shift.max()),
+            "error_odometry": None if self.before is None else asdict(self.before),
+            "error": None if self.after is None else asdict(self.after),
+        }
+
+    @property
+    def sentence(self) -> str:
+        """For people."""
+        facts = self.facts
+        said = (
+            f"{facts['frames']:,} frames over {facts['metres']:,.0f} m: {facts['accepted']:,} of "
+            f"{facts['proposals']:,} "
+            f"proposed closures accepted, trajectory corrected by up to {facts['largest_correction']:.1f} m."
+        )
+        if self.before is not None and self.after is not None:
+            said += (
+                f" Absolute error {self.before.absolute:.2f} m by odometry, {self.after.absolute:.2f} m now."
+            )
+        return said
+
+
+def run_slam(
+    drive: DriveInput,
+    model: AnyModel,
+    calibration: Calibration,
+    out: str | Path,
+    *,
+    settings: ClosingSettings | None = None,
+    noise: OdometryNoise | None = None,
+    kernel: Kernel = "none",
+    incremental: bool = False,
+    truth: TimedPoses | None = None,
+    batch_size: int = 32,
+    device: str | None = None,
+    notes: Sequence[str] = (),
+) -> SlamRun:
+    """Close loops over a drive and write trajectory, graph, closures, picture and report into ``out``.
+
+    Embeddings are kept there: the same frames and model are not embedded twice.
+    """
+    load_gtsam()  # before the long part
+    out = make_folder(out)
+    made = drive_embeddings(drive, model, out, batch_size=batch_size, device=device)
+    closer = LoopCloser(calibration, settings)
+    graph = IncrementalGraph(noise, kernel) if incremental else None
+    with track("Closing loops", len(drive)) as bar:
+        for frame in drive_frames(drive, made):
+            closure = closer.add(frame)
+            if graph is not None:
+                assert frame.odometry is not None  # a drive has it throughout
+                graph.add(frame.odometry, closure)
+            bar.advance()
+    if graph is not None:
+        poses = graph.poses
+    else:
+        poses = optimise(drive.odometry, closer.accepted, noise=noise, kernel=kernel)
+    before = after = None
+    if truth is not None:
+        known, inside = truth.at(drive.time)
+        if inside.sum() < 3:
+            raise KappaPlaceError(
+                "The true trajectory covers fewer than three frames; are its times the images' own?"
+            )
+        before = trajectory_error(known[inside], drive.odometry[inside])
+        after = trajectory_error(known[inside], poses[inside])
+    found = SlamRun(closer, poses, before, after)
+    _write(found, drive, out, noise, notes)
+    return found
+
+
+def drive_frames(drive: DriveInput, made: Embeddings) -> list[Frame]:
+    """Frames as the closer takes them."""
+    kappa = [None] * len(drive) if made.kappa is None else [float(value) for value in made.kappa]
+    return [
+        Frame(descriptor, sure, image, odometry, float(time), name)
+        for descriptor, sure, image, odometry, time, name in zip(
+            made.descriptor, kappa, drive.paths, drive.odometry, drive.time, drive.names, strict=True
+        )
+    ]
+
+
+def drive_embeddings(
+    drive: DriveInput, model: AnyModel, out: Path, *, batch_size: int = 32, device: str | None = None
+) -> Embeddings:
+    """Of all frames; what an earlier run of the same model has embedded is taken from ``out``."""
+    stamp, file = model_fingerprint(model), out / EMBEDDINGS
+    known = _known(file, stamp)
+    files = [
+        f"{path}|{Path(path).stat().st_mtime_ns}" if Path(path).exists() else path for path in drive.paths
+    ]
+    parts: list[Embeddings] = []
+    todo = [row for row, name in enumerate(files) if name not in known]
+    with track("Embedding", len(todo)) as bar:
+        for start in range(0, len(todo), BLOCK):
+            rows = todo[start : start + BLOCK]
+            part = embed_images(
+                model,
+                model.preprocessing,
+                [drive.paths[row] for row in rows],
+                batch_size=batch_size,
+                device=device,
+                progress=False,
+            )
+            parts.append(part)
+            for at, row in enumerate(rows):
+                known[files[row]] = part.take(slice(at, at + 1))
+            bar.advance(len(rows))
+    made = join([known[name] for name in files])
+    if todo:
+        _keep(file, stamp, files, made)
+    return made
+
+
+def _known(file: Path, stamp: str) -> dict[str, Embeddings]:
+    try:
+        with np.load(file) as stored:
+            if str(stored["model"]) != stamp:
+                return {}
+            kappa = stored["kappa"] if len(stored["kappa"]) else None
+            whole = Embeddings(stored["descriptor"], kappa)
+            return {str(name): whole.take(slice(row, row + 1)) for row, name in enumerate(stored["files"])}
+    except (OSError, KeyError, ValueError):
+        return {}  # not there, or of no use: embedded again
+
+
+def _keep(file: Path, stamp: str, files: Sequence[str], made: Embeddings) -> None:
+    kappa = np.empty(0, np.float32) if made.kappa is None else made.kappa
+
+    def write(part: Path) -> None:
+        with part.open("wb") as stream:
+            np.savez(stream, model=stamp, files=np.array(files), descriptor=made.descriptor, kappa=kappa)
+
+    replace_file(file, write)
+
+
+def _write(
+    found: SlamRun, drive: DriveInput, out: Path, noise: OdometryNoise | None, notes: Sequence[str]
+) -> None:
+    closures, facts = found.closer.closures, found.facts
+    write_tum(out / "trajectory.tum", found.poses, drive.time)
+    write_tum(out / "odometry.tum", drive.odometry, drive.time)
+    write_g2o(out / "graph.g2o", found.poses, drive.odometry, closures, noise)
+    write_json_lines(out / "closures.jsonl", closures, drive.names)
+    found.closer.map.export(out / "map.npz")
+    figure = trajectory_figure(found.poses, closures, odometry=drive.odometry)
+    png = png_of(figure)
+    replace_file(out / "trajectory.png", lambda part: part.write_bytes(png))
+    if drive.left_out:
+        notes = [*notes, f"{drive.left_out:,} images lie outside the trajectory's time and were left out."]
+    shown = {
+        "frames": f"{facts['frames']:,}",
+        "metres driven": f"{facts['metres']:,.0f}",
+        "proposed closures": f"{facts['proposals']:,}",
+        "accepted": f"{facts['accepted']:,}",
+        "largest correction": f"{facts['largest_correction']:.1f} m",
+    }
+    if found.before is not None and found.after is not None:
+        shown["absolute error, odometry → now"] = (
+            f"{found.before.absolute:.2f} → {found.after.absolute:.2f} m"
+        )
+        shown["relative error, odometry → now"] = (
+            f"{found.before.relative:.2f} → {found.after.relative:.2f} m"
+        )
+    text = slam_page("Loop closures", figure, shown, facts["rejected"], [found.sentence, *notes])
+    replace_file(out / "report.html", lambda part: part.write_text(text, encoding="utf-8"))
+    replace_file(
+        out / "report.json", lambda part: part.write_text(json.dumps(facts, indent=1), encoding="utf-8")
+    )

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from kappaplace.data.place_images import PlaceImages
+from kappaplace.errors import KappaPlaceError
+from kappaplace.slam.drive_inputs import read_drive
+from kappaplace.slam.graph_files import write_tum
+from kappaplace.slam.poses import as_planar, as_spatial, matrices
+from kappaplace.slam.trajectories import TimedPoses, from_headings, read_poses
+
+TURN = np.column_stack([np.arange(10.0), np.arange(10.0) ** 2 / 10, np.linspace(0, 1.5, 10)])
+
+
+def _folder(where: Path, names: list[str]) -> Path:
+    where.mkdir()
+    for name in names:
+        Image.new("RGB", (8, 8)).save(where / name)
+    return where
+
+
+def _tum(file: Path, poses: np.ndarray = TURN, start: float = 100.0) -> Path:
+    write_tum(file, poses, start + np.arange(len(poses)))
+    return file
+
+
+def test_tum_comes_back_in_the_plane_and_in_space(tmp_path: Path) -> None:
+    file = _tum(tmp_path / "a.tum")
+    flat, full = read_poses(file, 2), read_poses(file, 3)
+    assert np.allclose(flat.poses, TURN, atol=1e-6)
+    assert np.allclose(matrices(full.poses), matrices(as_spatial(TURN)), atol=1e-6)
+    assert flat.time[3] == 103.0
+
+
+def test_kitti_looks_ahead_along_x(tmp_path: Path) -> None:
+    # A camera that drives 5 m forward (its z) and then turns to the right, about its y, which points down.
+    forward = np.array([[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 5]])
+    right = np.array([[0, 0, 1, 2], [0, 1, 0, 0], [-1, 0, 0, 5]])
+    file = tmp_path / "00.txt"
+    np.savetxt(file, np.stack([forward, right]).reshape(2, 12))
+    found = read_poses(file)
+    assert found.by_frame
+    assert np.allclose(found.poses[0], [5, 0, 0])
+    assert np.allclose(found.poses[1], [5, -2, -np.pi / 2])
+    assert np.allclose(as_planar(read_poses(file, 3).poses), found.poses)
+
+
+def test_poses_between_two_times_lie_between() -> None:
+    path = TimedPoses(np.array([0.0, 1.0]), np.array([[0, 0, 3.0], [2, 0, -3.0]]))
+    poses, inside = path.at(np.array([0.5, 2.0]))
+    assert np.allclose(poses[0, :2], [1, 0])
+    assert abs(poses[0, 2]) > 3.0  # the short way round
+    assert inside.tolist() == [True, False]
+    spatial = TimedPoses(np.array([0.0, 1.0]), as_spatial(path.poses))
+    assert np.allclose(as_planar(spatial.at(np.array([0.5]))[0])[0, :2], [1, 0])
+
+
+def test_headings_are_clockwise_from_north() -> None:
+    poses = from_headings(np.zeros((4, 2)), np.array([np.nan, 0.0, 90.0, np.nan]))
+    assert np.allclose(poses[:, 2], [np.pi / 2, np.pi / 2, 0, 0])
+
+
+def test_images_named_by_time_meet_their_poses(tmp_path: Path) -> None:
+    folder = _folder(tmp_path / "frames", ["99.5.png", "100.5.png", "102.png", "109.png"])
+    drive = read_drive(folder, _tum(tmp_path / "a.tum"), every=0)
+    assert drive.names == ("100.5.png", "102.png", "109.png")
+    assert drive.left_out == 1
+    assert np.allclose(drive.odometry[1], TURN[2], atol=1e-6)
+
+
+def test_nanoseconds_times_files_and_one_pose_an_image(tmp_path: Path) -> None:
+    file = _tum(tmp_path / "a.tum", start=1.5e9)
+    folder = _folder(tmp_path / "ns", ["1500000002000000000.png", "1500000004000000000.png"])
+    assert np.allclose(read_drive(folder, file).odometry[1], TURN[4], atol=1e-5)
+    listed = _folder(tmp_path / "listed", ["a.png", "b.png"])
+    (listed / "times.txt").write_text("1500000001\n1500000003\n")
+    assert np.allclose(read_drive(listed, file).odometry, TURN[[1, 3]], atol=1e-5)
+    each = _folder(tmp_path / "each", [f"x{row}.png" for row in range(10)])
+    assert np.allclose(read_drive(each, file, every=0).odometry, TURN, atol=1e-5)
+    assert len(read_drive(each, file, every=4.0)) < 10
+
+
+def test_tables_have_positions_of_their_own(tmp_path: Path) -> None:
+    folder = _folder(tmp_path / "frames", [f"{row}.png" for row in range(6)])
+    where = np.column_stack([np.zeros(6), 3.0 * np.arange(6)])
+    known = {"heading": np.zeros(6), "timestamp": np.arange(6.0), "frame": "local"}
+    PlaceImages.create([f"{row}.png" for row in range(6)], where, root=folder, **known).save(
+        tmp_path / "t.parquet"
+    )
+    drive = read_drive(tmp_path / "t.parquet")
+    assert np.allclose(drive.odometry, np.column_stack([where, np.full(6, np.pi / 2)]))
+    with pytest.raises(KappaPlaceError, match="ground only"):
+        read_drive(tmp_path / "t.parquet", dimensions=3)
+
+
+@pytest.mark.parametrize("kind", ["ros1", "ros2", "mcap"])
+def test_bags_are_unpacked_with_their_poses(tmp_path: Path, kind: str) -> None:
+    pytest.importorskip("rosbags")
+    from tests.data.test_readers_film import write_bag
+
+    bag = write_bag(tmp_path, kind, "odometry")
+    drive = read_drive(bag, every=4.0, unpack=str(tmp_path / "unpacked"))
+    assert np.allclose(drive.odometry, [[0, 4.0 * row, np.pi / 2] for row in range(4)])
+    assert all(Path(path).is_file() for path in drive.paths)
+
+
+def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
+    folder = _folder(tmp_path / "frames", ["a.png", "b.png"])
+    file = _tum(tmp_path / "a.tum")
+    for match, frames, odometry in (
+        ("no frames", tmp_path / "nothing", file),
+        ("tells no poses", folder, None),
+        ("not known when", folder, file),
+        ("no trajectory", folder, tmp_path / "b.tum"),
+        ("no folder of images", file, file),
+    ):
+        with pytest.raises(KappaPlaceError, match=match):
+            read_drive(frames, odometry)
+    (tmp_path / "five.txt").write_text("1 2 3 4 5\n")
+    with pytest.raises(KappaPlaceError, match="5 numbers"):
+        read_poses(tmp_path / "five.txt")
+    with pytest.raises(KappaPlaceError, match="2 or 3"):
+        read_poses(file, 4)

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kappaplace.errors import KappaPlaceError
+from kappaplace.slam.evaluation import trajectory_error
+from kappaplace.slam.pose_graph import IncrementalGraph, optimise
+from kappaplace.slam.poses import as_spatial, between, chain
+from tests.slam.synthetic import closure
+
+pytest.importorskip("gtsam")
+pytest.importorskip("evo")
+
+SIDE = 20
+
+
+def square(noise: float = 0.02) -> tuple[np.ndarray, np.ndarray]:
+    """Once around a block and one side more: the truth, and odometry that turns a little too far."""
+    steps = np.tile([1.0, 0.0, 0.0], (5 * SIDE, 1))
+    steps[SIDE - 1 :: SIDE, 2] = np.pi / 2
+    truth = chain(np.zeros(3), steps)
+    rng = np.random.default_rng(0)
+    wrong = steps + rng.normal(size=steps.shape) * [0.01, 0.01, noise] + [0.0, 0.0, 0.002]
+    return truth, chain(np.zeros(3), wrong)
+
+
+CLOSURES = [closure(row, 4 * SIDE + row) for row in range(0, SIDE, 4)]
+WRONG = closure(2 * SIDE, 4 * SIDE + 10, probability=0.02)
+
+
+@pytest.mark.parametrize("spatial", [False, True])
+def test_closing_the_loop_corrects_the_drift(spatial: bool) -> None:
+    truth, odometry = square()
+    closures = CLOSURES
+    if spatial:
+        truth, odometry = as_spatial(truth), as_spatial(odometry)
+        closures = [closure(c.match, c.query, 7) for c in CLOSURES]
+    found = optimise(odometry, closures)
+    assert found.shape == odometry.shape
+    assert trajectory_error(truth, found).absolute < 0.5 * trajectory_error(truth, odometry).absolute
+    assert np.allclose(found[0], odometry[0], atol=1e-6)
+
+
+def test_without_closures_odometry_stays() -> None:
+    _, odometry = square()
+    assert np.allclose(between(odometry, optimise(odometry, [])), 0, atol=1e-6)
+
+
+@pytest.mark.parametrize("spatial", [False, True])
+def test_frame_by_frame_comes_to_the_same(spatial: bool) -> None:
+    _, odometry = square()
+    closures = CLOSURES
+    if spatial:
+        odometry = as_spatial(odometry)
+        closures = [closure(c.match, c.query, 7) for c in CLOSURES]
+    graph = IncrementalGraph()
+    by_query = {c.query: c for c in closures}
+    for row, pose in enumerate(odometry):
+        graph.add(pose, by_query.get(row))
+    batch = optimise(odometry, closures)
+    assert np.abs(graph.poses[:, :2] - batch[:, :2]).max() < 0.1
+
+
+@pytest.mark.parametrize("kernel", ["cauchy", "dcs"])
+def test_kernels_and_probabilities_hold_back_a_wrong_closure(kernel: str) -> None:
+    truth, odometry = square()
+    closures = [*CLOSURES, WRONG]
+    plain, robust, informed = (
+        trajectory_error(truth, optimise(odometry, closures, kernel=name, by_probability=by)).absolute
+        for name, by in (("none", False), (kernel, False), (kernel, True))
+    )
+    assert robust < 0.5 * plain
+    assert informed < 0.5 * plain
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    _, odometry = square()
+    with pytest.raises(KappaPlaceError, match="does not fit"):
+        optimise(odometry, [closure(0, 5000)])
+    with pytest.raises(KappaPlaceError, match="does not fit"):
+        optimise(odometry, [closure(0, 50, 7)])
+    with pytest.raises(KappaPlaceError, match="Unknown kernel"):
+        optimise(odometry, CLOSURES, kernel="magic")  # type: ignore[arg-type]
+    with pytest.raises(KappaPlaceError, match="calibrated"):
+        optimise(odometry, [closure(0, 80, probability=None)], kernel="dcs", by_probability=True)
+    with pytest.raises(KappaPlaceError, match="two poses"):
+        optimise(odometry[:1], [])
+    with pytest.raises(KappaPlaceError, match="empty"):
+        _ = IncrementalGraph().poses

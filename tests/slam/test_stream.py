@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kappaplace.errors import KappaPlaceError
+from kappaplace.models.place_model import PlaceModel
+from kappaplace.slam import ClosingSettings, LoopCloser
+from kappaplace.slam.stream import WAITING, ClosureStream
+from kappaplace.types import Embeddings
+from tests.slam.synthetic import calibration
+
+ROUND = 30
+"""Frames of one round of a small circle, a metre apart."""
+
+
+def _embed(images: Any) -> Embeddings:
+    """Each image is a number: the place on the circle."""
+    vectors = np.random.default_rng(0).normal(size=(ROUND, 16))
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    return Embeddings(vectors[[int(image) % ROUND for image in images]].astype(np.float32), np.array([200.0]))
+
+
+def _circle(row: float) -> np.ndarray:
+    angle = 2 * np.pi * row / ROUND
+    return np.array(
+        [ROUND / (2 * np.pi) * np.cos(angle), ROUND / (2 * np.pi) * np.sin(angle), angle + np.pi / 2]
+    )
+
+
+def _stream(**options: Any) -> ClosureStream:
+    settings = ClosingSettings(recent=10.0, radius=3.0, fewest=2, tolerance=2.0, max_risk=0.5)
+    return ClosureStream(LoopCloser(calibration(), settings, embed=_embed), every=0.5, **options)
+
+
+def test_messages_name_the_times_of_both_frames() -> None:
+    sent: list[dict[str, Any]] = []
+    stream = _stream(send=sent.append)
+    for row in range(2 * ROUND):
+        stream.on_odometry(row, _circle(row))
+        stream.on_image(row + 0.5, row)  # waits for the next pose
+    again = [message for message in sent if message["query_time"] > ROUND + 1]
+    assert len(stream.times) == 2 * ROUND - 1
+    assert again
+    assert all(message["query_time"] - message["match_time"] == ROUND for message in again)
+    assert any(message["accepted"] for message in again)
+    assert json.loads(json.dumps(again[0]))["support"] >= 0
+
+
+def test_a_standing_camera_adds_nothing() -> None:
+    stream = _stream()
+    for row in range(20):
+        stream.on_odometry(row, _circle(0))
+        stream.on_image(row, row)
+    assert len(stream.times) == 1
+
+
+def test_images_without_odometry_are_dropped_not_kept_for_ever() -> None:
+    stream = _stream()
+    for row in range(WAITING + 5):
+        assert stream.on_image(row, row) == []
+    assert stream.dropped == 5
+    with pytest.raises(KappaPlaceError, match="in order"):
+        stream.on_image(0, 0)
+    assert stream.on_odometry(10, _circle(0)) == []
+    assert stream.on_odometry(9, _circle(0)) == []  # late
+
+
+def _node() -> Any:
+    file = Path(__file__).parents[2] / "examples" / "ros2_node.py"
+    spec = importlib.util.spec_from_file_location("ros2_node", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_ros_node_works_without_ros(tmp_path: Path, tiny: PlaceModel) -> None:
+    from kappaplace.models.checkpoint import save_model
+    from kappaplace.slam.calibrations import save_calibration
+
+    save_model(tiny, tmp_path / "model")
+    save_calibration(calibration(), tmp_path / "closures.json")
+    node = _node()
+    stream = node.make_stream(str(tmp_path / "model"), str(tmp_path / "closures.json"))
+    rng = np.random.default_rng(0)
+    texts: list[str] = []
+    for row in range(90):
+        header = SimpleNamespace(stamp=SimpleNamespace(sec=row, nanosec=500_000_000))
+        pixels = rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+        image = SimpleNamespace(
+            header=header, height=8, width=8, step=24, encoding="rgb8", data=pixels.tobytes()
+        )
+        at = SimpleNamespace(x=2.0 * row, y=0.0, z=0.0)
+        turned = SimpleNamespace(x=0.0, y=0.0, z=0.0, w=1.0)
+        pose = SimpleNamespace(pose=SimpleNamespace(position=at, orientation=turned))
+        texts += node.on_odometry(stream, SimpleNamespace(header=header, pose=pose))
+        texts += node.on_image(stream, image)
+    assert len(stream.times) == 90
+    assert stream.dropped == 0
+    assert texts
+    assert {"query_time", "match_time", "probability", "accepted", "sigma"} <= set(json.loads(texts[0]))
