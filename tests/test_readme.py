@@ -9,25 +9,21 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from kappaplace.models.checkpoint import save_model
-from kappaplace.models.place_model import PlaceModel
-
 README = Path(__file__).parent.parent / "README.md"
 
 
 def test_the_python_example_runs(
-    tiny: PlaceModel, pictures: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pictures: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     monkeypatch.chdir(tmp_path)
-    save_model(tiny, "demo/model")
     names = ["a.jpg", "b.jpg", *(f"{row}.jpg" for row in range(12))]
     for name, picture in zip(names, np.concatenate([pictures] * 3), strict=False):
         Image.fromarray(picture).save(name)
     known: dict[str, object] = {"reference_paths": names[2:]}
     exec(compile(example, "README.md", "exec"), known)
     score, evidence, matches = known["score_named"]("kappaplace"), known["evidence"], known["matches"]
-    assert known["queries"].descriptor.shape == (2, 32)
+    assert known["queries"].descriptor.shape == (2, 512)
     assert matches.indices.shape == (2, 10)
     assert score.query(evidence).shape == (2,)
     assert score.match(evidence).shape == (2, 10)

@@ -50,7 +50,6 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
     return 0
 
 
-@pytest.mark.skipif(not REAL.exists(), reason="the trained weights are not in this source tree")
 def test_the_shipped_folder_is_whole_and_light() -> None:
     assert size_bytes(REAL) <= MOST_BYTES
     model = load_model()
@@ -65,16 +64,16 @@ def test_the_shipped_folder_is_whole_and_light() -> None:
     assert "{" not in page  # nothing of the template is left open
 
 
-@pytest.mark.skipif(not REAL.exists(), reason="the trained weights are not in this source tree")
 def test_the_shipped_calibration_belongs_to_the_shipped_model() -> None:
     from kappaplace.evaluation.cache import model_fingerprint
     from kappaplace.maps.borrowed import calibration_with
-    from kappaplace.maps.signals import QUERY_SIGNALS
+    from kappaplace.maps.signals import PATCH_SIGNALS, QUERY_SIGNALS
 
     model = load_model()
     made = calibration_with(model_fingerprint(model), model.preprocessing)
     assert made is not None
-    assert set(made.scores) <= set(QUERY_SIGNALS)  # what every map computes
+    assert set(made.scores) <= {*QUERY_SIGNALS, *PATCH_SIGNALS}  # what every map computes
+    assert made.facts["verify"] == 10  # patches need matches that were compared
 
 
 def test_lite0_in_half_precision_keeps_within_the_limit(tmp_path: Path) -> None:

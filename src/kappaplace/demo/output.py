@@ -124,11 +124,10 @@ def write_files(
     return files
 
 
-def report(result: DemoResult, pictures: dict[str, bytes]) -> str:
-    """The page that the demo opens with."""
-    evaluation = result.evaluation
+def score_section(evaluation: Evaluation) -> list[str]:
+    """The table of scores, and how to read it."""
     header, rows = score_rows(evaluation)
-    sections = [
+    return [
         html.heading("Which score knows when it is wrong?"),
         html.table(header, rows),
         html.paragraph(
@@ -136,6 +135,14 @@ def report(result: DemoResult, pictures: dict[str, bytes]) -> str:
             "lower is better, but a mere re-scaling of the score moves it. AUROC is the chance that a right "
             "query looks surer than a wrong one: higher is better, .5 is guessing, no re-scaling moves it."
         ),
+    ]
+
+
+def report(result: DemoResult, pictures: dict[str, bytes]) -> str:
+    """The page that the demo opens with."""
+    evaluation = result.evaluation
+    sections = [
+        *score_section(evaluation),
         html.heading("Three queries and their best matches"),
         html.picture(
             pictures["gallery"],

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.demo.output import GALLERY, GALLERY_MATCHES, recall_line, score_rows, write_files
+from kappaplace.demo.output import GALLERY, GALLERY_MATCHES, recall_line, score_section, write_files
 from kappaplace.demo.real import RealResult, image_paths
 from kappaplace.files import make_folder
 from kappaplace.reports import html
@@ -80,15 +80,8 @@ def write_real(result: RealResult, folder: Path) -> dict[str, Path]:
 def report(result: RealResult, pictures: dict[str, bytes]) -> str:
     """The page."""
     evaluation = result.evaluation
-    header, rows = score_rows(evaluation)
     sections = [
-        html.heading("Which score knows when it is wrong?"),
-        html.table(header, rows),
-        html.paragraph(
-            "ECE@K compares the success in ten bins of a score with what the bins promise (1 down to 0): "
-            "lower is better, but a mere re-scaling of the score moves it. AUROC is the chance that a right "
-            "query looks surer than a wrong one: higher is better, .5 is guessing, no re-scaling moves it."
-        ),
+        *score_section(evaluation),
         *(html.paragraph(line) for line in (probability_line(result), missing_line(result)) if line),
         html.heading("Three queries and their best matches"),
         html.picture(

@@ -1,0 +1,108 @@
+"""The same calibration from the columns that benchmarks/real/run.py left: no image is embedded again.
+
+python recipes/kappaplace_lite0/from_columns.py --columns columns/NAME.npz --out calibration.json
+
+Its scores are those that hold on families of sets which the fit has not seen (docs/real_images.md). κ,
+aliasing and the z-score differ in scale from set to set, and are left out. The first ten matches are ordered
+by their agreement, as `localize` does with ``verify``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+from calibrate import FIT_SHARE, OUTSIDE_RATE
+from numpy.typing import NDArray
+
+from kappaplace.calibration.model import Calibration, fit_calibration
+from kappaplace.files import replace_file
+from kappaplace.maps.borrowed import ORIGIN
+from kappaplace.maps.monitor_inputs import DISTANCE
+
+SCORES = ("cosine", "margin", "patches", "patch-margin")
+PAIR_SCORES = ("cosine", "patches")
+ALONE = ("sped", "essex3in1")  # sets whose images are all of different places
+FRAMES = 10  # what counts as one place on the other routes
+NAMES = {
+    "st_lucia": "St Lucia",
+    "nordland_winter_summer": "Nordland",
+    "sped": "SPED",
+    "gp_dayleft_dayright": "Gardens Point",
+    "gp_nightright_dayleft": "Gardens Point",
+}
+
+
+def ordered(
+    columns: dict[str, NDArray], encoder: str, name: str, variant: str
+) -> tuple[NDArray, NDArray, NDArray]:
+    """Scores N×F, pair scores N×K×2 and outcomes N×K of one set, matches ordered by agreement."""
+    key = f"{encoder}/{name}/{variant}"
+    agreement = columns[f"{key}/agreement"].astype(np.float64)
+    order = np.argsort(-agreement, axis=1, kind="stable")
+    by = {
+        what: np.take_along_axis(columns[f"{key}/{what}"], order, 1)
+        for what in ("similarities", "indices", "hits")
+    }
+    agreement = np.take_along_axis(agreement, order, 1)
+    similarity, place = by["similarities"].astype(np.float64), by["indices"].astype(np.int64)
+    near = np.abs(place - place[:, :1]) <= (0 if name in ALONE else FRAMES)
+    best_far = np.where(near, -np.inf, similarity).max(1)
+    # All ten of one place: the best one outside it is that of the most similar match, which lies there, too.
+    known = columns[f"{key}/margin"] + columns[f"{key}/similarities"][:, 0]
+    best_far = np.where(np.isneginf(best_far), known, best_far)
+    patch_margin = np.where(near, 0.0, agreement).max(1) - agreement[:, 0]
+    of_query = np.stack(
+        [1 - similarity[:, 0], best_far - similarity[:, 0], 1 - agreement[:, 0], patch_margin], 1
+    )
+    return of_query, np.stack([1 - similarity, 1 - agreement], -1), by["hits"]
+
+
+def fit(columns: dict[str, NDArray], encoder: str, head: str) -> Calibration:
+    """On undamaged and damaged queries of all sets, and on foreign ones."""
+    parts = [(n, v) for n in NAMES for v in ("clean", "damaged", "outside")]
+    made = [ordered(columns, encoder, *part) for part in parts]
+    features, pairs, hits = (np.concatenate(x) for x in zip(*made, strict=True))
+    outside = np.concatenate(
+        [np.full(len(x[0]), v == "outside") for x, (_, v) in zip(made, parts, strict=True)]
+    )
+    kappa = np.concatenate([columns[f"{head}/{n}/{v}/kappa_q"] for n, v in parts])
+    return fit_calibration(
+        features,
+        hits[:, 0],
+        SCORES,
+        pair_features=pairs,
+        pair_success=hits,
+        pair_scores=PAIR_SCORES,
+        outside=outside,
+        outside_rate=OUTSIDE_RATE,
+        max_risk=None,
+        fit_share=FIT_SHARE,
+        signals={DISTANCE: features[:, 0], "kappa": kappa.astype(np.float64)},
+        facts={ORIGIN: ", ".join(dict.fromkeys(NAMES.values())), "verify": agreement_depth(made)},
+    )
+
+
+def agreement_depth(made: list[tuple[NDArray, NDArray, NDArray]]) -> int:
+    """How many matches were compared."""
+    return int(made[0][2].shape[1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--columns", type=Path, required=True)
+    parser.add_argument("--encoder", default="contrastive")
+    parser.add_argument("--head", default="layers-mlp")
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    with np.load(given.columns) as stored:
+        made = fit({key: stored[key] for key in stored.files}, given.encoder, given.head)
+    text = json.dumps(made.to_dict()) + "\n"
+    replace_file(given.out, lambda part: part.write_text(text, encoding="utf-8"))
+    print(f"{given.out}: {made.facts['queries']:,} queries, {made.facts['right']:,} right")
+
+
+if __name__ == "__main__":
+    main()
