@@ -149,7 +149,10 @@ class ServedMap:
         for (k, near), rows in groups.items():
             circle = None if near is None else (near[:2], near[2])
             names = ["query"] * len(rows)
-            found = self.map.localize_embeddings(made.take(rows), names, k, near=circle, seconds=seconds)
+            images = [queries[row].image for row in rows]  # for maps that compare matches cell by cell
+            found = self.map.localize_embeddings(
+                made.take(rows), names, k, near=circle, images=images, seconds=seconds
+            )
             for row, answer in zip(rows, found, strict=True):
                 options = queries[row].options
                 assert options is not None
