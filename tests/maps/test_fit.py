@@ -91,6 +91,16 @@ def test_a_map_smaller_than_a_batch_is_fitted(bare_map):
     assert np.isfinite(bare_map.store.whole("kappa")).all()
 
 
+def test_a_head_that_reads_several_layers_stays_one(town, tmp_path):
+    torch.manual_seed(0)
+    layered = PlaceModel.create("resnet_tiny", 32, "layers", preprocessing=Preprocessing(32, "exact")).eval()
+    town_map = PlaceMap.build(town, tmp_path / "layers.map", layered)
+    before = town_map.store.gather("kappa", np.arange(len(town_map)))
+    town_map.fit(QUICK, calibrate=False)
+    assert town_map.model.architecture.head == "layers"
+    assert not np.allclose(town_map.store.gather("kappa", np.arange(len(town_map))), before)
+
+
 def test_the_same_fit_is_not_made_twice(bare_map):
     first = bare_map.fit(QUICK, calibrate=False)
     version = bare_map.manifest.version

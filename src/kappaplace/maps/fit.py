@@ -35,8 +35,9 @@ from kappaplace.maps.writer import MapWriter, writer_of
 from kappaplace.models.checkpoint import ModelCard, save_model
 from kappaplace.models.embedding import usable_device
 from kappaplace.models.frozen import FrozenEncoder
-from kappaplace.models.heads import Head, KappaHead, MirroredKappaHead
+from kappaplace.models.heads import Head, KappaHead, LayersKappaHead, MirroredKappaHead
 from kappaplace.models.loading import AnyModel
+from kappaplace.models.place_model import PlaceModel
 from kappaplace.training.assembly import TrainingSet
 from kappaplace.training.recipes import settings_for
 from kappaplace.training.run import train
@@ -181,8 +182,11 @@ def _fit(
         np.full((len(chosen.learn), 2), np.nan),
         name=f"{len(chosen.learn):,} images of the map {writer.manifest.name}".strip(),
     )
+    settings = options.settings(len(chosen.learn))
+    if isinstance(old_head, LayersKappaHead) and isinstance(model, PlaceModel):
+        settings = settings.changed({"model.head": model.architecture.head})  # a head of the kind it had
     made = train(
-        options.settings(len(chosen.learn)),
+        settings,
         lessons,
         work / "run",
         model=_without_head(model, options.seed),
