@@ -21,16 +21,12 @@ from signals import embed
 from kappaplace.retrieval.exact import search
 from record import append_row
 
+MILD = ["augment.brightness=0.4", "augment.contrast=0.4", "augment.saturation=0.4", "augment.hue=0.1"]
 CONFIGURATIONS: dict[str, tuple[str, list[str]]] = {
     "contrastive": ("contrastive", []),
-    "contrastive-slow": ("contrastive", ["optimiser.lr=1e-4"]),
-    "contrastive-all": ("contrastive", ["model.trainable=all", "optimiser.lr=1e-4"]),
-    "contrastive-colour": (
-        "contrastive",
-        ["augment.hue=0.5", "augment.saturation=0.7", "augment.brightness=0.7"],
-    ),
-    "retrieval": ("retrieval", ["classes.hold_out=0"]),
-    "retrieval-slow": ("retrieval", ["classes.hold_out=0", "optimiser.lr=1e-4"]),
+    "contrastive, mild colours": ("contrastive", MILD),
+    "contrastive, mild colours, slow": ("contrastive", [*MILD, "optimiser.lr=1e-4"]),
+    "retrieval, mild colours": ("retrieval", [*MILD, "classes.hold_out=0"]),
 }
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
@@ -42,7 +38,7 @@ def main() -> None:
     parser.add_argument("--city", type=Path)
     parser.add_argument("--backbone", default="efficientnet_lite0")
     parser.add_argument("--left-out", choices=ROUTES, required=True)
-    parser.add_argument("--only", default=",".join(CONFIGURATIONS))
+    parser.add_argument("--only", default=";".join(CONFIGURATIONS))
     parser.add_argument("--csv", type=Path)
     arguments = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -57,7 +53,7 @@ def main() -> None:
     start = start_model(
         arguments.backbone, arguments.weights / f"{arguments.backbone}.pt", data.images, device
     )
-    for name in arguments.only.split(","):
+    for name in arguments.only.split(";"):
         recipe, options = CONFIGURATIONS[name]
         began = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:

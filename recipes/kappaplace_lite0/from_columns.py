@@ -81,13 +81,8 @@ def fit(columns: dict[str, NDArray], encoder: str, head: str) -> Calibration:
         max_risk=None,
         fit_share=FIT_SHARE,
         signals={DISTANCE: features[:, 0], "kappa": kappa.astype(np.float64)},
-        facts={ORIGIN: ", ".join(dict.fromkeys(NAMES.values())), "verify": agreement_depth(made)},
+        facts={ORIGIN: ", ".join(dict.fromkeys(NAMES.values())), "verify": hits.shape[1]},
     )
-
-
-def agreement_depth(made: list[tuple[NDArray, NDArray, NDArray]]) -> int:
-    """How many matches were compared."""
-    return int(made[0][2].shape[1])
 
 
 def main() -> None:

@@ -77,6 +77,8 @@ def test_what_is_missing_is_told(shown, queries, town, monkeypatch):
     made = shown.embed(queries[:1])
     with pytest.raises(KappaPlaceError, match="give images, not embeddings"):
         shown.localize_embeddings(made, ["q"], verify=3)
+    with pytest.raises(KappaPlaceError, match="0 or more, not -1"):
+        shown.localize(queries[0], verify=-1)
     monkeypatch.setattr(type(shown.store), "image_path", lambda self, reference: "/nowhere/a.png")
     with pytest.raises(KappaPlaceError, match="nowhere"):
         shown.localize(queries[0], verify=3)

@@ -117,6 +117,8 @@ def locate(
         raise KappaPlaceError(f"The map {gatherer.store.folder} is empty; add images to it first.")
     judge_by = calibration or borrowed
     count = verified_by(judge_by) if verify is None and images is not None else verify or 0
+    if count < 0:
+        raise KappaPlaceError(f"A number of matches to compare cell by cell is 0 or more, not {count}.")
     if count and images is None:
         raise KappaPlaceError(NO_IMAGES)
     if rerank and (judge_by is None or not judge_by.pair_scores):
