@@ -10,6 +10,7 @@ Needs nothing beyond what comes with Python and this package; one object may be 
 
 from __future__ import annotations
 
+import http.client
 import io
 import json
 import math
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 TRIES = 4
 """How often a busy service is asked before giving up."""
+BUSY = (409, 429, 503)
+"""What a service answers that is asked again when it says so."""
 LONGEST_WAIT = 10.0
 """Seconds that a service may ask us to wait."""
 
@@ -169,11 +172,11 @@ class Client:
             except urllib.error.HTTPError as error:
                 with error:
                     wait = _seconds(error.headers.get("Retry-After"))
-                    if error.code in (429, 503) and wait is not None and left:
+                    if error.code in BUSY and wait is not None and left:
                         time.sleep(min(wait, LONGEST_WAIT))
                         continue
                     raise ServiceError(_sentence(error), error.code) from None
-            except (OSError, ValueError) as error:  # URLError is an OSError; ValueError: no JSON
+            except (OSError, ValueError, http.client.HTTPException) as error:  # not HTTP, or no JSON
                 reason = getattr(error, "reason", error)
                 raise ServiceError(f"The service at {self.url} does not answer: {reason}.", 0) from None
         raise AssertionError("unreachable")

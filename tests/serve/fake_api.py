@@ -49,6 +49,10 @@ class Behaviour:
     delay: float = 0.0
     maps: tuple[str, ...] = ("town",)
     tiles: bool = False
+    attribution: str = ""
+    frame: str = "EPSG:32610"
+    alone: bool = False
+    """The estimate is made of the best match only."""
     name: str = ""
     """Of every reference, in place of its own."""
     asked: list[str] = field(default_factory=list)
@@ -155,6 +159,7 @@ class Town:
             }
             for i, r in enumerate(found)
         ]
+        near = near[:1] if behaviour.alone else near
         used = here[near]
         centre = used.mean(axis=0)
         spread = math.sqrt(float(((used - centre) ** 2).sum(axis=1).mean()))
@@ -296,6 +301,8 @@ class FakeApi:
     def _answer(self, handler: BaseHTTPRequestHandler, parts: list[str], values: dict[str, str]) -> None:
         town, behave = self.town, self.behaviour
         references = town.references if behave.references else []
+        if behave.name:
+            references = [{**r, "name": behave.name} for r in references]
         if not behave.kappa:
             references = [{**r, "kappa": None} for r in references]
         if not behave.posed:
@@ -303,13 +310,14 @@ class FakeApi:
         match parts:
             case ["v1", "maps"]:
                 tiles = f"{self.address}/static/{{z}}/{{x}}/{{y}}.png" if behave.tiles else None
-                _json(handler, {"maps": behave.maps, "default": behave.maps[0], "tile_url": tiles})
+                served = {"maps": behave.maps, "default": behave.maps[0]}
+                _json(handler, {**served, "tile_url": tiles, "tile_attribution": behave.attribution or None})
             case ["v1", "map"]:
                 info = {
                     "name": "town",
                     "references": len(references),
                     "radius": RADIUS,
-                    "frame": "EPSG:32610",
+                    "frame": behave.frame,
                 }
                 _json(handler, info)
             case ["v1", "map", "references"]:

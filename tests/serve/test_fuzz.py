@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import struct
+import tracemalloc
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from starlette.testclient import TestClient
 
 from tests.serve.conftest import encoded
@@ -106,15 +109,29 @@ def test_malformed_images_are_told_or_read(client: TestClient) -> None:
     assert seen[200] > 0  # a changed pixel is still a picture
 
 
+def alive() -> int:
+    """Pictures that nobody has let go."""
+    gc.collect()
+    return sum(isinstance(each, Image.Image) for each in gc.get_objects())
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files as Linux shows them")
 def test_two_thousand_malformed_images_neither_crash_nor_leak(client: TestClient) -> None:
     throw(client, malformed(300, seed=1))  # caches and pools have their size now
-    files, memory = open_files(), resident()
-    seen = throw(client, malformed(2000, seed=2))
+    files, memory, pictures = open_files(), resident(), alive()
+    tracemalloc.start()
+    try:
+        seen = throw(client, malformed(2000, seed=2))
+        gc.collect()
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
     assert sum(seen.values()) == 2000
     assert open_files() <= files + 3
-    assert resident() - memory < 64 << 20
+    assert alive() <= pictures + 3
+    assert kept < 2 << 20  # the uploads alone are more than 10 MB
+    assert resident() - memory < 64 << 20  # what the decoders take besides, and the bombs made here
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -130,6 +130,8 @@ def test_a_large_jpeg_is_decoded_as_from_a_file(
         ({"json": {"image": "AAAA", "max_risk": 1.0}}, 422, "max_risk"),
         ({"json": {"image": "AAAA", "near": [1, 2]}}, 422, "near"),
         ({"files": {"image": b"not an image"}, "data": {"near": "1,nan,3"}}, 422, "near"),
+        ({"files": {"image": encoded()}, "data": {"near": "1e308,1e308,1e308"}}, 422, "near"),
+        ({"files": {"image": encoded()}, "data": {"k": "9" * 4000}}, 422, "k: input should be"),
         ({"files": {"image": b"not an image"}}, 422, "not an image"),
         ({"files": {"photo": b"x"}}, 422, "`image`"),
         ({"files": [("image", b"x"), ("image", b"y")]}, 413, "one image"),

@@ -515,3 +515,71 @@ def test_tiles_lie_where_they_belong(visit: Open, api: FakeApi) -> None:
         got = np.array(page.evaluate(script, [f"EPSG:{code}", np.stack([east, north], 1).tolist()]))
         np.testing.assert_allclose(got[:, :2], np.stack([lon, lat], 1), atol=1e-7)  # a centimetre
         np.testing.assert_allclose(got[:, 2:], np.stack([east, north], 1), atol=0.01)
+
+
+def test_whose_the_tiles_are_stands_under_the_map(visit: Open, api: FakeApi) -> None:
+    said = "<b>© The mappers</b>, https://maps.example/copyright; all rights"
+    api.behaviour = Behaviour(tiles=True, attribution=said)
+    for where, size in (("", {}), ("#browse", {"viewport": PHONE})):
+        page = visit(where, **size)
+        page.wait_for_selector(".map .attribution")
+        assert page.inner_text(".attribution") == "<b>© The mappers</b>, maps.example/copyright; all rights"
+        link = page.locator(".attribution a")
+        assert link.get_attribute("href") == "https://maps.example/copyright"
+        assert link.get_attribute("rel") == "noopener noreferrer"
+        assert page.evaluate(AUDIT) == []
+    # Tiles cannot be laid under other frames: then there is nothing to attribute, and streets are drawn.
+    api.behaviour = Behaviour(tiles=True, attribution=said, frame="local")
+    page = visit()
+    ask(page, api)
+    assert page.locator(".attribution").count() == 0
+    assert not [path for path in api.behaviour.asked if path.endswith(".png")]
+
+
+def test_an_estimate_of_one_match_claims_no_precision(visit: Open, api: FakeApi) -> None:
+    api.behaviour.alone = True
+    page = visit()
+    ask(page, api, "blurred")
+    assert page.inner_text(".where").endswith("where match 1 was taken; no other match agrees")
+
+
+@pytest.mark.parametrize("phone", [False, True], ids=["desktop", "phone"])
+def test_long_names_break_nothing(visit: Open, api: FakeApi, phone: bool) -> None:
+    api.behaviour.name = f"@{'0551615.00@4180065.00@10@S@' * 6}.jpg"
+    page = visit("#browse", loaded=".worst img", **({"viewport": PHONE} if phone else {}))
+    page.locator(".worst button").first.click()
+    page.wait_for_selector(".chosen-reference img")
+    assert page.evaluate(AUDIT) == []
+    inner = page.locator(".chosen-reference dd").first.bounding_box()
+    outer = page.locator(".chosen-reference").bounding_box()
+    assert inner["x"] + inner["width"] <= outer["x"] + outer["width"]
+
+
+def test_the_demo_query_chosen_last_wins(visit: Open, api: FakeApi) -> None:
+    page = visit(loaded=".demo img")
+    held: list[Any] = []
+    page.route("**/queries/3/image*", lambda route: held.append(route))
+    page.locator(".demo").nth(3).click()
+    page.wait_for_timeout(100)
+    page.locator(".demo").nth(0).click()
+    page.wait_for_selector(".verdict.accept")
+    held[0].continue_()
+    page.wait_for_timeout(400)
+    assert page.inner_text(".verdict h2") == "Accept"
+    assert len(api.behaviour.sent) == 1
+
+
+def test_the_map_chosen_last_is_shown(visit: Open, api: FakeApi) -> None:
+    api.behaviour.maps = ("town", "harbour")
+    page = visit(loaded=".demo img")
+    held: list[Any] = []
+    page.route("**/v1/map/calibration?map=harbour", lambda route: held.append(route))
+    page.select_option("#map", "harbour")
+    page.wait_for_timeout(100)
+    page.select_option("#map", "town")
+    page.wait_for_selector(".demo img")
+    held[0].fulfill(json={"calibrated": False, "promise": [], "notes": []})
+    page.wait_for_timeout(200)
+    page.click("nav a[href='#sure']")
+    page.wait_for_selector("main h1:has-text('How sure is it?')")
+    assert page.locator(".plot").count() == 2  # the other map would have none

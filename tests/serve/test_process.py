@@ -138,6 +138,25 @@ def test_sigterm_answers_what_was_taken_and_ends_well(
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_ends_well_and_twice_at_once(served_folder: Path, times: int) -> None:
+    process = start(str(served_folder / "town.map"), "--port", "0")
+    taken = http.client.HTTPConnection(urlsplit(address(process)).netloc, timeout=20)
+    taken.putrequest("POST", "/v1/localize")
+    taken.putheader("Content-Type", "image/png")
+    taken.putheader("Content-Length", "100")
+    taken.endheaders(b"never the whole")
+    if times == 1:
+        taken.close()
+    time.sleep(0.2)
+    for _ in range(times):  # the first waits for the request, the second does not
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+    _, err = process.communicate(timeout=10)
+    assert process.returncode == 0, err
+    assert "Traceback" not in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import shutil
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +83,7 @@ def test_what_cannot_be_appended_leaves_nothing_behind(
         ({"image": b"no image"}, {"x": "1", "y": "2"}),
         ({"image": encoded()}, {"x": "1"}),
         ({"image": encoded()}, {"x": "inf", "y": "1"}),
+        ({"image": encoded()}, {"x": "1e300", "y": "1"}),  # distances to it would overflow, for everybody
         ({"image": encoded()}, {"x": "1", "y": "2", "heading": "400"}),
         ({"image": encoded()}, {"name": "../x"}),
     ):
@@ -106,13 +110,19 @@ def test_a_map_that_another_process_writes_is_told(serve: Serve, served_folder: 
 def test_another_process_appends_and_the_service_sees_it(
     serve: Serve, served_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kappaplace.serve.served_map.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("kappaplace.serve.served_map.LOOK_SECONDS", 0.01)
     folder = tmp_path / "copy.map"
     shutil.copytree(served_folder / "town.map", folder)
     client = serve({"town": PlaceMap.open(folder)})
     photo = tmp_path / "photo.png"
     photo.write_bytes(encoded(size=(64, 64)))
+    before = client.get("/v1/map").json()
     PlaceMap.open(folder).add([photo])
+    end = time.monotonic() + 10
+    while client.get("/v1/map").json()["version"] == before["version"]:  # seen by those who only look, too
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert client.get("/v1/map").json()["references"] == before["references"] + 1
     found = client.post("/v1/localize", files={"image": photo.read_bytes()}).json()
     assert found["matches"][0]["name"] == "photo.png"
 
@@ -136,6 +146,7 @@ def test_headers(serve: Serve) -> None:
     allowed = serve(origins=("https://fleet.example",))
     answer = allowed.get("/v1/map", headers={"Origin": "https://fleet.example"})
     assert answer.headers["access-control-allow-origin"] == "https://fleet.example"
+    assert answer.headers["access-control-expose-headers"] == "Retry-After"  # else no script could wait
 
 
 def test_another_name_of_the_host_is_refused(serve: Serve) -> None:
@@ -218,6 +229,7 @@ def test_the_page_is_there(serve: Serve) -> None:
         {"queue": 8, "max_batch": 9},
         {"tile_url": "tiles"},
         {"tile_url": "https://a;script-src *{z}{x}{y}/"},
+        {"tile_attribution": "© nobody"},
     ],
 )
 def test_bad_settings_are_told(values: dict) -> None:
@@ -243,3 +255,146 @@ def test_metrics_count_requests_and_batches(serve: Serve) -> None:
     buckets = [int(v) for v in re.findall(r'batch_images_bucket\{map="town",le="[^"]+"\} (\d+)', text)]
     assert buckets == sorted(buckets)
     assert np.isfinite(buckets).all()
+
+
+def test_appending_takes_no_decoder_from_queries_and_no_longer_than_allowed(
+    serve: Serve, served_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "copy.map"
+    shutil.copytree(served_folder / "town.map", folder)
+    release, begun = threading.Event(), threading.Event()
+
+    def stuck(*_: object, **__: object) -> None:
+        begun.set()
+        release.wait(10)
+        raise KappaPlaceError("stuck")
+
+    monkeypatch.setattr("kappaplace.serve.served_map.add_images", stuck)
+    client = serve({"town": PlaceMap.open(folder)}, write_token=WRITE, timeout=0.8)
+    answers: list[int] = []
+
+    def append(number: int) -> None:
+        image = {"image": encoded(size=(48, 32 + number))}
+        answer = client.post("/v1/references", files=image, headers=bearer(WRITE))
+        assert answer.headers["retry-after"]
+        answers.append(answer.status_code)
+
+    appending = [threading.Thread(target=append, args=(i,)) for i in range(6)]
+    for thread in appending:
+        thread.start()
+    try:
+        assert begun.wait(5)
+        assert client.post("/v1/localize", files={"image": encoded()}).status_code == 200
+        for thread in appending:
+            thread.join(5)
+    finally:
+        release.set()
+        for thread in appending:
+            thread.join(15)
+    assert answers == [503] * 6
+
+
+def test_too_many_requests_at_once_are_told_when_to_come_back() -> None:
+    from kappaplace.serve.limits import Limits
+
+    async def main() -> list[tuple[int, dict]]:
+        release = asyncio.Event()
+
+        async def slow(scope: dict, receive: object, send: object) -> None:
+            await release.wait()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+
+        async def asked(path: str) -> tuple[int, dict]:
+            said: list[dict] = []
+
+            async def send(message: dict) -> None:
+                said.append(message)
+
+            scope = {"type": "http", "method": "GET", "path": path, "headers": []}
+            await limits(scope, asyncio.Event().wait, send)
+            return said[0]["status"], dict(said[0]["headers"])
+
+        limits = Limits(slow, most=1000, seconds=5.0, at_once=2)
+        taken = [asyncio.create_task(asked("/v1/localize")) for _ in range(2)]
+        await asyncio.sleep(0)
+        refused = await asked("/v1/localize")
+        probe = asyncio.create_task(asked("/healthz"))  # waits for `slow`, so it was let in
+        await asyncio.sleep(0)
+        release.set()
+        after = [*await asyncio.gather(*taken), await probe, await asked("/v1/localize")]
+        return [refused, *after]
+
+    (status, headers), *others = asyncio.run(main())
+    assert status == 503
+    assert int(headers[b"retry-after"]) >= 1
+    assert [status for status, _ in others] == [200] * 4
+
+
+def test_no_answer_sends_elsewhere(serve: Serve) -> None:
+    answer = serve().get("/v1/maps/", headers={"Host": "evil.example"}, follow_redirects=False)
+    assert answer.status_code == 404
+    assert "location" not in answer.headers
+
+
+def test_what_an_error_quotes_need_not_be_text(serve: Serve) -> None:
+    part = b'--b\r\nContent-Disposition: form-data; name="\\ud800"; filename="x"\r\n\r\nabc\r\n--b--\r\n'
+    kind = "multipart/form-data; boundary=b; charset=raw_unicode_escape"
+    answer = serve().post("/v1/localize", content=part, headers={"content-type": kind})
+    assert answer.status_code == 422
+    assert answer.json()["error"].startswith("Files are sent under the name `image`")
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.8.8", True),
+        ("::1", True),
+        ("localhost", True),
+        ("127.0.0.1.nip.io", False),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("192.168.1.5", False),
+    ],
+)
+def test_only_loopback_is_loopback(host: str, local: bool) -> None:
+    from kappaplace.serve.run import is_loopback
+
+    assert is_loopback(host) is local
+
+
+def test_whose_the_tiles_are_is_told(serve: Serve) -> None:
+    url = "https://tile.example/{z}/{x}/{y}.png"
+    told = serve(tile_url=url, tile_attribution="© The mappers").get("/v1/maps").json()
+    assert (told["tile_url"], told["tile_attribution"]) == (url, "© The mappers")
+    assert serve().get("/v1/maps").json()["tile_attribution"] is None
+
+
+def test_a_full_queue_is_told_over_http_and_empties(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = serve(queue=1, max_batch=1)
+    release, begun, real = threading.Event(), threading.Event(), PlaceMap.localize_embeddings
+
+    def slow(*values: object, **options: object) -> object:
+        begun.set()
+        release.wait(10)
+        return real(*values, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("kappaplace.maps.place_map.PlaceMap.localize_embeddings", slow)
+    answers: list[int] = []
+
+    def ask() -> None:
+        answers.append(client.post("/v1/localize", files={"image": encoded()}).status_code)
+
+    first = threading.Thread(target=ask)
+    first.start()
+    try:
+        assert begun.wait(5)
+        refused = client.post("/v1/localize", files={"image": encoded()})
+    finally:
+        release.set()
+        first.join(10)
+    assert refused.status_code == 429
+    assert int(refused.headers["retry-after"]) >= 1
+    assert list(refused.json()) == ["error"]
+    ask()
+    assert answers == [200, 200]

@@ -55,6 +55,9 @@ def serve(
     tile_url: Annotated[
         str, typer.Option(help="Tiles behind the map, https://…/{z}/{x}/{y}.png; none unless stated.")
     ] = "",
+    tile_attribution: Annotated[
+        str, typer.Option(help="Whose the tiles are, shown under the map: '© …, https://…'.")
+    ] = "",
     model: Annotated[str, typer.Option(help="The maps' model, if it does not lie where it did.")] = "",
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "",
     engine: Annotated[str, typer.Option(help="auto, exact, faiss-flat, hnsw, ivf-pq.")] = "auto",
@@ -105,6 +108,7 @@ def serve(
         hosts=(*LOOPBACK, host, *(allow_host or ())) if local else tuple(allow_host or ()),
         origins=tuple(allow_origin or ()),
         tile_url=tile_url,
+        tile_attribution=tile_attribution,
         demo_queries=demo_queries,
     )
     opened = _open_maps(maps, model or None, device=device or None, engine=engine)

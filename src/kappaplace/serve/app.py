@@ -58,15 +58,16 @@ def create_app(maps: Mapping[str, PlaceMap], settings: Settings | None = None) -
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
         for one in served.values():
-            one.batcher.start()
+            one.start()
         loading = asyncio.create_task(_load(list(served.values())))
         try:
             yield
-        finally:
-            await loading
-            for one in served.values():
-                await one.batcher.close()
-            decoders.shutdown(wait=True)
+        except asyncio.CancelledError:  # told twice to stop: nothing is waited for any more
+            return
+        await loading
+        for one in served.values():
+            await one.close()
+        decoders.shutdown(wait=True)
 
     app = FastAPI(
         title="KappaPlace",
@@ -75,6 +76,7 @@ def create_app(maps: Mapping[str, PlaceMap], settings: Settings | None = None) -
         lifespan=life,
         docs_url=None,  # the usual pages load scripts from other hosts
         redoc_url=None,
+        redirect_slashes=False,  # it would repeat the name that the client claims to have asked
     )
     app.state.settings, app.state.served, app.state.metrics = settings, served, metrics
     app.state.demo, app.state.page = demo_files(settings), page_files()
@@ -82,13 +84,16 @@ def create_app(maps: Mapping[str, PlaceMap], settings: Settings | None = None) -
         app.include_router(routes.router)
     add_handlers(app, {name: one.folder for name, one in maps.items()})
     # The last one added is the first one asked.
-    app.add_middleware(Limits, most=settings.max_body, seconds=settings.timeout)
+    app.add_middleware(
+        Limits, most=settings.max_body, seconds=settings.timeout, at_once=settings.max_requests
+    )
     if settings.origins:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(settings.origins),
             allow_methods=["GET", "POST"],
             allow_headers=["Authorization", "Content-Type"],
+            expose_headers=["Retry-After"],
         )
     app.add_middleware(SecureHeaders, settings=settings)
     app.add_middleware(_Counted, metrics=metrics)

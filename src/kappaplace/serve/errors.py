@@ -46,8 +46,9 @@ def told(error: KappaPlaceError, folders: Mapping[str, Path] | None = None) -> s
 
 
 def answer(status: int, sentence: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """An error on its way out."""
-    return JSONResponse({"error": sentence}, status, dict(headers or {}))
+    """An error on its way out; what it quotes of a request need not be text, JSON must be."""
+    clean = sentence.encode("utf-8", "replace").decode("utf-8")
+    return JSONResponse({"error": clean}, status, dict(headers or {}))
 
 
 def add_handlers(app: FastAPI, folders: Mapping[str, Path]) -> None:

@@ -51,8 +51,8 @@ def body_of(shape: type[BaseModel], *, single: bool) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
-_NUMBER = r"[+-]?\d{1,12}(\.\d{1,6})?"
-_THREE = rf"^{_NUMBER},{_NUMBER},\d{{1,12}}(\.\d{{1,6}})?$"
+_NUMBER = r"[+-]?\d{1,9}(\.\d{1,6})?"
+_THREE = rf"^{_NUMBER},{_NUMBER},\d{{1,9}}(\.\d{{1,6}})?$"
 
 
 @router.post(

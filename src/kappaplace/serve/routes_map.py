@@ -50,6 +50,7 @@ async def maps(request: Request) -> Any:
         "max_body": settings.max_body,
         "formats": settings.formats,
         "tile_url": settings.tile_url or None,
+        "tile_attribution": settings.tile_attribution or None,
         "kappaplace": kappaplace.__version__,
     }
 

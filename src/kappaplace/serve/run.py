@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable
+from ipaddress import ip_address
 
 import uvicorn
 from fastapi import FastAPI
@@ -13,13 +14,18 @@ from fastapi import FastAPI
 from kappaplace.errors import KappaPlaceError
 from kappaplace.serve.settings import LOOPBACK, Settings
 
+MOST_CONNECTIONS = 1000
+"""Open ones, most of them idle: below the 1,024 files that a process may usually open."""
 GRACE = 5
 """Seconds beyond the time limit of a request that a shutdown waits for answers on their way."""
 
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach it."""
-    return host in LOOPBACK or host.startswith("127.")
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:  # a name, which may begin with 127 and lie anywhere
+        return host in LOOPBACK
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -62,13 +68,15 @@ def run(
         proxy_headers=False,  # a client could state any address
         timeout_keep_alive=10,
         timeout_graceful_shutdown=int(settings.timeout) + GRACE,
-        limit_concurrency=2 * settings.queue + 64,
+        limit_concurrency=MOST_CONNECTIONS,  # requests are counted by `Limits`, which says when to come back
     )
-    # uvicorn raises the signal once more when all is done; for us a SIGTERM that was obeyed is no failure.
-    before = signal.signal(signal.SIGTERM, lambda number, frame: None)
+    # uvicorn raises the signal once more when all is done; for us one that was obeyed is no failure.
+    stops = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal(each, lambda number, frame: None) for each in stops]
     try:
         ready(address_of(listening))
         uvicorn.Server(config).run(sockets=[listening])
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for each, handler in zip(stops, before, strict=True):
+            signal.signal(each, handler)
         listening.close()

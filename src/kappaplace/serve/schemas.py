@@ -6,9 +6,12 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+FAR = 1e9
+"""Metres: no map reaches so far, and squares of what does overflow."""
+Metres = Annotated[float, Field(ge=-FAR, le=FAR)]
 Risk = Annotated[float, Field(gt=0, lt=1, description="Share of errors allowed among accepted answers.")]
 Near = Annotated[
-    list[float],
+    list[Metres],
     Field(min_length=3, max_length=3, description="x, y, radius: metres of the map's frame."),
 ]
 MapName = Annotated[str, Field(description="Which map; the first one unless stated.")]
@@ -24,7 +27,7 @@ class Body(BaseModel):
 class Options(Body):
     """How to localize."""
 
-    k: int = Field(10, ge=1, description="Matches a query.")
+    k: int = Field(10, ge=1, le=2**31, description="Matches a query.")
     near: Near | None = Field(None, examples=[[550700.0, 4180050.0, 100.0]])
     max_risk: Risk | None = Field(
         None, description="Decide for this risk instead of the calibrated one; estimated, not proven."
@@ -54,8 +57,8 @@ class EmbedBody(Body):
 class Placed(Body):
     """Where an image to be appended was taken; without x and y its EXIF data tells, if it can."""
 
-    x: float | None = Field(None, description="Metres east in the map's frame.")
-    y: float | None = Field(None, description="Metres north in the map's frame.")
+    x: Metres | None = Field(None, description="Metres east in the map's frame.")
+    y: Metres | None = Field(None, description="Metres north in the map's frame.")
     heading: float | None = Field(None, ge=0, le=360, description="Degrees clockwise from north.")
     time: float | None = Field(None, description="Seconds since 1970.")
 
@@ -145,6 +148,7 @@ class MapsOut(BaseModel):
     max_body: int
     formats: list[str]
     tile_url: str | None
+    tile_attribution: str | None = Field(description="Whose the tiles are, as text.")
     kappaplace: str
 
 

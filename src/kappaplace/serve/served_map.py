@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -81,8 +81,24 @@ class ServedMap:
             seen=seen,
         )
         self.ready, self.failure = False, ""
-        self._appending = threading.Lock()
-        self._looked, self._stamp = time.monotonic(), self._changed_at()
+        # One append after the other, and not among the decoders: queries need those meanwhile.
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="append")
+        self._stamp = self._changed_at()
+        self._watch: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to work; needs a running event loop."""
+        self.batcher.start()
+        self._watch = asyncio.get_running_loop().create_task(self._watching())
+
+    async def close(self) -> None:
+        """Finish what was taken, then stop."""
+        if self._watch is not None:
+            self._watch.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._watch
+        await self.batcher.close()
+        self._writer.shutdown(wait=True)
 
     def warm(self) -> None:
         """Load the model and open the search, so that the first client does not wait for it."""
@@ -134,7 +150,6 @@ class ServedMap:
 
     def _work(self, queries: list[Query]) -> list[Any]:
         """In the map's own thread."""
-        self.look()
         start = time.perf_counter()
         made = self._embedded([query.image for query in queries])
         seconds = {"embed": (time.perf_counter() - start) / len(queries)}
@@ -181,34 +196,43 @@ class ServedMap:
         """How images are prepared for the map."""
         return preprocessing_of(self.map.manifest.model)
 
-    def look(self, *, now: bool = False) -> None:
+    async def _watching(self) -> None:
+        """Whoever only looks at the map shall see what is new, too, so it does not wait for a query."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            await loop.run_in_executor(self.batcher.pool, self.look)
+
+    def look(self) -> None:
         """See what was appended here or by others; in the map's own thread only."""
-        if not now and time.monotonic() - self._looked < LOOK_SECONDS:
-            return
-        self._looked = time.monotonic()
         stamp = self._changed_at()
-        if stamp == self._stamp and not now:
+        if stamp == self._stamp:
             return
         try:
             if self.map.refresh():
                 log.info("The map %s is now at version %d", self.name, self.map.manifest.version)
             self._stamp = stamp
-        except KappaPlaceError as error:  # half copied, or gone: what was read before still answers
+        except Exception as error:  # half copied, or gone: what was read before still answers
             log.warning("The map %s cannot be read anew: %s", self.name, error)
 
-    def _changed_at(self) -> tuple[int, int]:
+    def _changed_at(self) -> tuple[int, int, int]:
         try:
             found = (self.map.folder / MANIFEST).stat()
         except OSError:
-            return (0, 0)
-        return found.st_mtime_ns, found.st_size
+            return (0, 0, 0)
+        return found.st_mtime_ns, found.st_size, found.st_ino  # clocks tick in milliseconds
 
     async def append(self, data: bytes, placed: Placed) -> tuple[str, bool]:
         """Put an image into the map; its name there, and whether it is new."""
         loop = asyncio.get_running_loop()
         with self.batcher.admit(1):
-            made = await loop.run_in_executor(self._decoders, self._append, data, placed)
-            await loop.run_in_executor(self.batcher.pool, lambda: self.look(now=True))
+            writing = loop.run_in_executor(self._writer, self._append, data, placed)
+            try:
+                made = await asyncio.wait_for(writing, self.settings.timeout)
+                await loop.run_in_executor(self.batcher.pool, self.look)
+            except asyncio.TimeoutError:
+                sentence = "The image was not appended in time; send it again, which never makes it two."
+                raise busy(sentence, 503) from None
         return made
 
     def _append(self, data: bytes, placed: Placed) -> tuple[str, bool]:
@@ -218,18 +242,17 @@ class ServedMap:
             raise KappaPlaceError("A position needs both x and y.")
         name = hashlib.sha256(data).hexdigest()[:32] + _suffix(data, self.settings)
         file = make_folder(images_folder(self.map.folder)) / name
-        with self._appending:
-            known = file.is_file()
-            if not known:
-                replace_file(file, lambda part: part.write_bytes(data))
-            try:
-                report = self._add(file, placed)
-            except BaseException as error:
-                if not known:  # what is not in the map need not be kept
-                    file.unlink(missing_ok=True)
-                if _WRITING in str(error):  # that sentence names a process and a machine
-                    raise busy("Another process is changing the map; try again later.", 409) from None
-                raise
+        known = file.is_file()
+        if not known:
+            replace_file(file, lambda part: part.write_bytes(data))
+        try:
+            report = self._add(file, placed)
+        except BaseException as error:
+            if not known:  # what is not in the map need not be kept
+                file.unlink(missing_ok=True)
+            if _WRITING in str(error):  # that sentence names a process and a machine
+                raise busy("Another process is changing the map; try again later.", 409) from None
+            raise
         return PREFIX + name, report.added > 0
 
     def _add(self, file: Path, placed: Placed) -> Report:

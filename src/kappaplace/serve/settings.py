@@ -48,6 +48,8 @@ class Settings:
     """Pages of other sites that may ask (CORS); none by default."""
     tile_url: str = ""
     """Tiles behind the drawing of the map, ``https://…/{z}/{x}/{y}.png``; the page asks no other host."""
+    tile_attribution: str = ""
+    """Whose the tiles are, shown under the map; addresses in it become links."""
     demo_queries: Path | None = None
     """Folder of images that the page offers for trying out."""
 
@@ -74,10 +76,17 @@ class Settings:
             raise KappaPlaceError(
                 f"A request of {self.max_batch} images never fits a queue of {self.queue}; raise --queue."
             )
+        if self.tile_attribution and not self.tile_url:
+            raise KappaPlaceError("There are no tiles to attribute; give --tile-url with --tile-attribution.")
         if self.tile_url and not self.tile_host:
             raise KappaPlaceError(
                 f"The tiles' address must be like https://host/{{z}}/{{x}}/{{y}}.png, not {self.tile_url!r}."
             )
+
+    @property
+    def max_requests(self) -> int:
+        """Requests at once: those of a full queue, and as many to be told so or to look at the map."""
+        return 2 * self.queue + 64
 
     @property
     def formats(self) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ const main = document.getElementById("main");
 const which = document.getElementById("which");
 const about = h("span");
 let service = null; // what /v1/maps says
+let opening = null; // the map that was chosen last
 let world = null; // the map that is looked at, and what is known of it
 const made = new Map(); // pages that were shown, so that going back loses nothing
 
@@ -41,6 +42,7 @@ const emptyMap = () =>
   empty("This map is empty", "There is nothing yet that a photo could be compared with. Add images, then load this page again.", "kappaplace map add MAP photos/");
 
 async function openMap(name) {
+  opening = name;
   useMap(name);
   world = null;
   made.clear();
@@ -52,11 +54,13 @@ async function openMap(name) {
       get("/v1/map/calibration"),
       getIfThere("/v1/demo/queries"),
     ]);
-    world = { info, references, calibration, demo: demo?.queries ?? [], tiles: service.tile_url, habits: habits(references) };
+    if (opening !== name) return; // another one was chosen meanwhile
+    const tiles = service.tile_url && { url: service.tile_url, attribution: service.tile_attribution };
+    world = { info, references, calibration, demo: demo?.queries ?? [], tiles, habits: habits(references) };
     about.replaceChildren(`${count(info.references)} references`);
     show();
   } catch (error) {
-    main.replaceChildren(problem(error, () => openMap(name)));
+    if (opening === name) main.replaceChildren(problem(error, () => openMap(name)));
   }
 }
 

@@ -49,11 +49,14 @@ function acceptDrops(zone, take) {
 
 function demos(world, ask, failed) {
   if (!world.demo.length) return null;
+  let wanted = null;
   const chosen = (button, image, name) => async () => {
+    wanted = image;
     for (const other of button.parentElement.parentElement.querySelectorAll("[aria-pressed=true]")) other.setAttribute("aria-pressed", "false");
     button.setAttribute("aria-pressed", "true");
     try {
-      ask(await getBlob(image), file(name));
+      const photo = await getBlob(image);
+      if (wanted === image) ask(photo, file(name)); // else another one was chosen meanwhile
     } catch (error) {
       failed(error);
     }

@@ -3,7 +3,7 @@
 import { h } from "./dom.js";
 import { distance, metres, placed } from "./format.js";
 import { listen } from "./gestures.js";
-import { drawTiles } from "./tiles.js";
+import { attribution, drawTiles, utmZone } from "./tiles.js";
 import { boundsOf, scaleBar, View } from "./view.js";
 
 const NEAR = 14; // pixels between a click and what it means
@@ -17,7 +17,7 @@ export class MapDrawing {
     this.streets = [];
     this.markers = [];
     this.estimate = null;
-    this.tiles = tiles ? { url: tiles, frame } : null;
+    this.tiles = tiles && utmZone(frame) ? { ...tiles, frame } : null;
     this.radius = radius;
     this.pick = pick;
     this.canvas = h("canvas", { tabindex: "0", role: "application", "aria-roledescription": "map", "aria-label": label });
@@ -36,6 +36,7 @@ export class MapDrawing {
       ),
       h("p", { class: "nowhere" }, "The references of this map have no positions, so there is nothing to draw."),
       h("p", { class: "maphint" }, "Drag to move. With the map chosen: wheel or + and − to zoom, arrows to move, 0 for all."),
+      this.tiles?.attribution ? attribution(this.tiles.attribution) : null,
     );
     listen(this.canvas, this.view, { redraw: () => this.redraw(), pick: (x, y) => this.clicked(x, y), home: () => this.home() });
     new ResizeObserver(() => this.resize()).observe(this.canvas);
@@ -116,7 +117,7 @@ export class MapDrawing {
     const colour = (name) => css.getPropertyValue(`--${name}`).trim() || name;
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
     pen.clearRect(0, 0, this.view.width, this.view.height);
-    if (this.tiles) drawTiles(pen, this.view, this.tiles, ratio, () => this.redraw());
+    if (this.tiles) drawTiles(pen, this.view, { ...this.tiles, shown: Number(colour("tiles")) }, ratio, () => this.redraw());
     this.drawReferences(pen, colour);
     if (this.estimate) this.drawEstimate(pen, colour);
     // The best match last, so that it lies on top.
@@ -133,6 +134,8 @@ export class MapDrawing {
     const radius = Math.min(Math.max(1.6, 0.9 * view.scale), 4.5);
     const ground = colour("ground");
     if (!this.tiles) this.drawStreets(pen, colour("street"));
+    pen.strokeStyle = colour("surface");
+    pen.lineWidth = 1.5;
     for (const reference of this.references) {
       const [x, y] = view.toScreen(reference.x, reference.y);
       if (x < -9 || y < -9 || x > view.width + 9 || y > view.height + 9) continue;
@@ -140,6 +143,7 @@ export class MapDrawing {
       pen.beginPath();
       pen.arc(x, y, radius * (reference.size ?? 1), 0, 7);
       pen.fill();
+      if (this.tiles) pen.stroke(); // a rim, as nobody knows what colour the tiles have there
     }
   }
 

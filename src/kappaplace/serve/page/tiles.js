@@ -1,11 +1,13 @@
 // A background of map tiles, only where whoever runs the service gave an address, and only for UTM frames.
 
+import { h } from "./dom.js";
+
 const MOST_TILES = 80;
 const EARTH = 6378137;
 const cache = new Map();
 
 /** Draws under the references; each tile is placed by three of its corners, as UTM and tiles are turned a little. */
-export function drawTiles(pen, view, { url, frame, largest = 19 }, ratio, redraw) {
+export function drawTiles(pen, view, { url, frame, shown, largest = 19 }, ratio, redraw) {
   const zone = utmZone(frame);
   if (!zone) return;
   const corners = [[0, 0], [view.width, 0], [0, view.height], [view.width, view.height]].map(([x, y]) => toDegrees(...view.toMap(x, y), zone));
@@ -23,7 +25,7 @@ export function drawTiles(pen, view, { url, frame, largest = 19 }, ratio, redraw
       if (!image) continue;
       const [a, b, c] = [[0, 0], [1, 0], [0, 1]].map(([i, j]) => view.toScreen(...toUtm(...fromTile(column + i, row + j, level), zone)));
       pen.save();
-      pen.globalAlpha = 0.55;
+      pen.globalAlpha = shown;
       pen.setTransform(
         ...[(b[0] - a[0]) / 256, (b[1] - a[1]) / 256, (c[0] - a[0]) / 256, (c[1] - a[1]) / 256, a[0], a[1]].map((v) => v * ratio),
       );
@@ -31,6 +33,12 @@ export function drawTiles(pen, view, { url, frame, largest = 19 }, ratio, redraw
       pen.restore();
     }
   }
+}
+
+/** Whose the tiles are, as the operator says it; addresses in the text can be followed. */
+export function attribution(words) {
+  const parts = words.split(/(https?:\/\/[^\s,;()]+)/);
+  return h("p", { class: "attribution" }, parts.map((part, i) => (i % 2 ? h("a", { href: part, target: "_blank", rel: "noopener noreferrer" }, part.replace(/^https?:\/\//, "")) : part)));
 }
 
 function tile(url, z, x, y, redraw) {

@@ -13,10 +13,13 @@ const ADVICE = {
 
 const coordinate = new Intl.NumberFormat("en-GB", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
 
+/** One match alone says nothing of how far it may be off. */
+const precision = ({ matches, spread }) => (matches > 1 ? `± ${metres(spread)}, from ${matches} matches that agree` : "where match 1 was taken; no other match agrees");
+
 export function verdict(answer, decision, habits) {
   const { pose } = answer;
   const where = placed(pose)
-    ? h("p", { class: "where" }, `x ${coordinate.format(pose.x)}, y ${coordinate.format(pose.y)} `, h("span", { class: "muted" }, `± ${metres(pose.spread)}, from ${pose.matches} ${pose.matches === 1 ? "match" : "matches"} that agree${pose.matches === 1 ? "s" : ""}`))
+    ? h("p", { class: "where" }, `x ${coordinate.format(pose.x)}, y ${coordinate.format(pose.y)} `, h("span", { class: "muted" }, precision(pose)))
     : h("p", { class: "where" }, "The best match has no position.");
   const why = decision === "accept" ? [] : reasons(answer, decision, habits);
   const time = Object.values(answer.seconds ?? {}).filter(known).reduce((sum, part) => sum + part, 0);

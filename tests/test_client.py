@@ -1,0 +1,128 @@
+"""The client alone: what it sends, when it asks again, and what it makes of services that are none."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from kappaplace import Client, KappaPlaceError
+from kappaplace.client import ServiceError
+
+Said = tuple[int, dict[str, str], bytes]
+Serve = Callable[..., tuple[str, list[Any]]]
+MAPS: Said = (200, {}, b'{"maps": ["town"]}')
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """A service that gives these answers, one after the other; what was asked is noted."""
+    running: list[ThreadingHTTPServer] = []
+
+    def start(*answers: Said) -> tuple[str, list[Any]]:
+        left, asked = list(answers), []
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                asked.append((self.path, self.headers, body))
+                status, headers, said = left.pop(0)
+                self.send_response(status)
+                for name, value in {**headers, "Content-Length": str(len(said))}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(said)
+
+            do_POST = do_GET
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        running.append(ThreadingHTTPServer(("127.0.0.1", 0), Handler))
+        threading.Thread(target=running[-1].serve_forever, args=(0.01,), daemon=True).start()
+        return f"http://127.0.0.1:{running[-1].server_address[1]}", asked
+
+    yield start
+    for server in running:
+        server.shutdown()
+        server.server_close()
+
+
+def error(status: int, sentence: str, **headers: str) -> Said:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return status, named, json.dumps({"error": sentence}).encode()
+
+
+@pytest.mark.parametrize("status", [409, 429, 503])
+def test_a_busy_service_is_asked_again_when_it_says(serve: Serve, status: int) -> None:
+    url, asked = serve(error(status, "busy", Retry_After="0.2"), MAPS)
+    start = time.monotonic()
+    assert Client(url).maps() == ["town"]
+    assert time.monotonic() - start >= 0.2
+    assert len(asked) == 2
+
+
+def test_patience_ends(serve: Serve) -> None:
+    url, asked = serve(*[error(429, "The queue is full.", Retry_After="0")] * 3)
+    with pytest.raises(ServiceError, match="The queue is full") as refused:
+        Client(url, tries=3).maps()
+    assert refused.value.status == 429
+    assert len(asked) == 3
+
+
+def test_what_will_not_change_is_asked_once(serve: Serve) -> None:
+    for answer in (error(422, "Not an image."), error(503, "Broken.")):  # no word of coming back
+        url, asked = serve(answer, MAPS)
+        with pytest.raises(ServiceError):
+            Client(url).maps()
+        assert len(asked) == 1
+
+
+def test_the_token_goes_into_the_header_and_not_to_other_hosts(serve: Serve) -> None:
+    elsewhere, heard = serve(MAPS)
+    url, asked = serve((302, {"Location": f"{elsewhere}/v1/maps"}, b""))
+    Client(url, token="a-long-secret-token").maps()
+    (path, headers, _), (_, other, _) = asked[0], heard[0]
+    assert headers["Authorization"] == "Bearer a-long-secret-token"
+    assert "secret" not in path
+    assert other["Authorization"] is None
+
+
+def test_images_and_options_are_one_form(serve: Serve) -> None:
+    found = {"descriptors": [[1.0, 0.0]] * 2, "kappa": None}
+    url, asked = serve((200, {}, json.dumps(found).encode()))
+    assert Client(url, map="harbour").embed([b"one", b"\r\n--two--"]).descriptor.shape == (2, 2)
+    body = asked[0][2]
+    assert body.count(b'; name="image"') == 2
+    assert b"\r\n\r\none\r\n--" in body
+    assert b"\r\n\r\n\r\n--two--\r\n--" in body
+    assert b'name="map"\r\n\r\nharbour\r\n' in body
+
+
+def test_what_is_no_service_is_told_in_a_sentence(serve: Serve) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def speak_something_else() -> None:
+            with listening.accept()[0] as taken:
+                taken.recv(1000)
+                taken.sendall(b"220 mail.example ESMTP\r\n")
+
+        threading.Thread(target=speak_something_else, daemon=True).start()
+        with pytest.raises(ServiceError, match="does not answer") as refused:
+            Client(f"http://127.0.0.1:{listening.getsockname()[1]}", timeout=5).maps()
+    assert refused.value.status == 0
+    with pytest.raises(ServiceError, match="does not answer"):
+        Client("http://127.0.0.1:eighty").maps()
+    url, _ = serve((200, {}, b"<html>"), (500, {}, b"<html>"))
+    with pytest.raises(ServiceError, match="does not answer"):
+        Client(url).maps()
+    with pytest.raises(ServiceError, match="status 500"):
+        Client(url).maps()
+    with pytest.raises(KappaPlaceError, match="nothing to send"):
+        Client(url).localize_batch([])
