@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch.nn import functional as F
 
+from kappaplace.data import augment
 from kappaplace.data.augment import (
     CosPlaceAugmentation,
     Jitter,
@@ -75,6 +76,15 @@ def test_jitter_applies_each_samples_own_operations_in_its_own_order() -> None:
         for i, a, o in zip(images, jitter.amount, jitter.order, strict=True)
     ]
     np.testing.assert_allclose(colour_jitter(images, jitter).numpy(), np.stack(expected), atol=2e-5)
+
+
+@given(seed=st.integers(0, 10_000))
+@settings(max_examples=20, deadline=None)
+def test_all_at_once_gives_what_one_after_the_other_gives(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    images, jitter = torch.rand(7, 3, 9, 11, generator=generator), sample_jitter(7, generator=generator)
+    at_once = augment._jitter_at_once(images, jitter.amount, jitter.order)  # what ``compiled`` compiles
+    torch.testing.assert_close(at_once, colour_jitter(images, jitter), rtol=0, atol=1e-6)
 
 
 def test_no_jitter_is_the_identity() -> None:

@@ -31,5 +31,5 @@ def state_digest(state: Mapping[str, Tensor]) -> str:
     for name in sorted(state):
         value = state[name].detach().cpu().contiguous()
         digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
-        digest.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -25,7 +25,7 @@ from kappaplace.models.checkpoint import ModelCard
 from kappaplace.models.digest import state_digest
 from kappaplace.models.foreign import read_prototypes
 from kappaplace.models.heads import DropoutHead, Head, KappaHead, build_head
-from kappaplace.models.loading import AnyModel
+from kappaplace.models.loading import TrainableModel
 from kappaplace.training.batches import BatchPlan
 from kappaplace.training.early_stopping import EarlyStopping
 from kappaplace.training.engine import Engine
@@ -33,10 +33,10 @@ from kappaplace.training.features import (
     CLEAN,
     FeatureStore,
     Share,
-    compiled_features,
     extract_features,
     frozen_features,
 )
+from kappaplace.training.fused_features import feature_function
 from kappaplace.training.loop import FIRST_LOOK, LOG_EVERY, Loop
 from kappaplace.training.objectives import (
     BayesianTriplet,
@@ -113,7 +113,7 @@ class Assembly:
     data: TrainingSet
     folder: Path
     validation: ValidationSet | None
-    model: AnyModel
+    model: TrainableModel
     engine: Engine
     say: Say
 
@@ -287,7 +287,7 @@ class Assembly:
         self.model.eval()
         return extract_features(
             self.folder / "features",
-            partial(compiled_features() if self.settings.run.compile else frozen_features, self.model),
+            feature_function(self.model, self.settings.run),
             self.source,
             self.views,
             rows,
@@ -300,6 +300,7 @@ class Assembly:
             autocast=self.engine.autocast,
             channels_last=self.settings.run.channels_last,
             share=Share(self.engine.rank, self.engine.processes, self.engine.wait),
+            probe=partial(frozen_features, self.model),
         )
 
     def _features_key(self, rows: NDArray[np.int64], views: tuple[int, ...]) -> str:
@@ -336,7 +337,8 @@ class Assembly:
             return BayesianTriplet(settings.loss, gather_batch)
         if kind == "distillation":
             return Distillation(self._teacher(), settings.loss)
-        return ToAnchors(self._anchors(), settings.loss, gaussian=self.recipe.head == "variance")
+        compiled = settings.run.compile and self.engine.device.type == "cuda"
+        return ToAnchors(self._anchors(), settings.loss, self.recipe.head == "variance", compiled)
 
     def _classification(self, weight: float) -> Classification:
         """Fresh prototypes, or those of the starting model where it was trained on the same places."""

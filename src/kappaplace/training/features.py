@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -23,8 +22,9 @@ from torch import Tensor, nn
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import make_folder, replace_file
+from kappaplace.models.embedding import one_ahead
 from kappaplace.models.heads import Head
-from kappaplace.models.loading import AnyModel
+from kappaplace.models.loading import TrainableModel
 from kappaplace.models.place_model import unit
 from kappaplace.progress import track
 from kappaplace.training.batches import view_key
@@ -63,7 +63,7 @@ class FeatureStore:
             yield part, nn.functional.normalize(block, dim=1)
 
 
-def frozen_features(model: AnyModel, images: Tensor) -> tuple[Tensor, Tensor]:
+def frozen_features(model: TrainableModel, images: Tensor) -> tuple[Tensor, Tensor]:
     """What the head of a frozen model reads, and descriptors, of normalised images."""
     features = model.features(images)
     head = model.head
@@ -72,7 +72,7 @@ def frozen_features(model: AnyModel, images: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @cache
-def compiled_features() -> Callable[[AnyModel, Tensor], tuple[Tensor, Tensor]]:
+def compiled_features() -> Callable[[TrainableModel, Tensor], tuple[Tensor, Tensor]]:
     """`frozen_features`, compiled once for all models of one architecture."""
     return torch.compile(frozen_features)
 
@@ -108,10 +108,12 @@ def extract_features(
     autocast: Callable[[], AbstractContextManager] = nullcontext,
     channels_last: bool = True,
     share: Share | None = None,
+    probe: Compute | None = None,
 ) -> FeatureStore:
     """Features of every view of every row, from disk where they are already.
 
-    ``key`` names all that they depend on; a store with another key is overwritten.
+    ``key`` names all that they depend on; a store with another key is overwritten. ``probe`` computes the
+    same without needing whole batches: one image then tells how wide features are.
     """
     share = share or Share()
 
@@ -123,8 +125,10 @@ def extract_features(
             return tuple(values[: len(images)] for values in compute(_filled(pixels, batch_size)))
 
     if share.rank == 0 and _open(folder, key, rows, views) is None:
-        probe = outputs(next(source.batches(rows[:1], 1))[1], None)
-        _create(folder, key, len(rows) * len(views), [value.shape[1] for value in probe])
+        first = next(source.batches(rows[:1], 1))[1]
+        with autocast():
+            widths = [x.shape[1] for x in (probe or compute)(make_views.clean(first))]
+        _create(folder, key, len(rows) * len(views), widths)
     share.wait()
     store = _open(folder, key, rows, views)
     if store is None:
@@ -139,7 +143,7 @@ def extract_features(
         flushed = time.monotonic()
         work = _work(source, rows, views, done, stop, seed, batch_size)
         computed = ((position, outputs(images, keys)) for position, _, keys, images in work)
-        for position, values in _one_ahead(computed):
+        for position, values in one_ahead(computed):
             end = position + len(values[0])
             for array, part in zip((store.reduced, store.descriptor), values, strict=True):
                 array[position:end] = _half(part)
@@ -164,24 +168,12 @@ def _filled(pixels: Tensor, batch_size: int) -> Tensor:
     return torch.cat([pixels, pixels[:1].expand(missing, *pixels.shape[1:])])
 
 
-Item = TypeVar("Item")
-
-
-def _one_ahead(items: Iterable[Item]) -> Iterator[Item]:
-    """The same items, the next one begun before the last is handed out: the device works while we write."""
-    held: list[Item] = []
-    for item in items:
-        held.append(item)
-        if len(held) > 1:
-            yield held.pop(0)
-    yield from held
-
-
 def _half(values: Tensor) -> NDArray[np.float16]:
     half = values.to(torch.float16).cpu().numpy()
     if not np.isfinite(half).all():
         raise KappaPlaceError(
-            "The encoder gives features that are not finite; check the model and its precision."
+            "The encoder gives features that are not finite; check the model, or compute with "
+            "run.precision=fp32."
         )
     return half
 

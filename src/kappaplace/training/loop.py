@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.models.checkpoint import ModelCard, save_model
-from kappaplace.models.loading import AnyModel
+from kappaplace.models.loading import TrainableModel
 from kappaplace.progress import track
 from kappaplace.training.early_stopping import EarlyStopping
 from kappaplace.training.log import RunLog, epoch_line
@@ -35,7 +35,7 @@ class Loop:
 
     settings: Settings
     folder: Path
-    model: AnyModel
+    model: TrainableModel
     steps: Steps
     optimisers: Optimisers
     objective: nn.Module
@@ -73,6 +73,7 @@ class Loop:
             self._start()
         if self.finished:
             return self.log.epochs
+        self.model.eval()  # so that the first epoch, too, brings it into the mode of training
         while self.epoch < self.settings.optimiser.epochs and not self.finished:
             self._train_epoch()
             self._end_epoch()
@@ -88,9 +89,12 @@ class Loop:
         self._save_state()
 
     def _train_epoch(self) -> None:
-        self.model.train()
-        if self.settings.model.freeze_batchnorm:
-            freeze_batchnorm(self.model)
+        # Walking through all modules costs milliseconds, as much as an epoch may where the encoder is frozen;
+        # only validation changes the mode in between.
+        if not self.frozen or self.validator is not None or not self.model.training:
+            self.model.train()
+            if self.settings.model.freeze_batchnorm:
+                freeze_batchnorm(self.model)
         self._began = time.perf_counter()
         what = f"Epoch {self.epoch + 1}/{self.settings.optimiser.epochs}"
         with track(what, self.iterations) as bar:
@@ -244,11 +248,10 @@ class Loop:
         return states
 
     def _weights(self) -> dict[str, Tensor]:
-        return {
-            name: value
-            for name, value in self.model.state_dict().items()
-            if not self.frozen or name.startswith("head.")
-        }
+        if not self.frozen:
+            return self.model.state_dict()
+        assert self.model.head is not None
+        return self.model.head.state_dict(prefix="head.")
 
     def _resume(self) -> bool:
         state = load_state(self.folder)

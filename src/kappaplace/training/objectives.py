@@ -14,7 +14,13 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.training.anchors import FixedAnchors, batch_centroids, class_anchors
 from kappaplace.training.bayesian_triplet import bayesian_triplet_loss
 from kappaplace.training.contrastive import multi_similarity_loss, multi_similarity_pairs
-from kappaplace.training.losses import gaussian_nll, large_margin_cosine_loss, stun_loss, vmf_loss
+from kappaplace.training.losses import (
+    compiled_nll,
+    gaussian_nll,
+    large_margin_cosine_loss,
+    stun_loss,
+    vmf_loss,
+)
 from kappaplace.training.settings import LossSettings
 
 
@@ -97,15 +103,19 @@ def _xavier_uniform(size: int, dim: int, generator: torch.Generator) -> nn.Param
 class ToAnchors(Objective):
     """Post-training: the likelihood of frozen descriptors around fixed anchors, vMF or Gaussian."""
 
-    def __init__(self, anchors: FixedAnchors, settings: LossSettings, gaussian: bool = False) -> None:
+    def __init__(
+        self, anchors: FixedAnchors, settings: LossSettings, gaussian: bool = False, compiled: bool = False
+    ) -> None:
         super().__init__()
         self.anchors, self.settings, self.gaussian = anchors, settings, gaussian
+        self.nll = compiled_nll() if compiled else vmf.nll
 
     def forward(self, step: Step) -> Losses:
         anchors = self.anchors(step.rows, step.descriptor)
         if self.gaussian:
             return {"loss": gaussian_nll(step.descriptor, anchors, _spread(step))}
-        return {"loss": vmf_loss(step.descriptor, anchors, _spread(step), self.settings.vmf_dim or None)}
+        dim = self.settings.vmf_dim or None
+        return {"loss": vmf_loss(step.descriptor, anchors, _spread(step), dim, self.nll)}
 
     def cosine(self, step: Step) -> Tensor:
         return _cosine(step.descriptor, self.anchors(step.rows, step.descriptor))

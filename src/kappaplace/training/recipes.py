@@ -133,7 +133,12 @@ def recipe_named(name: str) -> Recipe:
 
 
 def settings_for(name: str, config: str = "", options: list[str] | None = None) -> Settings:
-    """A recipe's defaults, changed by a TOML file, then by ``section.key=value`` options."""
+    """A recipe's defaults, changed by a TOML file, then by ``section.key=value`` options.
+
+    >>> settings = settings_for("kappa-jt", options=["optimiser.epochs=3"])
+    >>> settings.optimiser.epochs, settings.loss.weight
+    (3, 0.01)
+    """
     recipe = recipe_named(name)
     settings = Settings(recipe=name).changed(recipe.defaults)
     if config:

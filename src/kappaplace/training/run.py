@@ -11,7 +11,7 @@ import torch
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import make_folder, replace_file
 from kappaplace.models.checkpoint import load_weights
-from kappaplace.models.loading import AnyModel
+from kappaplace.models.loading import TrainableModel
 from kappaplace.training.assembly import Assembly, Say, TrainingSet
 from kappaplace.training.engine import Engine
 from kappaplace.training.features import FeatureStore
@@ -32,7 +32,7 @@ class Trained:
     folder: Path
     epochs: list[dict[str, Any]]
     """One row an epoch: losses and validation."""
-    model: AnyModel
+    model: TrainableModel
     """The run's result: the best by the watched metric, else the last."""
     features: FeatureStore | None = None
     """What the frozen encoder made of the images, where the head learnt from that."""
@@ -44,7 +44,7 @@ def train(
     folder: str | Path,
     validation: ValidationSet | None = None,
     *,
-    model: AnyModel | None = None,
+    model: TrainableModel | None = None,
     device: str = "",
     say: Say = lambda line: None,
 ) -> Trained:
@@ -72,7 +72,7 @@ def train(
     return Trained(folder, epochs, _result(loop), run.store)
 
 
-def _result(loop: Loop) -> AnyModel:
+def _result(loop: Loop) -> TrainableModel:
     """The model at hand with the weights that were kept: the best, or the last where none was measured."""
     if loop.validator is not None:
         load_weights(loop.model, loop.folder / "model")

@@ -13,24 +13,24 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.models.backbones import backbone_spec
 from kappaplace.models.frozen import FrozenEncoder
 from kappaplace.models.heads import Head, HeadName, KappaHead, MirroredKappaHead
-from kappaplace.models.loading import AnyModel, load_model
+from kappaplace.models.loading import TrainableModel, load_model, trainable
 from kappaplace.models.place_model import PlaceModel, default_preprocessing
 from kappaplace.training.recipes import Recipe
 from kappaplace.training.settings import Settings
 
 
-def starting_model(settings: Settings, recipe: Recipe, given: AnyModel | None = None) -> AnyModel:
+def starting_model(settings: Settings, recipe: Recipe, given: TrainableModel | None = None) -> TrainableModel:
     """A new model, or a trained one with the recipe's head; what the recipe freezes is frozen."""
     torch.manual_seed(settings.run.seed)
     options = settings.model
     head: HeadName = options.head or recipe.head  # type: ignore[assignment]  # checked when it is built
-    source = given or (load_model(options.start) if options.start else None)
+    source = given or (trainable(load_model(options.start)) if options.start else None)
     if source is None:
         if recipe.needs_start:
             raise KappaPlaceError(
                 f"The recipe {recipe.name} starts from a trained model; name it with model.start (--from)."
             )
-        model: AnyModel = PlaceModel.create(
+        model: TrainableModel = PlaceModel.create(
             options.backbone, options.dim, head, pretrained=options.pretrained,
             preprocessing=_square(options.backbone, options.size),
         )  # fmt: skip
@@ -104,7 +104,7 @@ def _freeze(model: PlaceModel, recipe: Recipe, trainable: str) -> None:
 class TrainingNet(nn.Module):
     """What processes wrap: a model whose pass gives descriptors and the head's own output."""
 
-    def __init__(self, model: AnyModel) -> None:
+    def __init__(self, model: TrainableModel) -> None:
         super().__init__()
         self.model = model
 

@@ -20,7 +20,7 @@ from kappaplace.metrics.calibration import BOTH_TAILS, UPPER_TAIL, expected_cali
 from kappaplace.metrics.ranking import auroc
 from kappaplace.metrics.retrieval import recall_at, success_at
 from kappaplace.models.heads import Head
-from kappaplace.models.loading import AnyModel
+from kappaplace.models.loading import TrainableModel
 from kappaplace.models.place_model import with_spread
 from kappaplace.retrieval.exact import search
 from kappaplace.training.features import frozen_features
@@ -65,7 +65,7 @@ class Validator:
 
     def __call__(
         self,
-        model: AnyModel,
+        model: TrainableModel,
         device: torch.device,
         autocast: Callable[[], AbstractContextManager],
         gather: Gather,
@@ -105,7 +105,7 @@ class Validator:
 
     def _embed(
         self,
-        model: AnyModel,
+        model: TrainableModel,
         device: torch.device,
         autocast: Callable[[], AbstractContextManager],
         gather: Gather,
@@ -140,7 +140,7 @@ class Validator:
 
     def _from_kept(
         self,
-        model: AnyModel,
+        model: TrainableModel,
         device: torch.device,
         autocast: Callable[[], AbstractContextManager],
         gather: Gather,
