@@ -45,6 +45,8 @@ HEAD = [
     "augment.hue=0.05",
 ]
 MILD, HEAVY = ["augment.damage=0.6"], ["augment.damage=0.95"]
+MANY = [*HEAVY, "anchors.source=clean", "anchors.views=8", "optimiser.epochs=60"]
+COLOUR = [f"augment.{name}={value}" for name, value in (("brightness", 0.4), ("contrast", 0.4), ("hue", 0.1))]
 # name: (encoder, recipe, options). What each is compared for stands in docs/real_images.md.
 HEADS: dict[str, tuple[str, str, list[str]]] = {
     "pt-paper": ("retrieval", "kappa-pt", []),
@@ -66,6 +68,10 @@ HEADS: dict[str, tuple[str, str, list[str]]] = {
     "clean-heavy": ("contrastive", "kappa-pt", [*HEAVY, "anchors.source=clean"]),
     "layers": ("contrastive", "kappa-pt", [*HEAVY, "anchors.source=clean", "model.head=layers"]),
     "layers-mlp": ("contrastive", "kappa-pt", [*HEAVY, "anchors.source=clean", "model.head=layers-mlp"]),
+    "layers-8": ("contrastive", "kappa-pt", [*MANY, "model.head=layers"]),
+    "layers-mlp-8": ("contrastive", "kappa-pt", [*MANY, "model.head=layers-mlp"]),
+    "layers-mlp-8-colour": ("contrastive", "kappa-pt", [*MANY, *COLOUR, "model.head=layers-mlp"]),
+    "imagenet-layers-mlp-8": ("imagenet", "kappa-pt", [*MANY, "model.head=layers-mlp"]),
     "places-layers": ("contrastive", "kappa-pt", [*HEAVY, "anchors.source=places", "model.head=layers"]),
 }
 STUN = [*STEPS, "optimiser.lr=3e-4", "augment.damage=0.3", "augment.scale=0.7", "optimiser.epochs=8"]

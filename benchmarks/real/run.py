@@ -62,6 +62,7 @@ def main() -> None:
     parser.add_argument("--models", type=Path)
     parser.add_argument("--more", nargs="*", default=[])
     parser.add_argument("--sets", default="")
+    parser.add_argument("--heads", nargs="*", default=list(HEADS))
     arguments = parser.parse_args()
     if arguments.render:
         import os
@@ -93,7 +94,7 @@ def main() -> None:
     columns: Columns = {}
     stages = [stage for stage in STAGES if stage in arguments.stages.split(",")]
     with tempfile.TemporaryDirectory() as temporary:
-        lab = Lab(start, data, Path(temporary), arguments.seed, arguments.more)
+        lab = Lab(start, data, Path(temporary), arguments.seed, arguments.more, arguments.heads)
         for stage in stages:
             encoder, heads = lab.models(stage)
             judge(stage, encoder.to(device).eval(), heads, pixels, hurt, columns)
@@ -109,7 +110,7 @@ def keep(arguments: argparse.Namespace, columns: Columns, heads: dict[str, AnyMo
     name = f"{arguments.backbone}_{arguments.seed}"
     np.savez_compressed(arguments.out / f"{name}.npz", **columns)  # type: ignore[arg-type]
     if arguments.models:
-        for head in sorted({"clean", "layers", "layers-mlp"} & set(heads)):
+        for head in sorted({"layers", "layers-8", "layers-mlp-8"} & set(heads)):
             save_model(heads[head].cpu(), arguments.models / f"{name}_{head}")
 
 
@@ -122,6 +123,7 @@ class Lab:
     folder: Path
     seed: int
     more: list[str]
+    heads: list[str]
 
     def __post_init__(self) -> None:
         self.teacher: AnyModel | None = None
@@ -134,7 +136,7 @@ class Lab:
             return encoder, {stage: encoder}
         heads = {}
         for name, (base, _, _) in HEADS.items():
-            if base == stage:
+            if base == stage and name in self.heads:
                 heads[name] = fit_head(name, encoder, self.data, self.folder, self.seed)
                 log("head", name)
         return encoder, heads
@@ -196,7 +198,7 @@ def judge(
                 query = foreign_queries(s, {t: o[0] for t, o in own.items()})
                 put(f"{head}/{s}/outside", kappa_columns(query, own[s][1], no_truth(p, FOREIGN), {}))
             thin(head, s, own, p, put, kappa=True)
-        if head in ("layers", "jt", "pt-classifier"):
+        if head in ("layers", "layers-8", "layers-mlp-8", "jt", "pt-classifier"):
             steps(head, model, pixels, own, columns)
 
 

@@ -41,7 +41,7 @@ COMBINATIONS: dict[str, tuple[str, ...]] = {
     "patches + cosine + margin": (*PATCH, "cosine", "margin"),
     "patches + cosine + margin + κ": (*PATCH, "cosine", "margin", "log-kappa"),
 }
-MAIN = {"efficientnet_lite0": "layers-mlp", "resnet50_v1": "layers-mlp"}
+MAIN = {"efficientnet_lite0": "layers-mlp", "resnet50_v1": "layers-mlp-8"}
 """The head that the combinations take κ from; chosen on the validation part."""
 
 
