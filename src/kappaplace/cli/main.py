@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from kappaplace.cli import (
+    bench,
     calibrate,
     city,
     compare,
     data,
     demo,
+    doctor,
     evaluate,
+    export,
     localize,
     models,
     serve,
@@ -24,9 +29,23 @@ from kappaplace.cli import map as place_map
 from kappaplace.errors import KappaPlaceError
 
 BAD_INPUT, INTERRUPTED = 2, 130
+STOPPED = "kappaplace: stopped. What was finished is kept; the same command goes on from there."
+
+
+class _Interruptible(TyperGroup):
+    """Ctrl-C as a sentence: typer would end without a word, or with one that differs by version."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            typer.echo(STOPPED, err=True)
+            raise typer.Exit(INTERRUPTED) from None
+
 
 app = typer.Typer(
     name="kappaplace",
+    cls=_Interruptible,
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
@@ -35,13 +54,16 @@ app = typer.Typer(
 )
 app.command("demo")(demo.demo)
 app.command("city")(city.city)
-app.command("models")(models.models)
 app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("compare")(compare.compare)
 app.command("calibrate")(calibrate.calibrate)
+app.command("bench")(bench.bench)
 app.command("localize")(localize.localize)
+app.command("export")(export.export)
 app.command("serve")(serve.serve)
+app.command("doctor")(doctor.doctor)
+app.add_typer(models.app, name="models")
 app.add_typer(data.app, name="data")
 app.add_typer(place_map.app, name="map")
 app.add_typer(slam.app, name="slam")
@@ -72,8 +94,17 @@ def main() -> None:
     except KappaPlaceError as error:
         typer.echo(f"kappaplace: {error}", err=True)
         sys.exit(BAD_INPUT)
+    except MemoryError:
+        typer.echo("kappaplace: there is not enough memory for this; ask for less at a time.", err=True)
+        sys.exit(BAD_INPUT)
+    except OSError as error:  # the disk's own words, where nobody nearer had better ones
+        if error.errno is None:
+            raise
+        where = f" ({error.filename})" if error.filename else ""
+        typer.echo(f"kappaplace: {os.strerror(error.errno)}{where}.", err=True)
+        sys.exit(BAD_INPUT)
     except KeyboardInterrupt:
-        typer.echo("kappaplace: stopped.", err=True)
+        typer.echo(STOPPED, err=True)
         sys.exit(INTERRUPTED)
 
 

@@ -24,11 +24,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kappaplace.data.images import Preprocessing, Source
+from kappaplace.data.unreadable import DAMAGED_ARRAYS
 from kappaplace.errors import KappaPlaceError
 from kappaplace.evaluation.identity import DIGEST, image_digests
-from kappaplace.files import make_folder
+from kappaplace.files import make_folder, reserve_array
 from kappaplace.models.digest import state_digest
 from kappaplace.models.embedding import embed_images, embed_patches
+from kappaplace.models.exported import ExportedModel
 from kappaplace.models.hub import cache_folder
 from kappaplace.models.loading import AnyModel
 from kappaplace.models.place_model import PlaceModel
@@ -49,6 +51,8 @@ def default_cache() -> Path:
 
 def model_fingerprint(model: AnyModel) -> str:
     """Checksum of a model's weights and of what it is built of."""
+    if isinstance(model, ExportedModel):
+        return model.fingerprint
     described = model.architecture.to_dict() if isinstance(model, PlaceModel) else model.to_dict()
     text = json.dumps([type(model).__name__, described, state_digest(model.state_dict())], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -85,7 +89,7 @@ class EmbeddingCache:
     def patch_maps(self) -> Callable[[Sequence[Source]], Tensor] | None:
         """Feature maps of images, if the model shows them; not kept on disk, for they are a hundred times as
         large as descriptors."""
-        if not isinstance(self.model, PlaceModel) or not self.model.shows_patches:
+        if not isinstance(self.model, PlaceModel | ExportedModel) or not self.model.shows_patches:
             return None
         return partial(embed_patches, self.model, self.preprocessing, batch_size=self.batch_size)
 
@@ -130,7 +134,7 @@ class _Store:
     def missing(self) -> NDArray[np.int64]:
         if not self.exists():
             return np.arange(len(self.digests))
-        return np.flatnonzero(_load(self.folder / _DONE) == 0)
+        return np.flatnonzero(self.loaded("done") == 0)
 
     def write(self, rows: NDArray[np.int64], made: Embeddings) -> None:
         """Values first, marks after them, so that a mark never stands for something that is not there."""
@@ -147,12 +151,20 @@ class _Store:
         for column in _COLUMNS:
             file = self.folder / f"{column}.npy"
             if file.is_file():
-                columns[column] = np.load(file, mmap_mode="c" if column == "descriptor" else None)
+                columns[column] = self.loaded(column, "c" if column == "descriptor" else None)
         return Embeddings(**columns)
+
+    def loaded(self, column: str, mmap_mode: Any = None) -> NDArray[Any]:
+        """A column with a row for each image: one that was cut short must not pass for an answer."""
+        file = self.folder / f"{column}.npy"
+        array = _load(file, mmap_mode)
+        if len(array) != len(self.digests):
+            raise _damaged(file, f"{len(array)} rows for {len(self.digests)} images")
+        return array
 
     def _put(self, column: str, rows: NDArray[np.int64], values: Any) -> None:
         if column not in self._arrays:
-            self._arrays[column] = np.load(self.folder / f"{column}.npy", mmap_mode="r+")
+            self._arrays[column] = self.loaded(column, "r+")
         array = self._arrays[column]
         array[rows] = values
         array.flush()  # type: ignore[attr-defined]  # a memory map
@@ -162,15 +174,20 @@ class _Store:
         part = self.folder.with_name(f".{self.folder.name}.{os.getpid()}.part")
         make_folder(part)
         n = len(self.digests)
-        for column, shape in shapes.items():
-            file = part / f"{column}.npy"
-            np.lib.format.open_memmap(file, mode="w+", dtype=np.float32, shape=(n, *shape)).flush()
-        np.save(part / _IMAGES, self.digests.view(np.uint8).reshape(n, DIGEST.itemsize))
-        np.save(part / _DONE, np.zeros(n, np.uint8))
         try:
+            for column, shape in shapes.items():
+                reserve_array(part / f"{column}.npy", (n, *shape), np.float32)
+            np.save(part / _IMAGES, self.digests.view(np.uint8).reshape(n, DIGEST.itemsize))
+            np.save(part / _DONE, np.zeros(n, np.uint8))
             os.rename(part, self.folder)
-        except OSError:  # another process was quicker: its store will do
-            shutil.rmtree(part)
+        except OSError as error:
+            if not self.exists():  # else another process was quicker: its store will do
+                raise KappaPlaceError(
+                    f"Cannot keep embeddings in {self.folder.parent}: {error.strerror or error}; make room "
+                    "there, or choose another cache folder."
+                ) from None
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
 
 
 def _blocks(rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
@@ -178,14 +195,18 @@ def _blocks(rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
         yield rows[start : start + BLOCK]
 
 
-def _load(file: Path) -> NDArray[Any]:
+def _load(file: Path, mmap_mode: Any = None) -> NDArray[Any]:
     try:
-        return np.load(file)
-    except (OSError, ValueError, EOFError) as error:
-        raise KappaPlaceError(
-            f"The cached embeddings in {file.parent} are damaged ({error}); remove that folder to make them "
-            "anew."
-        ) from None
+        return np.load(file, mmap_mode=mmap_mode)
+    except DAMAGED_ARRAYS as error:
+        raise _damaged(file, str(error)) from None
+
+
+def _damaged(file: Path, reason: str) -> KappaPlaceError:
+    return KappaPlaceError(
+        f"The cached embeddings in {file.parent} are damaged ({file.name}: {reason}); remove that folder to "
+        "make them anew."
+    )
 
 
 def _copy_known(store: _Store, group: Path) -> None:
@@ -193,8 +214,12 @@ def _copy_known(store: _Store, group: Path) -> None:
     for other in sorted(group.iterdir()):
         if other.name.startswith(".") or not (other / _DONE).is_file():
             continue
-        theirs = _load(other / _IMAGES).view(DIGEST).ravel()
-        done = np.flatnonzero(_load(other / _DONE))
+        try:
+            theirs = _load(other / _IMAGES).view(DIGEST).ravel()
+            known = _Store(other, theirs)
+            done, embeddings = np.flatnonzero(known.loaded("done")), known.read()
+        except (KappaPlaceError, ValueError):  # damaged: it has nothing to give, and is told of when asked for
+            continue
         rows = store.missing()
         order = np.argsort(theirs[done], kind="stable")
         ordered = theirs[done][order]
@@ -203,7 +228,6 @@ def _copy_known(store: _Store, group: Path) -> None:
         place = np.minimum(np.searchsorted(ordered, store.digests[rows]), len(ordered) - 1)
         shared = ordered[place] == store.digests[rows]
         rows, source = rows[shared], done[order[place[shared]]]
-        embeddings = _Store(other, theirs).read()
         for start in range(0, len(rows), COPY):
             part = slice(start, start + COPY)
             store.write(rows[part], embeddings.take(source[part]))

@@ -19,6 +19,7 @@ from kappaplace.evaluation.results import EvaluationResult, SetResult
 from kappaplace.evaluation.run import Choices
 from kappaplace.evaluation.store import write_rows
 from kappaplace.files import make_folder
+from kappaplace.models.exported import KAPPA, VARIANCE, ExportedModel
 from kappaplace.models.heads import Head
 from kappaplace.models.loading import load_model
 
@@ -80,7 +81,11 @@ def parse_models(words: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _role_of(source: str) -> str:
-    head = load_model(source).head
+    model = load_model(source)
+    if isinstance(model, ExportedModel):
+        outputs = model.record.outputs
+        return "pt" if KAPPA in outputs else "stun" if VARIANCE in outputs else "baseline"
+    head = model.head
     if not isinstance(head, Head):
         return "baseline"
     return "pt" if head.spread == "kappa" else "stun"

@@ -10,6 +10,7 @@ from typing import Protocol, TypeAlias
 from kappaplace.data.images import Preprocessing
 from kappaplace.models.embedding import embed_images
 from kappaplace.models.loading import AnyModel
+from kappaplace.models.optimize import for_many
 from kappaplace.types import Embeddings
 
 Embedder: TypeAlias = Callable[[Sequence[str]], Embeddings]
@@ -48,10 +49,11 @@ def starter(
     *,
     batch_size: int,
     device: str | None,
+    images: int = 0,
     embedder: Embedder | None = None,
     ray: str = "",
 ) -> Iterator[Starter]:
-    """What embeds with these options; a cluster is left again at the end."""
+    """What embeds so many images with these options; a cluster is left again at the end."""
     if ray:
         from kappaplace.maps.ray_embedder import RayEmbedder
 
@@ -59,7 +61,12 @@ def starter(
             yield cluster
         return
 
-    def embed(paths: Sequence[str]) -> Embeddings:
-        return embed_images(model, preprocessing, paths, batch_size=batch_size, device=device, progress=False)
+    if embedder is not None:
+        yield Here(embedder)
+        return
+    ready = for_many(model, device, images)
 
-    yield Here(embedder or embed)
+    def embed(paths: Sequence[str]) -> Embeddings:
+        return embed_images(ready, preprocessing, paths, batch_size=batch_size, device=device, progress=False)
+
+    yield Here(embed)

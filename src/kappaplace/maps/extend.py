@@ -94,7 +94,7 @@ def extend(writer: MapWriter, wanted: Wanted, model: AnyModel, options: Options)
     if len(todo):
         key = json.dumps([writer.manifest.model.fingerprint, preprocessing.to_dict()], sort_keys=True)
         pending = Pending(writer.folder / PENDING, key)
-        machine = {"batch_size": options.batch_size, "device": options.device}
+        machine = {"batch_size": options.batch_size, "device": options.device, "images": len(todo)}
         by = {"embedder": options.embedder, "ray": options.ray}
         waiting: list[Rows] = []
         append = partial(_append, writer, wanted, options, report)

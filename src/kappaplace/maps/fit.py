@@ -36,7 +36,7 @@ from kappaplace.models.checkpoint import ModelCard, save_model
 from kappaplace.models.embedding import usable_device
 from kappaplace.models.frozen import FrozenEncoder
 from kappaplace.models.heads import Head, KappaHead, LayersKappaHead, MirroredKappaHead
-from kappaplace.models.loading import AnyModel
+from kappaplace.models.loading import TrainableModel, trainable
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.training.assembly import TrainingSet
 from kappaplace.training.recipes import settings_for
@@ -133,7 +133,7 @@ def fit_map(
         record = read_record(writer.folder, writer.manifest)
         new = record is None or record.key != key
         if new:
-            record = _fit(writer, place_map.model, options, key, place_map.device, calibrate, say)
+            record = _fit(writer, trainable(place_map.model), options, key, place_map.device, calibrate, say)
         else:
             say("κ was fitted on these images with these options before.")
             shutil.rmtree(writer.folder / WORK, ignore_errors=True)
@@ -154,14 +154,14 @@ def estimate_fit(
 ) -> Estimate:
     """How long `fit_map` will take here; nothing is written."""
     options, store = options or FitOptions(), place_map.store
-    model = _with_preprocessing(place_map.model, preprocessing_of(place_map.manifest.model))
+    model = _with_preprocessing(trainable(place_map.model), preprocessing_of(place_map.manifest.model))
     paths = image_files(store)
     return _estimate(model, paths, choose(len(paths), options.images, options.seed), options, calibrate)
 
 
 def _fit(
     writer: MapWriter,
-    model: AnyModel,
+    model: TrainableModel,
     options: FitOptions,
     key: str,
     device: str | None,
@@ -213,7 +213,7 @@ def _fit(
     return record
 
 
-def _put(writer: MapWriter, fitted: AnyModel, record: FitRecord, kappa: np.ndarray) -> None:
+def _put(writer: MapWriter, fitted: TrainableModel, record: FitRecord, kappa: np.ndarray) -> None:
     """Model and κ into the map: files that nobody names yet, then one swap."""
     old = writer.manifest.model
     model = record_of(fitted, "", preprocessing_of(old))
@@ -247,7 +247,7 @@ def _work_folder(writer: MapWriter, key: str) -> Path:
     return work
 
 
-def _with_preprocessing(model: AnyModel, preprocessing: Preprocessing) -> AnyModel:
+def _with_preprocessing(model: TrainableModel, preprocessing: Preprocessing) -> TrainableModel:
     """The same model that takes images as the map's were taken; the caller's stays as it is."""
     if model.preprocessing == preprocessing:
         return model
@@ -256,7 +256,7 @@ def _with_preprocessing(model: AnyModel, preprocessing: Preprocessing) -> AnyMod
     return other
 
 
-def _trained_head(model: AnyModel) -> Head | None:
+def _trained_head(model: TrainableModel) -> Head | None:
     """The κ head that a model came with; the one of a FrozenEncoder that nobody trained says nothing."""
     head = model.head
     if not has_kappa(model) or not isinstance(head, KappaHead):
@@ -264,7 +264,7 @@ def _trained_head(model: AnyModel) -> Head | None:
     return head if head.trained or not isinstance(model, FrozenEncoder) else None
 
 
-def _without_head(model: AnyModel, seed: int) -> AnyModel:
+def _without_head(model: TrainableModel, seed: int) -> TrainableModel:
     """The encoder with a head that knows nothing yet, so that the same images always teach the same."""
     if not isinstance(model, FrozenEncoder):
         return with_head(model, "none")
@@ -280,7 +280,7 @@ def _without_head(model: AnyModel, seed: int) -> AnyModel:
 
 
 def _estimate(
-    model: AnyModel, paths: list[str], chosen: Chosen, options: FitOptions, calibrate: bool
+    model: TrainableModel, paths: list[str], chosen: Chosen, options: FitOptions, calibrate: bool
 ) -> Estimate:
     from kappaplace.maps.self_calibrate import QUERIES
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kappaplace.data.degrade import KINDS, degrade
 from kappaplace.models.heads import Head
-from kappaplace.models.loading import AnyModel
+from kappaplace.models.loading import TrainableModel
 from kappaplace.models.place_model import unit
 from kappaplace.progress import track
 
@@ -49,7 +49,7 @@ class Learnt:
 
 
 @torch.inference_mode()
-def look(model: AnyModel, old: Head | None, paths: Sequence[str], seed: int) -> Learnt:
+def look(model: TrainableModel, old: Head | None, paths: Sequence[str], seed: int) -> Learnt:
     """Damage each image in each way to each level and read κ; ``old`` is the head that was there before."""
     model.eval()
     if old is not None:
@@ -70,7 +70,7 @@ def passes(images: int) -> int:
 
 
 def _read(
-    model: AnyModel, old: Head | None, pixels: Tensor, seed: int
+    model: TrainableModel, old: Head | None, pixels: Tensor, seed: int
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """κ, cosine to the undamaged and the old κ of one image: the undamaged first, then kinds × levels."""
     names = [name for name in KINDS for _ in LEVELS]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kappaplace.models.loading import AnyModel
+from kappaplace.models.loading import TrainableModel
 
 PROBE = 8
 """Images that are timed."""
@@ -36,7 +36,7 @@ class Estimate:
         )
 
 
-def timed(model: AnyModel, views: Callable[[list[str]], torch.Tensor], paths: list[str]) -> float:
+def timed(model: TrainableModel, views: Callable[[list[str]], torch.Tensor], paths: list[str]) -> float:
     """Seconds that an image takes to be read, damaged and encoded; the first round warms up."""
     seconds = 0.0
     for _ in range(2):

@@ -9,13 +9,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kappaplace.data.unreadable import DAMAGED_ARRAYS
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import replace_file
 from kappaplace.maps.files import save_array
 from kappaplace.maps.store import Indices, MapStore
 from kappaplace.models.embedding import embed_images
 from kappaplace.models.heads import Head
-from kappaplace.models.loading import AnyModel
+from kappaplace.models.loading import TrainableModel
 from kappaplace.progress import track
 from kappaplace.training.features import CLEAN, FeatureStore
 
@@ -31,7 +32,7 @@ class KappaFile:
     """κ of each reference on disk, NaN where it is still to be found."""
 
     def __init__(self, file: Path, count: int) -> None:
-        if not file.is_file():
+        if not _whole(file, count):
             replace_file(file, lambda part: save_array(part, np.full(count, np.nan, np.float32)))
         self.values: NDArray[np.float32] = np.load(file, mmap_mode="r+")
 
@@ -46,8 +47,17 @@ class KappaFile:
         self.values.flush()  # type: ignore[attr-defined]  # a memory map
 
 
+def _whole(file: Path, count: int) -> bool:
+    """Whether an earlier run left one that can be gone on with; a damaged one is made anew."""
+    try:
+        found = np.load(file, mmap_mode="r", allow_pickle=False)
+    except DAMAGED_ARRAYS:
+        return False
+    return found.shape == (count,) and found.dtype == np.float32
+
+
 @torch.inference_mode()
-def from_features(model: AnyModel, features: FeatureStore) -> NDArray[np.float32]:
+def from_features(model: TrainableModel, features: FeatureStore) -> NDArray[np.float32]:
     """κ of the images whose undamaged features were kept."""
     assert isinstance(model.head, Head)
     first = features.views.index(CLEAN) * len(features.rows)
@@ -70,7 +80,7 @@ def check_descriptors(store: MapStore, rows: Indices, features: FeatureStore) ->
 
 
 def find_kappa(
-    file: KappaFile, model: AnyModel, paths: Sequence[str], batch_size: int, device: str | None
+    file: KappaFile, model: TrainableModel, paths: Sequence[str], batch_size: int, device: str | None
 ) -> NDArray[np.float32]:
     """Embed what is still missing, block by block; the descriptors are those that the map has already."""
     missing = file.missing

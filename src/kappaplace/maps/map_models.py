@@ -9,16 +9,19 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.evaluation.cache import model_fingerprint
 from kappaplace.maps.manifest import ModelRecord
 from kappaplace.models.checkpoint import save_model
+from kappaplace.models.exported import KAPPA, ExportedModel
 from kappaplace.models.frozen import FrozenEncoder
 from kappaplace.models.heads import KappaHead, VarianceHead
 from kappaplace.models.hub import HUB
-from kappaplace.models.loading import AnyModel, load_model
+from kappaplace.models.loading import AnyModel, load_model, trainable
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.models.shipped import DEFAULT, is_shipped
 
 
 def loaded(model: AnyModel | str | Path | None) -> tuple[AnyModel, str]:
     """The model itself, and the name or path it came by; empty for one made in memory. None: our own."""
+    if isinstance(model, ExportedModel):
+        return model, str(Path(model.file).resolve())
     if isinstance(model, PlaceModel | FrozenEncoder):
         return model, ""
     if model is None or (isinstance(model, str) and is_shipped(model)):
@@ -40,13 +43,15 @@ def record_of(model: AnyModel, source: str, preprocessing: Preprocessing | None 
 
 def has_kappa(model: AnyModel) -> bool:
     """Whether the model says how sure it is of a descriptor."""
+    if isinstance(model, ExportedModel):
+        return KAPPA in model.record.outputs
     return isinstance(model.head, KappaHead) and not isinstance(model.head, VarianceHead)
 
 
 def keep_model(folder: Path, record: ModelRecord, model: AnyModel) -> None:
     """Save a model from memory beside the segments, so that the map can be used without its maker."""
     if record.source.startswith("./") and not (folder / record.source / "card.json").is_file():
-        save_model(model, folder / record.source)
+        save_model(trainable(model), folder / record.source)
 
 
 def model_of(folder: Path, record: ModelRecord, given: AnyModel | str | Path | None = None) -> AnyModel:
@@ -88,4 +93,6 @@ def preprocessing_of(record: ModelRecord) -> Preprocessing:
 
 
 def _can_be_kept(model: AnyModel) -> bool:
+    if isinstance(model, ExportedModel):
+        return False  # it has a file of its own, which `loaded` names
     return isinstance(model, PlaceModel) or model.name in HUB

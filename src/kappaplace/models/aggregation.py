@@ -6,11 +6,22 @@ the kappa head, which reads the same normalised map.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 GEM_EPS = 1e-6
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Full precision; nothing is entered where autocast is off already: that costs as much as a kernel."""
+    return (
+        torch.autocast(device.type, enabled=False)
+        if torch.is_autocast_enabled(device.type)
+        else nullcontext()
+    )
 
 
 def normalise_channels(features: Tensor) -> Tensor:
@@ -23,9 +34,11 @@ def gem(features: Tensor, p: Tensor | float, eps: float = GEM_EPS) -> Tensor:
 
     Computed in float32 under autocast: ``eps**p`` underflows in half precision.
     """
-    with torch.autocast(features.device.type, enabled=False):
+    with without_autocast(features.device):
         features = features if features.dtype == torch.float64 else features.float()
-        return features.clamp(min=eps).pow(p).mean(dim=(-2, -1)).pow(1.0 / p)
+        # `1 / p` of a tensor would be two kernels, and a small model notices each of them.
+        root = p.reciprocal() if isinstance(p, Tensor) else 1.0 / p
+        return features.clamp(min=eps).pow(p).mean(dim=(-2, -1)).pow(root)
 
 
 class GeM(nn.Module):

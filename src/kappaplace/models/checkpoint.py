@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import kappaplace
 from kappaplace.data.images import Preprocessing
+from kappaplace.data.unreadable import telling
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import make_folder, replace_file
 from kappaplace.models.digest import sha256_of, state_digest
@@ -54,6 +55,13 @@ def save_model(
 
     Of a FrozenEncoder only the head is written, with a fingerprint of the encoder it belongs to. ``half``
     rounds large tensors to float16, half the bytes; loading gives float32 again, of the rounded values.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     made = save_model(PlaceModel.create("resnet_tiny", dim=16), folder, ModelCard(data="my town"))
+    ...     model, card = load_checkpoint(made)
+    >>> model.dim, card.data
+    (16, 'my town')
     """
     folder = make_folder(folder)
     card = card or ModelCard()
@@ -98,9 +106,10 @@ def load_checkpoint(folder: str | Path, *, dim: int | None = None) -> tuple[Plac
     """Read a PlaceModel written by `save_model`; ``dim`` refuses a model of another dimension."""
     folder = Path(folder)
     record = read_card(folder)
-    model = PlaceModel(
-        Architecture.from_dict(record["architecture"]), Preprocessing.from_dict(record["preprocessing"])
-    )
+    with telling(f"The model card {folder / CARD} does not describe a model"):
+        model = PlaceModel(
+            Architecture.from_dict(record["architecture"]), Preprocessing.from_dict(record["preprocessing"])
+        )
     check_dim(model.dim, dim, str(folder))
     load_state(model, _read_weights(folder, record), str(folder))
     card = ModelCard(record["data"], record["licence"], record["metrics"], record["notes"])
@@ -110,9 +119,10 @@ def load_checkpoint(folder: str | Path, *, dim: int | None = None) -> tuple[Plac
 def load_head(folder: Path, encoder: nn.Module, *, dim: int | None = None) -> FrozenEncoder:
     """Put a saved kappa head back beside the encoder it was trained for; another encoder is refused."""
     record = read_card(folder)
-    model = FrozenEncoder.from_dict(
-        record["architecture"], encoder, Preprocessing.from_dict(record["preprocessing"])
-    )
+    with telling(f"The model card {folder / CARD} does not describe a head"):
+        model = FrozenEncoder.from_dict(
+            record["architecture"], encoder, Preprocessing.from_dict(record["preprocessing"])
+        )
     check_dim(model.dim, dim, str(folder))
     load_state(model.head, _read_weights(folder, record), str(folder))
     if isinstance(model.head, KappaHead):
@@ -185,14 +195,22 @@ def _write_weights(state: dict[str, Tensor], file: Path) -> None:
         raise KappaPlaceError(f"Cannot write {file.parent}: {error}; the model there is unchanged.") from None
 
 
-def _read_weights(folder: Path, record: dict[str, Any]) -> dict[str, Tensor]:
+def checked_weights(folder: Path, record: dict[str, Any]) -> Path:
+    """The weights file that a card names, if it is the one the card was written for."""
     # Only a plain file name: a card from elsewhere must not reach out of its folder.
     file = folder / Path(str(record["weights"])).name
-    if sha256_of(file) != record["sha256"]:
+    with telling(f"The weights that {folder / CARD} names cannot be read"):
+        found = sha256_of(file)
+    if found != record["sha256"]:
         raise KappaPlaceError(
             f"The weights in {file} are not those its card was written for (checksum differs): "
             "the file is damaged or was exchanged; restore the folder from a copy."
         )
+    return file
+
+
+def _read_weights(folder: Path, record: dict[str, Any]) -> dict[str, Tensor]:
+    file = checked_weights(folder, record)
     try:
         return load_file(file)
     except (SafetensorError, OSError) as error:

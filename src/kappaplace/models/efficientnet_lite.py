@@ -29,13 +29,18 @@ class SameConv2d(nn.Conv2d):
     """TensorFlow's "same" padding: the odd pixel goes to the right and to the bottom."""
 
     def forward(self, x: Tensor) -> Tensor:
-        pads: list[int] = []
-        for size, kernel, stride in zip(
-            reversed(x.shape[-2:]), reversed(self.kernel_size), reversed(self.stride), strict=True
-        ):
-            total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
-            pads += [total // 2, total - total // 2]
-        return F.conv2d(F.pad(x, pads), self.weight, self.bias, self.stride, 0, self.dilation, self.groups)
+        return same_conv(x, self.weight, self.bias, self.stride, self.groups)
+
+
+def same_conv(x: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int, ...], groups: int) -> Tensor:
+    """The convolution of `SameConv2d`; the output has ⌈size / stride⌉ pixels a side."""
+    pads: list[int] = []
+    for size, kernel, step in zip(
+        reversed(x.shape[-2:]), reversed(weight.shape[-2:]), reversed(stride), strict=True
+    ):
+        total = max((-(-size // step) - 1) * step + kernel - size, 0)
+        pads += [total // 2, total - total // 2]
+    return F.conv2d(F.pad(x, pads), weight, bias, stride, groups=groups)
 
 
 def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Conv2d:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -51,6 +52,37 @@ def usable_device(name: str | torch.device) -> torch.device:
     return device
 
 
+class Upload:
+    """Moves batches to a device; to a GPU beside what it computes, through memory that it reads itself."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def __call__(self, images: Tensor) -> Tensor:
+        if self.stream is None:
+            return images.to(self.device)
+        computing = torch.cuda.current_stream(self.device)
+        with torch.cuda.stream(self.stream):
+            moved = images.pin_memory().to(self.device, non_blocking=True)
+        computing.wait_stream(self.stream)
+        moved.record_stream(computing)
+        return moved
+
+
+Item = TypeVar("Item")
+
+
+def one_ahead(items: Iterable[Item]) -> Iterator[Item]:
+    """The same items, the next one begun before the last is handed out: the device works while we write."""
+    held: list[Item] = []
+    for item in items:
+        held.append(item)
+        if len(held) > 1:
+            yield held.pop(0)
+    yield from held
+
+
 @torch.inference_mode()
 def embed_images(
     model: nn.Module,
@@ -75,16 +107,20 @@ def embed_images(
     weight = next(model.parameters())
     was_training = model.training
     model.eval()
+    upload = Upload(weight.device)
     parts: list[Embeddings] = []
+
+    def computed() -> Iterator[Embeddings]:
+        for batch in ImageLoader(sources, preprocessing, batch_size):
+            yield model(preprocessing.normalise(upload(batch.images)).to(weight.dtype))
+
     try:
         with track("Embedding", len(sources)) if progress else nullcontext(None) as bar:
-            for batch in ImageLoader(sources, preprocessing, batch_size):
-                pixels = preprocessing.normalise(batch.images.to(weight.device)).to(weight.dtype)
-                parts.append(
-                    Embeddings(*(None if x is None else x.float().cpu().numpy() for x in model(pixels)))
-                )
+            # On a GPU the next batch is under way while this one's answer is fetched.
+            for made in computed() if weight.device.type == "cpu" else one_ahead(computed()):
+                parts.append(Embeddings(*(None if x is None else x.float().cpu().numpy() for x in made)))
                 if bar is not None:
-                    bar.advance(len(batch.rows))
+                    bar.advance(len(parts[-1].descriptor))
     finally:
         model.train(was_training)
     return join(parts)

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.models.aggregation import Aggregation, GeM
+from kappaplace.models.aggregation import Aggregation, GeM, without_autocast
 
 KAPPA_FLOOR = 1e-6  # κ stays positive where Softplus underflows
 
@@ -47,12 +47,12 @@ Spread = Literal["kappa", "variance", "log-variance"]
 def positive(x: Tensor) -> Tensor:
     """Softplus plus the floor: κ > 0 always; B×1 → B."""
     x = x.squeeze(-1)
-    return F.softplus(x if x.dtype == torch.float64 else x.float()) + KAPPA_FLOOR
+    return F.softplus(x if x.dtype == torch.float64 else x.float()).add_(KAPPA_FLOOR)
 
 
 def exact_linear(layer: nn.Linear, x: Tensor) -> Tensor:
     """A Linear layer that autocast leaves alone: bfloat16 has steps of 2 at κ = 300 and would tie ranks."""
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x.device):
         return layer(x.to(layer.weight.dtype))
 
 
@@ -156,7 +156,13 @@ class FoldedKappaHead(KappaHead):
         return pooled if self.tied else self.gem(normalised)
 
     def from_reduced(self, reduced: Tensor) -> Tensor:
-        return positive(exact_linear(self.last, reduced))
+        last = self.last
+        if reduced.dtype == torch.float32 == last.weight.dtype and not torch.is_autocast_enabled(
+            reduced.device.type
+        ):
+            # The same in three calls: at batch 1 what Python does around them costs more than the head.
+            return F.softplus(F.linear(reduced, last.weight, last.bias).squeeze(-1)).add_(KAPPA_FLOOR)
+        return positive(exact_linear(last, reduced))
 
 
 class LayersKappaHead(KappaHead):
@@ -181,7 +187,7 @@ class LayersKappaHead(KappaHead):
         return torch.cat([pooled.float(), stages.float()], dim=1)
 
     def from_reduced(self, reduced: Tensor) -> Tensor:
-        with torch.autocast(reduced.device.type, enabled=False):
+        with without_autocast(reduced.device):
             x = self.scale(reduced.to(self.last.weight.dtype))
         if self.hidden is not None:
             x = F.silu(exact_linear(self.hidden, x))
@@ -190,7 +196,7 @@ class LayersKappaHead(KappaHead):
 
 def stage_statistics(maps: Sequence[Tensor]) -> Tensor:
     """Mean and deviation over the image of every channel of some maps: B×(2·ΣC), in float32."""
-    with torch.autocast(maps[0].device.type, enabled=False):
+    with without_autocast(maps[0].device):
         parts = [torch.var_mean(x.float(), dim=(-2, -1), correction=0) for x in maps]
         return torch.cat([part for var, mean in parts for part in (mean, (var + 1e-6).sqrt())], dim=1)
 

@@ -6,15 +6,19 @@ from pathlib import Path
 
 from torch import nn
 
+from kappaplace.data.unreadable import telling
 from kappaplace.errors import KappaPlaceError
 from kappaplace.models.checkpoint import check_dim, load_checkpoint, load_head, read_card
+from kappaplace.models.exported import ExportedModel, load_exported
 from kappaplace.models.foreign import load_foreign
 from kappaplace.models.frozen import FrozenEncoder
 from kappaplace.models.hub import HUB, fetch, load_torch_hub
 from kappaplace.models.place_model import PlaceModel
+from kappaplace.models.runtimes import kind_of
 from kappaplace.models.shipped import DEFAULT, is_shipped, shipped_folder
 
-AnyModel = PlaceModel | FrozenEncoder
+TrainableModel = PlaceModel | FrozenEncoder
+AnyModel = TrainableModel | ExportedModel
 
 
 def load_model(
@@ -26,21 +30,30 @@ def load_model(
 ) -> AnyModel:
     """Load a model for inference.
 
-    ``source`` is a folder written by `save_model`, a foreign weights file, or a name that
-    ``kappaplace models`` lists; without it, the pretrained model that comes with the package. ``dim``
+    ``source`` is a folder written by `save_model`, a file of ``kappaplace export`` (ONNX, OpenVINO,
+    TorchScript), a foreign weights file, or a name that ``kappaplace models`` lists; without it, the
+    pretrained model that comes with the package. ``dim``
     refuses any other descriptor dimension; ``backbone`` overrides what is recognised from a foreign file
     (``resnet50_v1`` cannot be told from ``resnet50`` by its weights); ``encoder`` is the module that a saved
     FrozenEncoder belongs to.
+
+    >>> model = load_model()
+    >>> model.dim, model.preprocessing.fixed_size
+    (512, (320, 320))
     """
     source = DEFAULT if source is None else source
     # A name of ours comes before a folder that happens to be called so: a Path, or ./NAME, means the folder.
     path = shipped_folder(source) if isinstance(source, str) and is_shipped(source) else Path(source)
-    if path.is_file():
+    if path.is_file() and kind_of(path) is None:
         return load_foreign(path, dim=dim, backbone=backbone)
     if backbone is not None:
         raise KappaPlaceError(
             f"A backbone can be stated for a foreign weights file only; '{source}' says itself what it is."
         )
+    if path.is_file():
+        exported = load_exported(path)
+        check_dim(exported.dim, dim, str(path))
+        return exported
     if path.is_dir():
         return _from_folder(path, dim, encoder)
     hub = HUB.get(str(source))
@@ -55,11 +68,22 @@ def load_model(
     return load_foreign(fetch(hub), dim=dim)
 
 
+def trainable(model: AnyModel) -> TrainableModel:
+    """A model whose weights are at hand; an exported file is refused."""
+    if isinstance(model, ExportedModel):
+        raise KappaPlaceError(
+            f"The exported model {model.file} cannot be trained or fitted: its graph is fixed; give the "
+            f"model it was made of ({model.record.name})."
+        )
+    return model
+
+
 def _from_folder(folder: Path, dim: int | None, encoder: nn.Module | None) -> AnyModel:
     record = read_card(folder)
     if record["kind"] == "place-model":
         return load_checkpoint(folder, dim=dim)[0]
-    name = record["architecture"]["encoder"]
+    with telling(f"The model card of {folder} names no encoder"):
+        name = str(record["architecture"]["encoder"])
     if encoder is None and name in HUB:
         encoder = load_torch_hub(HUB[name]).encoder
     if encoder is None:

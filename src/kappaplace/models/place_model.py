@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +25,9 @@ from kappaplace.models.heads import (
     with_folded_head,
 )
 from kappaplace.types import Embeddings
+
+if TYPE_CHECKING:
+    from kappaplace.models.optimize import OptimizedModel, Way
 
 
 @dataclass(frozen=True)
@@ -169,6 +172,16 @@ class PlaceModel(nn.Module):
         name: HeadName = "folded-tied" if self.architecture.head == "mirrored-tied" else "folded"
         folded.architecture = replace(self.architecture, head=name)
         return folded
+
+    def optimize(self, device: str | torch.device | None = None, *, way: Way = "auto") -> OptimizedModel:
+        """A copy for inference alone, in the form that runs fastest on ``device`` (default: where it is).
+
+        Descriptors stay within a cosine of .9999 and κ within 1 % of this model's: half precision is taken
+        only where a few test images confirm it. See `kappaplace.models.optimize`.
+        """
+        from kappaplace.models.optimize import optimize
+
+        return optimize(self, device, way=way)
 
     def freeze_partially(self, stages: int | None = None) -> None:
         """Train only the later stages, the aggregation and the head (default: the backbone's own choice)."""

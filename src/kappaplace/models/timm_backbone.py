@@ -75,4 +75,4 @@ class TokenBackbone(nn.Module):
             )
         tokens = self.model.forward_features(x)[:, self.prefix :]  # type: ignore[operator]
         rows = height // self.patch
-        return tokens.transpose(1, 2).reshape(len(x), self.channels, rows, -1)
+        return tokens.transpose(1, 2).reshape(x.shape[0], self.channels, rows, -1)

@@ -1,0 +1,193 @@
+"""Exported models on the CPU against the eager one: latency, and what int8 costs in R@1 and in κ's ranks.
+
+python benchmarks/export_cpu.py [--models lite0 resnet50] [--resnet50 WEIGHTS] [--data SET] [--csv FILE]
+
+Latency is of one image; every round times each form once, in turn, so that a busy machine harms all alike,
+and the ratio is that of the medians. "cpu" is processor time instead, which other programs hardly change: on
+a busy machine look at it, with OMP_NUM_THREADS=1. Quality is measured on SET, a folder that `kappaplace data
+import gt-json` reads; without it on a synthetic city. int8 takes its ranges from references; its quality is
+judged on queries against references. ResNet-50 starts from WEIGHTS (torchvision's names) with an untrained
+projection and head, or untrained altogether: speed is the same, and so is what rounding does to ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.stats import spearmanr
+
+from kappaplace.data.images import Preprocessing
+from kappaplace.data.place_images import PlaceImages
+from kappaplace.data.readers.gt_json import read
+from kappaplace.data.synthetic_city import SyntheticCity, write_city
+from kappaplace.export.graph import probe_images
+from kappaplace.export.openvino_file import convert
+from kappaplace.export.run import Exported, export_model
+from kappaplace.models.loading import load_model
+from kappaplace.models.place_model import PlaceModel
+from kappaplace.types import Embeddings
+from record import append_row
+
+FORMS = ("torchscript", "onnx", "openvino", "openvino half", "onnx int8", "openvino int8")
+LATENCY_SIZE = {"lite0": 320, "resnet50": 512}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=list(LATENCY_SIZE), choices=list(LATENCY_SIZE))
+    parser.add_argument("--forms", nargs="+", default=FORMS, choices=FORMS)
+    parser.add_argument("--resnet50", type=Path, help="a weights file; untrained without it")
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--no-speed", action="store_true")
+    parser.add_argument("--no-quality", action="store_true")
+    parser.add_argument("--images", type=int, default=400, help="queries, and references, at most")
+    parser.add_argument("--csv", type=Path)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        table = read(args.data) if args.data else _city(Path(folder))
+        for name in args.models:
+            for row in measured(name, args, table, Path(folder)):
+                print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+                if args.csv:
+                    append_row(args.csv, row)
+
+
+def _city(folder: Path) -> PlaceImages:
+    from kappaplace.data.readers.at_names import read as read_names
+
+    city = SyntheticCity(0, (2, 2))
+    write_city(city, folder / "city", 128, views={"test": city.views("test", queries=200)})
+    return read_names(folder / "city" / "test")
+
+
+def model_named(name: str, resnet50: Path | None) -> PlaceModel:
+    """The shipped model, or a ResNet-50 that embeds at 320 pixels."""
+    if name == "lite0":
+        model = load_model()
+    elif resnet50 is not None:
+        torch.manual_seed(0)
+        model = load_model(resnet50, backbone="resnet50_v1")
+    else:
+        torch.manual_seed(0)
+        model = PlaceModel.create("resnet50")
+    assert isinstance(model, PlaceModel)
+    if name != "lite0":
+        model.preprocessing = Preprocessing(320, "exact")
+    return model.eval()
+
+
+def measured(name: str, args: argparse.Namespace, table: PlaceImages, folder: Path) -> list[dict[str, Any]]:
+    model = model_named(name, args.resnet50)
+    queries = table.image_paths(table.query_rows)[: args.images]
+    references = table.image_paths(table.reference_rows)
+    opened: dict[str, Any] = {"eager": model}
+    kept: dict[str, int] = {}
+    for form in args.forms:
+        made = exported(model, form, folder / name, references)
+        kept[form] = made.quantised.kept if made.quantised else 0
+        opened[form] = load_model(made.file)
+    speed = {} if args.no_speed else latency(opened, LATENCY_SIZE[name], args.rounds)
+    expected = None if args.no_quality else embeddings(model, queries, references)
+    rows = []
+    for form, each in opened.items():
+        quality = {"R@1": "", "R@1 lost": "", "kappa ranks": "", "mean cosine": ""}
+        if expected is not None and (form == "eager" or "int8" in form):
+            got = expected if form == "eager" else embeddings(each, queries, references)
+            quality = judged(table, expected, got, len(queries))
+        rows.append(
+            {
+                "model": name,
+                "form": form,
+                "data": args.data.name if args.data else "city",
+                "size": LATENCY_SIZE[name],
+                "threads": torch.get_num_threads(),
+                **compared(speed.get("eager"), speed.get(form)),
+                "float layers": kept.get(form, ""),
+                **quality,
+            }
+        )
+    return rows
+
+
+def compared(eager: Any, form: Any) -> dict[str, float | str]:
+    """Milliseconds an image by the clock and of the processor, and the ratios to the eager model's."""
+    if eager is None:
+        return {"ms": "", "times faster": "", "cpu ms": "", "times less cpu": ""}
+    (clock, cpu), (eager_clock, eager_cpu) = (
+        [statistics.median(column) for column in zip(*timed, strict=True)] for timed in (form, eager)
+    )
+    return {
+        "ms": 1e3 * clock,
+        "times faster": eager_clock / clock,
+        "cpu ms": 1e3 * cpu,
+        "times less cpu": eager_cpu / cpu,
+    }
+
+
+def exported(model: PlaceModel, form: str, folder: Path, images: list[str]) -> Exported:
+    """One form; what was made before is used again, as OpenVINO's forms are made of ONNX's anyway."""
+    if form == "torchscript":
+        return export_model(model, folder / "model.pt", "torchscript")
+    int8 = "int8" in form
+    made = _made.get(str(folder) + "int8" * int8)
+    if made is None:
+        file = folder / ("int8.onnx" if int8 else "model.onnx")
+        made = export_model(model, file, int8_images=images if int8 else None)
+        _made[str(folder) + "int8" * int8] = made
+    if form.startswith("onnx"):
+        return made
+    half = form.endswith("half")
+    record = replace(made.record, precision="float16") if half else made.record
+    file = folder / f"{form.replace(' ', '-')}.zip"
+    convert(made.file, file, record.to_json(), half=half)
+    return made._replace(file=file)
+
+
+_made: dict[str, Exported] = {}
+
+
+def latency(opened: dict[str, Any], size: int, rounds: int) -> dict[str, list[tuple[float, float]]]:
+    """Seconds an image, by the clock and of the processor, each form once a round; three rounds warm up."""
+    images = probe_images(next(iter(opened.values())).preprocessing, 1, (size, size))
+    seconds: dict[str, list[tuple[float, float]]] = {form: [] for form in opened}
+    with torch.inference_mode():
+        for number in range(rounds + 3):
+            for form, model in opened.items():
+                start, used = time.perf_counter(), time.process_time()
+                model(images)
+                if number >= 3:
+                    seconds[form].append((time.perf_counter() - start, time.process_time() - used))
+    return seconds
+
+
+def embeddings(model: Any, queries: list[str], references: list[str]) -> tuple[Embeddings, Embeddings]:
+    return tuple(model.embed(paths, batch_size=8, progress=False) for paths in (queries, references))  # type: ignore[return-value]
+
+
+def judged(table: PlaceImages, expected: Any, got: Any, count: int) -> dict[str, float]:
+    """R@1, and how near κ and descriptors of the queries are to the eager model's."""
+    positives = table.positives()
+
+    def right(pair: Any) -> float:
+        top = (pair[0].descriptor @ pair[1].descriptor.T).argmax(1)
+        return float(np.mean([top[i] in positives.of(i) for i in range(count)]))
+
+    return {
+        "R@1": right(got),
+        "R@1 lost": right(expected) - right(got),
+        "kappa ranks": float(spearmanr(expected[0].kappa, got[0].kappa).statistic),
+        "mean cosine": float((expected[0].descriptor * got[0].descriptor).sum(1).mean()),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""From files to descriptors against the model alone, and which stage holds the rest up."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from kappaplace.bench.photos import write_photos
+from kappaplace.bench.rows import Row
+from kappaplace.bench.timing import interleaved, ratio
+from kappaplace.data.images import Preprocessing
+from kappaplace.data.loader import ImageLoader
+from kappaplace.models.embedding import Upload, embed_images
+
+PART = "embedding"
+CPU_LIMIT, GPU_LIMIT = 0.9, 0.8
+PHOTO = (640, 480)
+
+
+def measure_pipeline(
+    model: nn.Module,
+    preprocessing: Preprocessing,
+    name: str,
+    device: torch.device,
+    *,
+    images: int = 64,
+    batch_size: int = 32,
+    rounds: int = 3,
+) -> list[Row]:
+    """Images a second from disk to descriptors; each stage alone over the same images, in turn with it."""
+    model = model.to(device).eval()
+    height, width = preprocessing.fixed_size or (512, 512)
+    batches = [batch_size] * (images // batch_size) + [images % batch_size] * (images % batch_size > 0)
+    blank = torch.randint(0, 256, (batch_size, height, width, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
+    ready = preprocessing.normalise(blank.to(device)).to(next(model.parameters()).dtype)
+    upload = Upload(device)
+
+    @torch.inference_mode()
+    def model_alone() -> None:
+        for count in batches:
+            model(ready[:count])
+
+    @torch.inference_mode()
+    def transfer() -> None:
+        for count in batches:
+            preprocessing.normalise(upload(blank[:count]))
+
+    with tempfile.TemporaryDirectory() as folder:
+        paths = write_photos(Path(folder), images, PHOTO)
+
+        def decode() -> None:
+            assert sum(len(batch.rows) for batch in ImageLoader(paths, preprocessing, batch_size)) == images
+
+        whole = partial(
+            embed_images, model, preprocessing, [str(p) for p in paths], batch_size=batch_size, progress=False
+        )
+        stages = {"model": model_alone, "decode": decode, "transfer": transfer}
+        taken = interleaved({"all": whole, **stages}, device, runs=1, rounds=rounds, warm_up=1)
+    rate = {stage: images / statistics.median(values) for stage, values in taken.items()}
+    slowest = min(stages, key=lambda stage: rate[stage])
+    where = f"{name}, {height}×{width}, {device.type}"
+    limit = GPU_LIMIT if device.type == "cuda" else CPU_LIMIT
+    rows = [
+        Row(
+            PART,
+            where,
+            f"disk to descriptors; bottleneck: {slowest}",
+            rate["all"],
+            rate["model"],
+            "images/s",
+            "model alone",
+            ratio(taken["model"], taken["all"]),
+            "higher",
+            limit,
+        )
+    ]
+    for stage in ("decode", "transfer"):
+        what = f"{stage} alone"
+        share = ratio(taken["model"], taken[stage])
+        rows.append(
+            Row(PART, where, what, rate[stage], rate["model"], "images/s", "model alone", share, "higher")
+        )
+    return rows

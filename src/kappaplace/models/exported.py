@@ -1,0 +1,175 @@
+"""ExportedModel: a model that lies in one file for another runtime, behind the interface of a PlaceModel.
+
+Such a file (`kappaplace export`) carries a record of what it is: preprocessing, names of its outputs, the
+model it was made of, and its calibration. Reading it needs the runtime, and none of the model's own code.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kappaplace.data.images import Preprocessing, Source
+from kappaplace.errors import KappaPlaceError
+from kappaplace.models.embedding import check_images, embed_images
+from kappaplace.models.runtimes import Runtime, open_runtime
+from kappaplace.types import Embeddings
+
+FORMAT = 1
+DESCRIPTOR, KAPPA, VARIANCE, PATCHES = "descriptor", "kappa", "variance", "patches"
+
+
+@dataclass(frozen=True)
+class ExportRecord:
+    """What an exported file says of itself: one JSON object under the key ``kappaplace``."""
+
+    name: str
+    """What was exported: the name of a model or of its folder."""
+    fingerprint: str
+    """Tells maps which model this is: that of the source, except for int8, which is a model of its own."""
+    source: str
+    """Fingerprint of the model it was made of."""
+    preprocessing: dict[str, Any]
+    dim: int
+    outputs: tuple[str, ...]
+    precision: str
+    """float32, float16 (weights rounded, half precision where the machine has it) or int8."""
+    opset: int | None = None
+    """Of ONNX; None for TorchScript."""
+    size: tuple[int, int] | None = None
+    """Height and width where the graph takes no other; None: any."""
+    parity: dict[str, float] | None = None
+    """How far it was from its source when it was made."""
+    calibration: dict[str, Any] | None = None
+    """A stored calibration of the source, see `kappaplace.calibration.model`."""
+    licence: str = "not stated"
+    kappaplace: str = ""
+    """The version that wrote it."""
+    format: int = FORMAT
+
+    def to_json(self) -> str:
+        """One line of plain values."""
+        return json.dumps(asdict(self), ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str | None, where: str) -> ExportRecord:
+        """The inverse of `to_json`; a file without a record, or of a later version, is refused."""
+        if not text:
+            raise KappaPlaceError(
+                f"The file {where} does not say how its images are prepared: it was not made by "
+                "`kappaplace export`."
+            )
+        try:
+            values = json.loads(text)
+            if values["format"] > FORMAT:
+                raise KappaPlaceError(
+                    f"The file {where} was exported by kappaplace {values.get('kappaplace')}, which is "
+                    "newer; upgrade this one."
+                )
+            known = {key: values[key] for key in (field.name for field in fields(cls)) if key in values}
+            known["outputs"] = tuple(known["outputs"])
+            known["size"] = None if known.get("size") is None else tuple(known["size"])
+            return cls(**known)
+        except (ValueError, KeyError, TypeError) as error:
+            raise KappaPlaceError(f"The record in {where} cannot be read ({error!r}).") from None
+
+
+class ExportedModel(nn.Module):
+    """An exported file at work: the same forward, ``embed`` and ``patch_maps`` as a `PlaceModel`.
+
+    ONNX and OpenVINO files run on the CPU; a TorchScript file can be moved to any device of torch's.
+    """
+
+    head: None = None  # what a head would do is part of the graph
+
+    def __init__(self, runtime: Runtime, record: ExportRecord, file: str = "") -> None:
+        super().__init__()
+        self.runtime, self.record, self.file = runtime, record, file
+        self.preprocessing = Preprocessing.from_dict(record.preprocessing)
+        # Whoever embeds asks a parameter for device and type.
+        self.place = nn.Parameter(torch.empty(0), requires_grad=False)
+        if isinstance(runtime, nn.Module):
+            self.script = runtime  # moves with the model
+        self.eval()
+
+    @property
+    def dim(self) -> int:
+        """Dimension of the descriptor."""
+        return self.record.dim
+
+    @property
+    def fingerprint(self) -> str:
+        """As `kappaplace.evaluation.cache.model_fingerprint` gives it."""
+        return self.record.fingerprint
+
+    @property
+    def shows_patches(self) -> bool:
+        """Whether the file gives patch maps."""
+        return PATCHES in self.record.outputs
+
+    def forward(self, images: Tensor) -> Embeddings:
+        """B×3×H×W, normalised as ``preprocessing`` says → descriptors B×d and κ of shape B."""
+        names = [name for name in self.record.outputs if name != PATCHES]
+        made = dict(zip(names, self._run(images, names), strict=True))
+        return Embeddings(made[DESCRIPTOR], made.get(KAPPA), made.get(VARIANCE))
+
+    def patch_maps(self, images: Tensor) -> Tensor:
+        """Feature maps to compare two images cell by cell, where they were exported."""
+        if not self.shows_patches:
+            raise KappaPlaceError(
+                f"The exported model {self.file} gives no patch maps, so matches cannot be compared cell by "
+                "cell; export it again without --no-patches, from a ResNet or EfficientNet-Lite."
+            )
+        return self._run(images, [PATCHES])[0]
+
+    def embed(self, images: Iterable[Source] | Source, **options: Any) -> Embeddings:
+        """Embed paths, Pillow images or arrays; see `kappaplace.models.embedding.embed_images`."""
+        return embed_images(self, self.preprocessing, images, **options)
+
+    def train(self, mode: bool = True) -> ExportedModel:
+        """Stays in evaluation mode: there is nothing to train."""
+        return super().train(False)
+
+    def _run(self, images: Tensor, names: list[str]) -> list[Tensor]:
+        check_images(images)
+        size = self.record.size
+        if size is not None and tuple(images.shape[-2:]) != size:
+            raise KappaPlaceError(
+                f"The exported model {self.file} takes images of {size[0]}×{size[1]} pixels alone, got "
+                f"{images.shape[-2]}×{images.shape[-1]}; export it again with the preprocessing you want."
+            )
+        return self.runtime.run(images, names)
+
+    def _apply(self, *arguments: Any, **options: Any) -> ExportedModel:
+        super()._apply(*arguments, **options)
+        if self.place.device.type != "cpu" and not isinstance(self.runtime, nn.Module):
+            wanted = self.place.device
+            self.place = nn.Parameter(torch.empty(0), requires_grad=False)
+            raise KappaPlaceError(
+                f"The exported model {self.file} runs on the CPU, not on {wanted}; use the model it was "
+                "made of there, or export it as torchscript."
+            )
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A runtime's session cannot travel to a worker; the file's content can.
+        return _from_bytes, (self.runtime.content, self.file)
+
+
+def load_exported(file: str | Path) -> ExportedModel:
+    """The model in a file of `kappaplace export`; which runtime it is for is told by its content."""
+    try:
+        return _from_bytes(Path(file).read_bytes(), str(file))
+    except OSError as error:
+        raise KappaPlaceError(f"The exported model {file} cannot be read ({error.strerror}).") from None
+
+
+def _from_bytes(content: bytes, file: str) -> ExportedModel:
+    runtime = open_runtime(content, file)
+    return ExportedModel(runtime, ExportRecord.from_json(runtime.text, file), file)

@@ -1,0 +1,58 @@
+"""``kappaplace export``: what it prints, what it refuses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from kappaplace import save_model
+from kappaplace.cli.main import app
+from kappaplace.errors import KappaPlaceError
+from kappaplace.models.loading import load_model
+
+
+def test_writes_and_prints_the_parity(tiny, tmp_path):
+    save_model(tiny, tmp_path / "model")
+    arguments = [
+        "export",
+        str(tmp_path / "model"),
+        "--format",
+        "torchscript",
+        "--out",
+        str(tmp_path / "m.pt"),
+    ]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    assert "parity      1 × 64×64: descriptor 1 − cosine" in done.output
+    assert "any batch, any size; gives descriptor, kappa, patches" in done.output
+    assert load_model(tmp_path / "m.pt").record.name == "model"
+
+
+def test_json(tiny, tmp_path):
+    save_model(tiny, tmp_path / "model")
+    arguments = [
+        "export",
+        str(tmp_path / "model"),
+        "--format",
+        "torchscript",
+        "--out",
+        str(tmp_path / "m.pt"),
+    ]
+    facts = json.loads(CliRunner().invoke(app, [*arguments, "--no-patches", "--json"]).output)
+    assert facts["outputs"] == ["descriptor", "kappa"]
+    assert facts["parity"]["descriptor"] <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [(["--int8"], "--calibration-images"), (["--calibration-images", "x"], "add --int8")],
+)
+def test_int8_and_its_images_belong_together(tiny, tmp_path, more, sentence):
+    save_model(tiny, tmp_path / "model")
+    arguments = ["export", str(tmp_path / "model"), "--out", str(tmp_path / "m.onnx"), *more]
+    done = CliRunner().invoke(app, arguments)
+    assert isinstance(done.exception, KappaPlaceError)
+    assert sentence in str(done.exception)
+    assert not (tmp_path / "m.onnx").exists()

@@ -1,0 +1,56 @@
+"""One small model, exported once a session in every format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from kappaplace.data.images import Preprocessing
+from kappaplace.models.place_model import PlaceModel
+
+pytest.importorskip("onnxscript")
+pytest.importorskip("onnxruntime")
+pytest.importorskip("openvino")
+
+from kappaplace.export.run import SUFFIXES, Exported, export_model
+
+
+@pytest.fixture(scope="session")
+def model() -> PlaceModel:
+    """A head that reads every stage: the one that has most to lose on the way."""
+    torch.manual_seed(0)
+    made = PlaceModel.create("resnet_tiny", 32, "layers", preprocessing=Preprocessing(64, "exact"))
+    for module in made.modules():  # as if trained: statistics that are not those of a fresh layer
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.running_mean.normal_(0, 0.1)
+            module.running_var.uniform_(0.5, 2.0)
+    return made.eval()
+
+
+@pytest.fixture(scope="session")
+def exported(model: PlaceModel, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Exported]:
+    folder = tmp_path_factory.mktemp("exported")
+    return {
+        kind: export_model(model, folder / f"tiny{suffix}", kind, name="tiny")  # type: ignore[arg-type]
+        for kind, suffix in SUFFIXES.items()
+    }
+
+
+@pytest.fixture(scope="session")
+def photos() -> list[np.ndarray]:
+    """Pictures with large and small structures, so that κ differs between them."""
+    rng = np.random.default_rng(1)
+    made = []
+    for cells in (2, 4, 8, 16) * 5:
+        coarse = rng.integers(0, 256, (cells, cells, 3), dtype=np.uint8)
+        made.append(np.kron(coarse, np.ones((64 // cells, 64 // cells, 1), np.uint8)))
+    return made
+
+
+@pytest.fixture(scope="session")
+def int8(model: PlaceModel, photos: list[np.ndarray], tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    file: Path = tmp_path_factory.mktemp("int8") / "tiny.onnx"
+    return export_model(model, file, int8_images=photos)

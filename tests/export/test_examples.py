@@ -1,0 +1,72 @@
+"""The plain-NumPy example says what kappaplace says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from kappaplace import PlaceMap
+from kappaplace.calibration.model import fit_calibration
+from kappaplace.export.run import export_model
+from kappaplace.maps.exchange import export_map
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "export_numpy.py"
+
+
+@pytest.mark.parametrize("calibrator", ["isotonic", "logistic", "beta", "temperature"])
+def test_probability_is_that_of_the_package(calibrator):
+    namespace: dict = {"__name__": "example"}
+    exec(compile(EXAMPLE.read_text(), str(EXAMPLE), "exec"), namespace)
+    rng = np.random.default_rng(0)
+    right = rng.random((300, 4)) < 0.5
+    scores = np.stack([rng.normal(0.4, 0.1, right.shape) - 0.1 * right, rng.random(right.shape)], -1)
+    outside = ~right.any(1)
+    fitted = fit_calibration(
+        scores[:, 0], right[:, 0], ["cosine", "kappaplace"], outside=outside, outside_rate=0.2, max_risk=None,
+        pair_features=scores, pair_success=right, pair_scores=["cosine", "kappaplace"], calibrator=calibrator,
+    )  # fmt: skip
+    got = namespace["pair_probability"](
+        fitted.to_dict(), {"cosine": scores[..., 0], "kappaplace": scores[..., 1]}
+    )
+    np.testing.assert_allclose(got, fitted.pair_probability(scores), atol=1e-9)
+    assert namespace["pair_probability"](fitted.to_dict(), {"cosine": scores[..., 0]}) is None
+
+
+def test_finds_the_place_without_kappaplace(model, exported, photos, tmp_path):
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for i, pixels in enumerate(photos):
+        Image.fromarray(pixels).save(folder / f"{i:02}.png")
+    made = PlaceMap.build(folder, tmp_path / "town.map", model)
+    export_map(made.store, tmp_path / "town.npz")
+    query = folder / "05.png"
+    arguments = [exported["onnx"].file, tmp_path / "town.npz", query]
+    # -I: neither this folder nor an environment variable may bring the package in by chance.
+    blocked = (
+        "import sys, runpy; sys.modules['kappaplace'] = sys.modules['torch'] = None; sys.argv = sys.argv[1:]"
+    )
+    command = [sys.executable, "-I", "-c", f"{blocked}; runpy.run_path(sys.argv[0], run_name='__main__')"]
+    done = subprocess.run([*command, EXAMPLE, *arguments], capture_output=True, text=True, check=True)
+    first, best = done.stdout.splitlines()[:2]
+    wanted = made.localize(query, k=1)
+    assert float(first.removeprefix("κ ")) == pytest.approx(wanted.kappa, abs=0.06)
+    assert best.startswith("05.png at ")
+    assert f"cosine {wanted.matches[0].similarity:.3f}" in best
+    assert "not calibrated" in best
+
+
+def test_an_exported_calibration_comes_back(model, tmp_path):
+    from kappaplace import load_model
+    from kappaplace.calibration.model import Calibration
+
+    rng = np.random.default_rng(0)
+    right = rng.random(200) < 0.5
+    fitted = fit_calibration(rng.normal(0.4, 0.1, 200) - 0.1 * right, right, ["cosine"], max_risk=None)
+    file = export_model(model, tmp_path / "m.pt", "torchscript", calibration=fitted).file
+    stored = load_model(file).record.calibration
+    assert Calibration.from_dict(stored).fingerprint == fitted.fingerprint

@@ -1,0 +1,131 @@
+"""Exported files say what their model says, or are not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from kappaplace import FrozenEncoder, KappaPlaceError, load_model
+from kappaplace.evaluation.cache import model_fingerprint
+from kappaplace.export import parity
+from kappaplace.export.run import SUFFIXES, export_model
+from kappaplace.models.optimize import fidelity
+
+KINDS = sorted(SUFFIXES)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=8, deadline=None)
+@given(batch=st.integers(1, 3), height=st.integers(33, 120), width=st.integers(33, 120))
+def test_any_batch_and_size_gives_the_same(kind, batch, height, width, model, exported):
+    opened = load_model(exported[kind].file)
+    images = torch.randn(batch, 3, height, width)
+    with torch.inference_mode():
+        near = fidelity(model(images), opened(images))
+        patches, expected = opened.patch_maps(images), model.patch_maps(images)
+    assert near.cosine > 1 - 1e-5
+    assert near.spread < 1e-3
+    torch.testing.assert_close(patches, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pictures_are_embedded_as_by_the_model(kind, model, exported, pictures):
+    opened = load_model(exported[kind].file)
+    wanted, got = model.embed(pictures, progress=False), opened.embed(pictures, progress=False)
+    np.testing.assert_allclose(got.descriptor, wanted.descriptor, atol=1e-5)
+    np.testing.assert_allclose(got.kappa, wanted.kappa, rtol=1e-3)
+    assert opened.preprocessing == model.preprocessing
+    assert model_fingerprint(opened) == model_fingerprint(model)
+
+
+def test_the_record_states_what_it_is(exported):
+    record = load_model(exported["onnx"].file).record
+    assert record.opset == 18
+    assert record.outputs == ("descriptor", "kappa", "patches")
+    assert record.name == "tiny"
+    assert record.parity is not None
+    assert record.parity["descriptor"] <= 1e-5
+    assert [gap.batch for gap in exported["onnx"].gaps] == [1, 3, 2]
+    assert {(gap.height, gap.width) for gap in exported["onnx"].gaps} == {(64, 64), (49, 41)}
+
+
+def test_opset_of_the_file_is_the_one_stated(exported):
+    onnx = pytest.importorskip("onnx")
+    (opset,) = onnx.load(exported["onnx"].file).opset_import
+    assert opset.version == 18
+
+
+@pytest.mark.parametrize("head", ["mirrored", "stun", "none"])
+def test_other_heads(head, tmp_path, pictures):
+    from kappaplace import PlaceModel
+    from kappaplace.data.images import Preprocessing
+
+    model = PlaceModel.create("resnet_tiny", 16, head, preprocessing=Preprocessing(64, "exact")).eval()
+    opened = load_model(export_model(model, tmp_path / "m.pt", "torchscript").file)
+    wanted, got = model.embed(pictures, progress=False), opened.embed(pictures, progress=False)
+    for expected, found in zip(wanted, got, strict=True):
+        assert (expected is None) == (found is None)
+        if expected is not None:
+            np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-5)
+
+
+def test_beyond_the_tolerance_nothing_is_left_and_nothing_lost(model, tmp_path, monkeypatch):
+    monkeypatch.setitem(parity.TOLERANCES, "float32", (-1.0, -1.0))
+    (tmp_path / "m.pt").write_bytes(b"what was there before")
+    with pytest.raises(KappaPlaceError, match="beyond the tolerance"):
+        export_model(model, tmp_path / "m.pt", "torchscript")
+    assert [file.name for file in tmp_path.iterdir()] == ["m.pt"]
+    assert (tmp_path / "m.pt").read_bytes() == b"what was there before"
+
+
+@pytest.mark.slow
+def test_half_is_smaller_and_within_its_tolerance(model, exported, tmp_path):
+    made = export_model(model, tmp_path / "half.onnx", half=True)
+    assert made.file.stat().st_size < 0.62 * exported["onnx"].file.stat().st_size
+    assert made.record.precision == "float16"
+    assert max(gap.spread for gap in made.gaps) > 0
+
+
+def test_int8_is_smaller_close_and_a_model_of_its_own(model, exported, int8, photos):
+    opened = load_model(int8.file)
+    assert int8.file.stat().st_size < 0.6 * exported["onnx"].file.stat().st_size
+    assert int8.quantised is not None
+    assert int8.quantised.kept < int8.quantised.layers / 2
+    wanted, got = model.embed(photos, progress=False), opened.embed(photos, progress=False)
+    cosines = (wanted.descriptor * got.descriptor).sum(1)
+    assert 0.99 < cosines.mean() < 1 - 1e-6  # close, and really computed in eight bits
+    assert model_fingerprint(opened) != model_fingerprint(model)
+    assert opened.record.source == model_fingerprint(model)
+
+
+def test_int8_needs_images(model, photos, tmp_path):
+    with pytest.raises(KappaPlaceError, match="at least 16"):
+        export_model(model, tmp_path / "m.onnx", int8_images=photos[:3])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sentence"),
+    [
+        ("m.onnx", {"format": "tflite"}, "choose one of: onnx"),
+        ("m.pt", {"format": "onnx"}, "ends in .onnx"),
+        ("m.pt", {"format": "torchscript", "half": True}, "TorchScript files are float32"),
+        ("m.onnx", {"half": True, "int8_images": []}, "--half or --int8"),
+    ],
+)
+def test_what_cannot_be_is_told(model, tmp_path, name, options, sentence):
+    with pytest.raises(KappaPlaceError, match=sentence):
+        export_model(model, tmp_path / name, **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_encoders_of_other_projects_are_refused(tmp_path: Path):
+    encoder = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    with pytest.raises(KappaPlaceError, match="own form"):
+        export_model(FrozenEncoder(encoder), tmp_path / "m.onnx")
