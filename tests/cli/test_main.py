@@ -96,7 +96,7 @@ def test_ctrl_c_is_a_word_and_not_a_traceback(
 
     monkeypatch.setattr(command_line, "app", interrupted)
     assert run(monkeypatch) == 130
-    assert capsys.readouterr().err == "kappaplace: stopped.\n"
+    assert capsys.readouterr().err == f"{command_line.STOPPED}\n"
 
 
 def test_import_brings_no_heavy_module() -> None:

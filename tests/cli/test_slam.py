@@ -94,9 +94,27 @@ def test_a_drive_with_known_poses_calibrates(drive: Path) -> None:
         "--out",
         str(drive / "new.json"),
     ]
-    with pytest.raises(KappaPlaceError):  # every proposal of this drive is right: nothing can be learnt
+    with pytest.raises(KappaPlaceError):  # one drive of so few turns has too few examples
         RUN.invoke(app, words, catch_exceptions=False)
     assert not (drive / "new.json").exists()
+    write_tum(drive / "truth.tum", np.zeros((2, 3)), np.arange(2.0) + 1e9)
+    with pytest.raises(KappaPlaceError, match="No frame falls into"):
+        RUN.invoke(app, words, catch_exceptions=False)
+
+
+def test_cells_are_compared_once_and_an_unreadable_image_costs_nothing_else(drive: Path) -> None:
+    pytest.importorskip("gtsam")
+    (drive / "frames" / "118.png").write_bytes(b"no image")
+    with pytest.raises(KappaPlaceError, match=r"118\.png"):
+        _run(drive, "--agreement", "0.3")
+    assert len(np.load(drive / "out" / "embeddings.npz")["files"]) == 64  # the block before it
+    (drive / "frames" / "118.png").write_bytes((drive / "frames" / "58.png").read_bytes())
+    first = _run(drive, "--agreement", "0.3")
+    known = np.load(drive / "out" / "cells.npz")
+    assert len(known["pairs"]) >= first["accepted"] > 10
+    assert _run(drive, "--agreement", "0.3")["accepted"] == first["accepted"]
+    # All of the images are alike to themselves: only what agrees in every cell is left.
+    assert _run(drive, "--agreement", "1.0")["accepted"] <= first["accepted"]
 
 
 @pytest.mark.parametrize(
@@ -106,6 +124,9 @@ def test_a_drive_with_known_poses_calibrates(drive: Path) -> None:
         (["--calibration", "nothing.json"], "no calibration"),
         (["--dimensions", "4"], "2 or 3"),
         (["--max-risk", "2"], "risk"),
+        (["--drift", "nan"], "drifts"),
+        (["--agreement", "3"], "share of cells"),
+        (["--kernel", "gnc", "--incremental"], "all closures together"),
     ],
 )
 def test_bad_input_is_one_sentence(drive: Path, words: list[str], match: str) -> None:

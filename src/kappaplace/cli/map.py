@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kappaplace.cli import map_fit, map_label, map_monitor
+from kappaplace.cli import map_fit, map_label, map_monitor, map_share
 from kappaplace.errors import KappaPlaceError
 
 if TYPE_CHECKING:
@@ -327,6 +327,8 @@ def import_(
 app.command("fit")(map_fit.fit)
 app.command("label")(map_label.label)
 app.command("monitor")(map_monitor.monitor)
+app.command("push")(map_share.push)
+app.command("pull")(map_share.pull)
 
 
 def _open(folder: Path, model: str = "", device: str = "") -> Any:

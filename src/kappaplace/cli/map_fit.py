@@ -54,13 +54,13 @@ def fit(
 
     opened = PlaceMap.open(place_map, model or None, device=device or None)
     options = FitOptions(images, views, epochs, batch_size=batch_size, seed=seed)
+    terms = Terms(max_risk=max_risk, outside_rate=outside_rate, seed=seed)
     if estimate:
         expected = estimate_fit(opened, options, calibrate=calibrate)
         facts = {"passes": expected.passes, "seconds": expected.seconds}
         typer.echo(json.dumps(facts) if as_json else expected.sentence)
         return
     lost = opened.manifest.calibration is not None
-    terms = Terms(max_risk=max_risk, outside_rate=outside_rate, seed=seed)
     say = _quiet if as_json else typer.echo
     done = opened.fit(options, terms, calibrate=calibrate, say=say)
     page, picture = write_fit_report(opened, report or place_map / "fit.html")

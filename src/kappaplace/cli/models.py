@@ -1,16 +1,37 @@
-"""``kappaplace models``: what is here, can be built or fetched, its size, licence and source."""
+"""``kappaplace models``: what is here, can be built or fetched, its size and licence; push and pull."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
+from kappaplace.cli.share import Json, Out, Public, Repo, Revision, show_pull, show_push
 from kappaplace.errors import KappaPlaceError
 
 
-def models(
+class _ShowsByDefault(TyperGroup):
+    """``kappaplace models`` and ``kappaplace models NAME`` show; its other verbs are written out."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        verbs = {*self.commands, *ctx.help_option_names}
+        if not ctx.resilient_parsing and (not args or args[0] not in verbs):  # the first: a shell completes
+            args = ["show", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=_ShowsByDefault,
+    help="Models: list them, show the card of one, put one on the Hugging Face hub or get it from there."
+    "\n\n`kappaplace models NAME` is short for `kappaplace models show NAME`.",
+)
+
+
+@app.command("show")
+def show(
     name: Annotated[str, typer.Argument(help="Tell all about this one; without it all are listed.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
@@ -42,6 +63,37 @@ def models(
         typer.echo(json.dumps({"backbones": backbones, "models": published}, indent=2))
         return
     _show(backbones, published)
+
+
+@app.command("push")
+def push(
+    folder: Annotated[Path, typer.Argument(metavar="MODEL", help="A model folder, such as runs/pt/model.")],
+    repo: Repo,
+    public: Public = False,
+    as_json: Json = False,
+) -> None:
+    """Upload a model: weights in safetensors, its card, its calibration; a page is written if it has none.
+
+    Examples:
+
+        kappaplace models push runs/pt/model me/town-model
+    """
+    from kappaplace.models.share import push_model
+
+    show_push(push_model, folder, repo, public, as_json)
+
+
+@app.command("pull")
+def pull(repo: Repo, out: Out, revision: Revision = "", as_json: Json = False) -> None:
+    """Download a model; it appears when its weights have the checksum of its card.
+
+    Examples:
+
+        kappaplace models pull me/town-model --out town-model
+    """
+    from kappaplace.models.share import pull_model
+
+    show_pull(pull_model, repo, out, revision, as_json)
 
 
 def _shipped(name: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Annotated, Any
@@ -97,8 +98,8 @@ def serve(
     settings = Settings(
         read_token=tokens["read_token"],
         write_token=tokens["write_token"],
-        max_body=int(max_body * MIB),
-        max_pixels=int(max_pixels * 1e6),
+        max_body=_whole(max_body * MIB, "--max-body"),
+        max_pixels=_whole(max_pixels * 1e6, "--max-pixels"),
         max_batch=max_batch,
         timeout=timeout,
         batch_size=batch_size,
@@ -123,6 +124,12 @@ def serve(
         typer.echo(f"Open {address} in a browser; the API is described at {address}/openapi.json")
 
     run(app, settings, listening, ready, log_level)
+
+
+def _whole(number: float, option: str) -> int:
+    if not math.isfinite(number):
+        raise KappaPlaceError(f"{option} must be a finite number.")
+    return int(number)
 
 
 def _open_maps(maps: list[str], model: str | None, **options: Any) -> dict[str, Any]:

@@ -1,0 +1,23 @@
+"""Code blocks out of Markdown files, each with the name that its first line gives it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def blocks(file: str | Path, language: str = "python") -> list[str]:
+    """All fenced blocks of one language, in their order."""
+    text = (ROOT / file).read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+
+
+def named_blocks(file: str | Path) -> dict[str, str]:
+    """Blocks by the comment in their first line."""
+    found = {}
+    for block in blocks(file):
+        first, _, rest = block.partition("\n")
+        found[first.removeprefix("# ")] = rest
+    return found

@@ -1,0 +1,78 @@
+"""Every tutorial from its first block to its last, as it stands, in a folder with photos.
+
+A ``text`` block right after one that ran is what that prints; … stands for anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.markdown import ROOT
+from tests.docs.photos import write_photos
+
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+_BLOCK = re.compile(r"^```(bash|python|text)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+CHECKER = doctest.OutputChecker()
+LOOSE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("prepared")
+    write_photos(folder)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tutorial", TUTORIALS, ids=lambda file: file.stem)
+def test_a_tutorial_runs(
+    tutorial: Path, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if tutorial.stem == "gate_loop_closures":
+        pytest.importorskip("gtsam")
+    shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KAPPAPLACE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    known: dict[str, object] = {"__name__": "tutorial"}
+    printed, ran = "", 0
+    for language, block in _BLOCK.findall(tutorial.read_text(encoding="utf-8")):
+        if language == "text":
+            if printed:
+                wanted = block.replace("…", "...")
+                assert CHECKER.check_output(wanted, printed, LOOSE), f"wanted:\n{block}\ngot:\n{printed}"
+            printed = ""
+            continue
+        printed = _bash(block) if language == "bash" else _python(block, tutorial, known)
+        ran += 1
+    assert ran >= 3
+
+
+def _bash(block: str) -> str:
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", block], capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def _python(block: str, tutorial: Path, known: dict[str, object]) -> str:
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(compile(block, tutorial.name, "exec"), known)
+    return printed.getvalue()
+
+
+def test_every_link_between_pages_leads_somewhere() -> None:
+    for file in (ROOT / "docs").rglob("*.md"):
+        for link in re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", file.read_text(encoding="utf-8")):
+            assert (file.parent / link).exists(), f"{file.name}: {link}"

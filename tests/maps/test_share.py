@@ -1,0 +1,108 @@
+"""Maps to the hub and back: the same answers, no folder of this machine told, nothing but what it names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kappaplace.data.place_images import PlaceImages
+from kappaplace.errors import KappaPlaceError
+from kappaplace.maps import PlaceMap
+from kappaplace.maps.share import pull_map, push_map
+from kappaplace.models.checkpoint import save_model
+from kappaplace.models.place_model import PlaceModel
+from tests.cli.test_main import run
+from tests.fake_hub import FakeHub, fake_hub
+from tests.maps.fakes import contents
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    monkeypatch.setenv("HF_TOKEN", "hf_test")
+    with fake_hub() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        yield hub
+
+
+@pytest.fixture
+def town_map(town: PlaceImages, tiny: PlaceModel, tmp_path: Path) -> PlaceMap:
+    """One segment: every file is a request."""
+    return PlaceMap.build(town, tmp_path / "town.map", tiny)
+
+
+def same_answers(one: PlaceMap, other: PlaceMap, query: str) -> None:
+    ours, theirs = contents(one), contents(other)
+    for column, values in ours.items():
+        np.testing.assert_array_equal(values, theirs[column], err_msg=column)
+    assert [m.name for m in one.localize(query).matches] == [m.name for m in other.localize(query).matches]
+
+
+def test_there_and_back(hub: FakeHub, town_map: PlaceMap, queries: list[str], tmp_path: Path) -> None:
+    push_map(town_map.folder, "me/town")
+    again = PlaceMap.open(pull_map("me/town", tmp_path / "again.map"))
+    same_answers(town_map, again, queries[0])
+    told = b"".join(
+        c for f, c in hub.repositories["datasets/me/town"].items() if f.endswith((".json", ".md"))
+    )
+    assert str(tmp_path).encode() not in told
+    assert b'"root": ""' in told
+    assert not list((tmp_path / "again.map").rglob(".cache"))
+
+
+def test_a_model_from_a_folder_goes_with_the_map(
+    hub: FakeHub, town: PlaceImages, tiny: PlaceModel, queries: list[str], tmp_path: Path
+) -> None:
+    model = save_model(tiny, tmp_path / "model")
+    built = PlaceMap.build(town, tmp_path / "town.map", model)
+    push_map(built.folder, "me/town")
+    again = PlaceMap.open(pull_map("me/town", tmp_path / "again.map"))
+    same_answers(built, again, queries[0])
+    assert again.manifest.model.source.startswith("./model-")
+
+
+def changed(hub: FakeHub, **values: object) -> None:
+    files = hub.repositories["datasets/me/town"]
+    files["manifest.json"] = json.dumps(json.loads(files["manifest.json"]) | values).encode()
+
+
+def test_a_manifest_that_reaches_out_is_refused(hub: FakeHub, town_map: PlaceMap, tmp_path: Path) -> None:
+    push_map(town_map.folder, "me/town")
+    files = hub.repositories["datasets/me/town"]
+    manifest = json.loads(files["manifest.json"])
+    files["segments/../../../evil.npy"] = b"x"
+    changed(hub, segments=[manifest["segments"][0] | {"name": "../../.."}])
+    with pytest.raises(KappaPlaceError, match="is not a name"):
+        pull_map("me/town", tmp_path / "again.map")
+    changed(hub, segments=manifest["segments"], model=manifest["model"] | {"source": "/etc"})
+    with pytest.raises(KappaPlaceError, match="neither in it nor a known name"):
+        pull_map("me/town", tmp_path / "again.map")
+    assert not [f for f in tmp_path.iterdir() if "again" in f.name]
+
+
+def test_damage_is_noticed_on_both_ways(hub: FakeHub, town_map: PlaceMap, tmp_path: Path) -> None:
+    push_map(town_map.folder, "me/town")
+    files = hub.repositories["datasets/me/town"]
+    name = next(name for name in files if name.endswith("kappa.npy"))
+    files[name] = files[name][:-1] + b"\x7f"
+    with pytest.raises(KappaPlaceError, match="arrived damaged"):
+        pull_map("me/town", tmp_path / "again.map")
+    (town_map.folder / name).write_bytes(b"short")
+    with pytest.raises(KappaPlaceError, match="is damaged and is not uploaded"):
+        push_map(town_map.folder, "me/town")
+
+
+def test_commands(
+    hub: FakeHub,
+    town_map: PlaceMap,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(monkeypatch, "map", "push", town_map.folder, "me/town") == 0
+    assert f"Uploaded to {hub.address}/datasets/me/town" in capsys.readouterr().out
+    assert run(monkeypatch, "map", "pull", "me/town", "--out", tmp_path / "again.map", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["folder"] == str(tmp_path / "again.map")
