@@ -155,7 +155,10 @@ def match_rows(runs: Sequence[Run], sets: Sequence[str]) -> list[Row]:
         if not run.has(MAIN[run.backbone]):
             continue
         for variant in ("clean", "damaged"):
-            for name in (*DESCRIPTOR, "inverse-kappa", "kappaplace", "expected-likelihood", *PATCH):
+            # SIFT inliers only where benchmarks/real/geometric.py has counted them.
+            counted = f"contrastive/{sets[0]}/{variant}/geometric" in run.columns
+            names = (*DESCRIPTOR, "inverse-kappa", "kappaplace", "expected-likelihood", *PATCH)
+            for name in (*names, "geometric") if counted else names:
                 u = {s: score(run, MAIN[run.backbone], s, name, variant) for s in sets}
                 y = {s: run.right(MAIN[run.backbone], s, variant) for s in sets}
                 rows.append(_row(run, {"queries": variant, "score": name}, _ranking(u, y)))

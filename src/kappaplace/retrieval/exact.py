@@ -26,6 +26,10 @@ def search(
     """The k most similar references of each query by cosine (both sides at unit length), best first.
 
     Equal similarities are ordered by the reference's row, so the result does not depend on ``block``.
+
+    >>> matches = search(np.array([[0.6, 0.8]]), np.eye(2), k=2)
+    >>> matches.indices.tolist(), [f"{cosine:.1f}" for cosine in matches.similarities[0]]
+    ([[1, 0]], ['0.8', '0.6'])
     """
     if k < 1 or k > len(references):
         raise KappaPlaceError(

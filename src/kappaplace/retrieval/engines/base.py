@@ -12,6 +12,7 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.types import Matches
 
 Circle: TypeAlias = tuple[float, float, float]
+_FARTHEST = 1e150  # a radius that can still be squared; all there is lies within it
 """x, y and radius: only references within the radius of this point are searched."""
 
 
@@ -93,13 +94,13 @@ def checked_circle(near: Circle) -> Circle:
         raise KappaPlaceError(
             f"A place to search near needs a finite x and y and a radius of at least 0, got {near}."
         )
-    return x, y, radius
+    return x, y, min(radius, _FARTHEST)
 
 
 def within(x: NDArray[np.float64], y: NDArray[np.float64], circle: Circle) -> NDArray[np.bool_]:
     """Which positions lie in the circle, rim included; NaN is nowhere. The one formula of all engines."""
     centre_x, centre_y, radius = circle
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):  # what is too far to be squared is outside
         return np.asarray((x - centre_x) ** 2 + (y - centre_y) ** 2 <= radius**2)
 
 

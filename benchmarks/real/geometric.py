@@ -1,0 +1,42 @@
+"""SIFT inliers of each query and its best match, added to the columns of a run; on a CPU, minutes.
+
+python benchmarks/real/geometric.py --data DATA --columns DIR/efficientnet_lite0_0.npz
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+from sets import FAMILY, judged_sets
+
+from kappaplace.types import Matches
+from kappaplace.uncertainty.base import Evidence
+from kappaplace.uncertainty.registry import score_named
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--columns", type=Path, required=True)
+    arguments = parser.parse_args()
+    with np.load(arguments.columns) as stored:
+        columns = {name: stored[name] for name in stored.files}
+    for name, table in judged_sets(arguments.data, tuple(FAMILY)).items():
+        prefix = f"contrastive/{name}/clean"
+        matches = Matches(
+            columns[f"{prefix}/indices"][:, :1].astype(np.int64), columns[f"{prefix}/similarities"][:, :1]
+        )
+        evidence = Evidence(
+            matches,
+            query_images=table.image_paths(table.query_rows),
+            reference_images=table.image_paths(table.reference_rows),
+        )
+        columns[f"{prefix}/geometric"] = score_named("geometric").query(evidence).astype(np.float32)
+        print(name, len(matches.indices), flush=True)
+    np.savez_compressed(arguments.columns, **columns)  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    main()
