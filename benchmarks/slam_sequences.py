@@ -38,6 +38,8 @@ from kappaplace.uncertainty.registry import SCORES
 from record import append_row
 
 LENGTHS = tuple(range(1, 11))
+FEWEST_WRONG = 10
+"""Wrong queries below which an AUROC is chance."""
 K = 20
 
 
@@ -225,12 +227,14 @@ def main() -> None:
 
 
 def _means(rows: list[dict[str, Any]], name: str, method: str, what: str) -> list[float]:
-    """Of all seeds, one a length; NaN where nothing was wrong in any of them, so that AUROC says nothing."""
+    """Of all seeds, one a length; NaN where so few queries are wrong that AUROC says nothing."""
     out = []
     for length in LENGTHS:
-        values = [r[what] for r in rows if (r["set"], r["method"], r["length"]) == (name, method, length)]
-        known = [value for value in values if np.isfinite(value)]
-        out.append(float(np.mean(known)) if known else float("nan"))
+        own = [r for r in rows if (r["set"], r["method"], r["length"]) == (name, method, length)]
+        wrong = sum((1 - r["recall_at_1"]) * r["queries"] for r in own)
+        known = [r[what] for r in own if np.isfinite(r[what])]
+        enough = what != "auroc" or wrong >= FEWEST_WRONG
+        out.append(float(np.mean(known)) if known and enough else float("nan"))
     return out
 
 
@@ -254,7 +258,14 @@ def _draw(rows: list[dict[str, Any]], file: Path) -> None:
         for line, name in zip(grid, names, strict=True):
             for axis, what, label in zip(line, ("recall_at_1", "auroc"), ("R@1", "AUROC"), strict=True):
                 for method, colour in (("average", COLOURS[1]), ("filter", COLOURS[0])):
-                    axis.plot(LENGTHS, _means(rows, name, method, what), "o-", color=colour, label=method)
+                    means = _means(rows, name, method, what)
+                    if not np.isfinite(means[-1]):
+                        note = f"fewer than {FEWEST_WRONG} of the queries are wrong"
+                        axis.text(0.5, 0.5, note, transform=axis.transAxes, ha="center", fontsize=9)
+                        axis.set_xticks([])
+                        axis.set_yticks([])
+                        break
+                    axis.plot(LENGTHS, means, "o-", color=colour, label=method)
                 axis.set_title(f"{name.replace('_', ' ')}: {label}")
                 axis.set_xlabel("images in a row")
             line[0].legend()

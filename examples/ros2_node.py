@@ -19,6 +19,7 @@ from kappaplace.data.readers.rosbag import image_of_message
 from kappaplace.models.loading import load_model
 from kappaplace.slam import ClosingSettings, LoopCloser
 from kappaplace.slam.calibrations import calibration_for
+from kappaplace.slam.cells import patch_maps_of
 from kappaplace.slam.poses import as_planar
 from kappaplace.slam.stream import ClosureStream
 
@@ -29,7 +30,8 @@ def make_stream(
     """A stream that is ready to be fed; empty strings stand for what came with the package."""
     loaded = load_model(model or None)
     settings = ClosingSettings(max_risk=max_risk)
-    closer = LoopCloser(calibration_for(loaded, calibration or None), settings, embed=loaded.embed)
+    found = calibration_for(loaded, calibration or None)
+    closer = LoopCloser(found, settings, embed=loaded.embed, patch_maps=patch_maps_of(loaded))
     return ClosureStream(closer, every=every)
 
 

@@ -104,8 +104,41 @@ def test_bags_are_unpacked_with_their_poses(tmp_path: Path, kind: str) -> None:
 
     bag = write_bag(tmp_path, kind, "odometry")
     drive = read_drive(bag, every=4.0, unpack=str(tmp_path / "unpacked"))
-    assert np.allclose(drive.odometry, [[0, 4.0 * row, np.pi / 2] for row in range(4)])
+    assert np.allclose(drive.odometry, [[0, 4.0 * row, 0] for row in range(4)])  # turned as the bag says
     assert all(Path(path).is_file() for path in drive.paths)
+    spatial = read_drive(bag, every=4.0, dimensions=3, unpack=str(tmp_path / "unpacked"))
+    assert np.allclose(spatial.odometry, [[0, 4.0 * row, 0, 0, 0, 0, 1] for row in range(4)])
+    # A trajectory of its own, for one that has images only.
+    listed = _tum(tmp_path / "a.tum", TURN, start=1000.0)
+    drive = read_drive(bag, listed, every=0.0, unpack=str(tmp_path / "unpacked"))
+    assert np.allclose(drive.odometry[10], TURN[1], atol=1e-6)
+    (tmp_path / "gps").mkdir()
+    drive = read_drive(write_bag(tmp_path / "gps", kind, "gps"), every=4.0)
+    assert np.allclose(drive.odometry[:, 2], np.pi / 2, atol=0.01)  # GPS: as it moves
+
+
+def test_bags_without_images_or_poses_are_told(tmp_path: Path) -> None:
+    pytest.importorskip("rosbags")
+    from tests.data.test_readers_film import write_bag
+
+    bag = write_bag(tmp_path, "mcap", "odometry")
+    for match, topics in (
+        (r"image_topic=.*the bag holds /camera .*, /pose", {"image_topic": "/none"}),
+        (r"pose_topic=.*the bag holds /camera", {"pose_topic": "/none"}),
+    ):
+        with pytest.raises(KappaPlaceError, match=match):
+            read_drive(bag, unpack=str(tmp_path / "unpacked"), **topics)
+    with pytest.raises(KappaPlaceError, match="No image falls into"):
+        read_drive(bag, _tum(tmp_path / "a.tum", start=5.0), unpack=str(tmp_path / "unpacked"))
+
+
+def test_frames_come_in_the_order_of_their_times(tmp_path: Path) -> None:
+    folder = _folder(tmp_path / "frames", ["a.png", "b.png", "c.png"])
+    (folder / "times.txt").write_text("107\nnan\n102\n")
+    drive = read_drive(folder, _tum(tmp_path / "a.tum"), every=0)
+    assert drive.names == ("c.png", "a.png")
+    assert drive.left_out == 1
+    assert np.allclose(drive.odometry, TURN[[2, 7]], atol=1e-6)
 
 
 def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
@@ -125,3 +158,14 @@ def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
         read_poses(tmp_path / "five.txt")
     with pytest.raises(KappaPlaceError, match="2 or 3"):
         read_poses(file, 4)
+    for match, numbers in (
+        ("NaN or infinite", "100 nan 0 0 0 0 0 1\n101 1 0 0 0 0 0 1\n"),
+        ("no numbers", "nan 0 0 0 0 0 0 1\n101 1 0 0 0 0 0 1\n"),
+        ("length 0", "100 0 0 0 0 0 0 0\n101 1 0 0 0 0 0 1\n"),
+        ("at least two poses", "100 0 0 0 0 0 0 1\n"),
+        ("NaN or infinite", 2 * "1 0 0 nan 0 1 0 0 0 0 1 0\n"),
+        ("no poses", 2 * "0 0 0 0 0 0 0 0 0 0 0 0\n"),
+    ):
+        (tmp_path / "odd.txt").write_text(numbers)
+        with pytest.raises(KappaPlaceError, match=match):
+            read_poses(tmp_path / "odd.txt")

@@ -50,7 +50,7 @@ def test_places_are_near_and_seen_the_same_way() -> None:
 
 
 def test_corruption_counts_runs_that_got_worse() -> None:
-    assert corrupted([1.0, 2.0, 3.0, 4.0], [0.5, 2.0, 3.5, 1.0]) == 0.25
+    assert corrupted([1.0, 2.0, 3.0, 4.0], [0.5, 2.0 + 1e-6, 3.5, 1.0]) == 0.25
 
 
 def test_errors_of_trajectories() -> None:

@@ -113,6 +113,15 @@ def test_bad_frames_and_settings_are_told() -> None:
         LoopCloser().add(Frame(image="a.jpg"))
     with pytest.raises(KappaPlaceError, match="risk"):
         ClosingSettings(max_risk=1.0)
+    for match, values in (
+        ("Distances", {"recent": float("nan")}),
+        ("drifts", {"drift": -1.0}),
+        ("drifts", {"drift": float("nan")}),
+        ("nowhere", {"outside_rate": 2.0}),
+        ("inliers", {"least_inliers": -1}),
+    ):
+        with pytest.raises(KappaPlaceError, match=match):
+            ClosingSettings(**values)  # type: ignore[arg-type]
     with pytest.raises(KappaPlaceError, match="window"):
         ClosingSettings(window=1, least_support=2)
     closer = LoopCloser()

@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.slam.evaluation import trajectory_error
+from kappaplace.slam.graph_factors import OdometryNoise, closure_factor
 from kappaplace.slam.pose_graph import IncrementalGraph, optimise
-from kappaplace.slam.poses import as_spatial, between, chain
+from kappaplace.slam.poses import as_spatial, between, chain, positions
 from tests.slam.synthetic import closure
 
 pytest.importorskip("gtsam")
@@ -59,10 +62,10 @@ def test_frame_by_frame_comes_to_the_same(spatial: bool) -> None:
     for row, pose in enumerate(odometry):
         graph.add(pose, by_query.get(row))
     batch = optimise(odometry, closures)
-    assert np.abs(graph.poses[:, :2] - batch[:, :2]).max() < 0.1
+    assert np.abs(graph.poses - batch).max() < 0.01
 
 
-@pytest.mark.parametrize("kernel", ["cauchy", "dcs"])
+@pytest.mark.parametrize("kernel", ["cauchy", "dcs", "switchable"])
 def test_kernels_and_probabilities_hold_back_a_wrong_closure(kernel: str) -> None:
     truth, odometry = square()
     closures = [*CLOSURES, WRONG]
@@ -72,6 +75,38 @@ def test_kernels_and_probabilities_hold_back_a_wrong_closure(kernel: str) -> Non
     )
     assert robust < 0.5 * plain
     assert informed < 0.5 * plain
+
+
+@given(st.floats(0.1, 20.0), st.floats(0.02, 0.99))
+@settings(max_examples=30, deadline=None)
+def test_a_switch_costs_what_its_best_setting_costs(gap: float, probability: float) -> None:
+    """Against the definition: a switch s of its own, tried out on a fine grid."""
+    import gtsam
+
+    one = closure(0, 1, probability=probability, sigma=np.ones(3))
+    values = gtsam.Values()
+    values.insert(0, gtsam.Pose2(0, 0, 0))
+    values.insert(1, gtsam.Pose2(gap, 0, 0))
+    prior = probability / (1 - probability)
+    switch = np.linspace(0, 1, 20001)
+    cost = (switch**2 * gap**2 + prior * (1 - switch) ** 2).min()
+    found = closure_factor(one, "switchable", by_probability=True).error(values)
+    assert 2 * found == pytest.approx(cost, rel=1e-4)
+
+
+@pytest.mark.parametrize("spatial", [False, True])
+def test_graduated_non_convexity_drops_a_wrong_closure_altogether(spatial: bool) -> None:
+    _, odometry = square()
+    closures = [*CLOSURES, WRONG]
+    if spatial:
+        odometry = as_spatial(odometry)
+        closures = [closure(c.match, c.query, 7) for c in closures]
+    noise = OdometryNoise(angle=0.02)  # as it is: with less, giving up all closures would be as good
+    without = optimise(odometry, closures[:-1], noise=noise)
+    found = optimise(odometry, closures, noise=noise, kernel="gnc")
+    assert np.abs(positions(found) - positions(without)).max() < 0.05
+    unchanged = optimise(odometry, [], kernel="gnc")
+    assert np.allclose(positions(unchanged), positions(odometry), atol=1e-6)
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -84,6 +119,10 @@ def test_what_does_not_fit_is_refused() -> None:
         optimise(odometry, CLOSURES, kernel="magic")  # type: ignore[arg-type]
     with pytest.raises(KappaPlaceError, match="calibrated"):
         optimise(odometry, [closure(0, 80, probability=None)], kernel="dcs", by_probability=True)
+    with pytest.raises(KappaPlaceError, match="one threshold"):
+        optimise(odometry, CLOSURES, kernel="gnc", by_probability=True)
+    with pytest.raises(KappaPlaceError, match="all closures together"):
+        IncrementalGraph(kernel="gnc")
     with pytest.raises(KappaPlaceError, match="two poses"):
         optimise(odometry[:1], [])
     with pytest.raises(KappaPlaceError, match="empty"):

@@ -20,6 +20,8 @@ ODOMETRY = typer.Option(help="TUM, KITTI or GPX file; tables and bags may have p
 EVERY = typer.Option(help="Metres of the way between frames; 0: every image.")
 DIMENSIONS = typer.Option(help="2: on the ground, 3: in space.")
 MODEL = typer.Option(help="Model folder or name; our own unless stated.")
+IMAGE_TOPIC = typer.Option(help="Of a bag: topic of the images.")
+POSE_TOPIC = typer.Option(help="Of a bag: topic of the odometry.")
 DEVICE = typer.Option(help="cpu, cuda, cuda:1, mps.")
 
 
@@ -46,15 +48,20 @@ def run(
     inliers: Annotated[
         int, typer.Option(help="Local features that must fit one camera motion; 0: do not look.")
     ] = 0,
-    kernel: Annotated[str, typer.Option(help="Robust kernel on closures: none, cauchy, dcs.")] = "none",
+    agreement: Annotated[
+        float, typer.Option(help="Share of the images' cells that must agree; 0: do not look.")
+    ] = 0.0,
+    kernel: Annotated[
+        str, typer.Option(help="Robust back end: none, cauchy, dcs, switchable, gnc.")
+    ] = "none",
     incremental: Annotated[
         bool, typer.Option("--incremental", help="Optimise frame by frame (iSAM2).")
     ] = False,
     dimensions: Annotated[int, DIMENSIONS] = 2,
     every: Annotated[float, EVERY] = 1.0,
     truth: Annotated[Path | None, typer.Option(help="True poses, to measure errors against.")] = None,
-    image_topic: Annotated[str, typer.Option(help="Of a bag: topic of the images.")] = "",
-    pose_topic: Annotated[str, typer.Option(help="Of a bag: topic of the odometry.")] = "",
+    image_topic: Annotated[str, IMAGE_TOPIC] = "",
+    pose_topic: Annotated[str, POSE_TOPIC] = "",
     device: Annotated[str, DEVICE] = "",
     batch_size: Annotated[int, typer.Option(help="Images embedded together.")] = 32,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
@@ -85,6 +92,7 @@ def run(
         recent=recent,
         drift=drift or None,
         least_inliers=inliers or None,
+        least_agreement=agreement or None,
     )
     drive = _drive(frames, odometry, dimensions, every, image_topic, pose_topic, out)
     true_poses = None if truth is None else read_poses(truth, dimensions)
@@ -115,7 +123,12 @@ def calibrate(
     model: Annotated[str, MODEL] = "",
     radius: Annotated[float, typer.Option(help="Metres within which frames show one place.")] = 12.0,
     angle: Annotated[float, typer.Option(help="Degrees within which they look the same way.")] = 45.0,
+    verify: Annotated[
+        int, typer.Option(help="Compare so many matches cell by cell (10 is good), here and in use.")
+    ] = 0,
     every: Annotated[float, EVERY] = 1.0,
+    image_topic: Annotated[str, IMAGE_TOPIC] = "",
+    pose_topic: Annotated[str, POSE_TOPIC] = "",
     device: Annotated[str, DEVICE] = "",
 ) -> None:
     """Learn from a drive with known poses how probable closures are; for drives like it.
@@ -123,29 +136,39 @@ def calibrate(
     Example:
 
         kappaplace slam calibrate frames/ --odometry odometry.tum --truth truth.tum --out closures.json
+
+        kappaplace slam calibrate frames/ --odometry odometry.tum --truth truth.tum --out closures.json \
+            --verify 10
     """
     from dataclasses import replace
 
     import numpy as np
 
+    from kappaplace.errors import KappaPlaceError
     from kappaplace.evaluation.cache import model_fingerprint
     from kappaplace.files import make_folder
-    from kappaplace.slam.calibrate import WITH_KAPPA, WITHOUT_KAPPA, collect, fit_closures
+    from kappaplace.slam.calibrate import collect, fit_closures, scores_for
     from kappaplace.slam.calibrations import MODEL as MODEL_FACT
     from kappaplace.slam.calibrations import save_calibration
+    from kappaplace.slam.cells import patch_maps_of
     from kappaplace.slam.evaluation import same_place
+    from kappaplace.slam.loop_closer import ClosingSettings
     from kappaplace.slam.run import drive_embeddings, drive_frames
     from kappaplace.slam.trajectories import read_poses
 
-    drive = _drive(frames, odometry, 2, every, "", "", out.parent)
+    settings = ClosingSettings(verify=verify)
+    drive = _drive(frames, odometry, 2, every, image_topic, pose_topic, out.parent)
     known, inside = read_poses(truth, 2).at(drive.time)
+    if not inside.any():
+        raise KappaPlaceError(f"No frame falls into the time of {truth}; are its times the images' own?")
     drive, known = drive.select(np.flatnonzero(inside)), known[inside]
     loaded, _ = _model(model)
     made = drive_embeddings(drive, loaded, make_folder(out.parent), device=device or None)
     rows = np.arange(len(drive))
     same = same_place(known, rows[:, None], rows[None], radius, angle)
-    scores = WITHOUT_KAPPA if made.kappa is None else WITH_KAPPA
-    examples = collect(drive_frames(drive, made), same, scores=scores)
+    scores = scores_for(made.kappa is not None, verify)
+    frames_fed = drive_frames(drive, made)
+    examples = collect(frames_fed, same, settings, scores=scores, patch_maps=patch_maps_of(loaded))
     fitted = fit_closures([examples])
     fitted = replace(fitted, facts={**fitted.facts, MODEL_FACT: model_fingerprint(loaded)})
     save_calibration(fitted, out)

@@ -39,7 +39,7 @@ def draw_trajectory(
     if truth is not None:
         axis.plot(truth[:, 0], truth[:, 1], color=COLOURS[5], linewidth=3, alpha=0.6, label="truth")
     if odometry is not None:
-        axis.plot(odometry[:, 0], odometry[:, 1], color="#8a8a8a", linewidth=0.8, label="odometry")
+        axis.plot(odometry[:, 0], odometry[:, 1], color="#a9a9a9", linewidth=0.8, label="odometry")
     axis.plot(poses[:, 0], poses[:, 1], color=QUERY, linewidth=1, label="optimised")
     likely = [c for c in closures if not c.accepted and (c.probability or 0.0) >= LIKELY]
     _links(axis, poses, likely, WRONG, "--", "rejected")

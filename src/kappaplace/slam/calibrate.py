@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from kappaplace.calibration.model import Calibration, fit_calibration
 from kappaplace.errors import KappaPlaceError
+from kappaplace.maps.signals import PATCH_SIGNALS
+from kappaplace.slam.cells import PatchMaps
 from kappaplace.slam.loop_closer import ClosingSettings, LoopCloser
 from kappaplace.slam.types import Closure, Frame
 
@@ -34,6 +36,13 @@ class Examples:
     way: NDArray[np.float64]
     """Metres travelled up to each."""
     closures: tuple[Closure, ...]
+    verify: int = 0
+    """How many matches were compared cell by cell."""
+
+
+def scores_for(kappa: bool, verify: int) -> tuple[str, ...]:
+    """What is learnt from: as much as there is."""
+    return (*(WITH_KAPPA if kappa else WITHOUT_KAPPA), *(PATCH_SIGNALS if verify else ()))
 
 
 def collect(
@@ -42,13 +51,15 @@ def collect(
     settings: ClosingSettings | None = None,
     calibration: Calibration | None = None,
     scores: Sequence[str] = WITH_KAPPA,
+    patch_maps: PatchMaps | None = None,
 ) -> Examples:
     """Drive once and note what was proposed; ``same_place`` says of all pairs of frames whether they show
     one.
 
     With a calibration loops are closed on the way, as in use: then what is near is known better.
+    ``patch_maps`` are for settings that compare cells.
     """
-    closer = LoopCloser(calibration, settings, scores=tuple(scores))
+    closer = LoopCloser(calibration, settings, scores=tuple(scores), patch_maps=patch_maps)
     for frame in frames:
         closer.add(frame)
     if not closer.closures:
@@ -73,6 +84,7 @@ def examples_of(closer: LoopCloser, same_place: NDArray[np.bool_]) -> Examples:
         np.array([closure.support for closure in closer.closures]),
         closer.map.way[query],
         tuple(closer.closures),
+        closer.verify,
     )
 
 
@@ -91,7 +103,7 @@ def fit_closures(
 
     ``max_risk`` asks for a proven rule as well (`ClosingSettings.max_risk=None` uses it), or refuses.
     """
-    if not drives or len({drive.scores for drive in drives}) != 1:
+    if not drives or len({(drive.scores, drive.verify) for drive in drives}) != 1:
         raise KappaPlaceError("Calibrating closures needs drives with the same scores, one or more.")
     rows = [_thinned(drive, least_support, thin) for drive in drives]
     features = np.concatenate([drive.features[kept] for drive, kept in zip(drives, rows, strict=True)])
@@ -104,7 +116,10 @@ def fit_closures(
         outside=outside,
         max_risk=max_risk,
         seed=seed,
-        facts={"origin": f"closures of {len(drives)} drives with known poses, one every {thin:g} m"},
+        facts={
+            "origin": f"closures of {len(drives)} drives with known poses, one every {thin:g} m",
+            "verify": drives[0].verify,
+        },
     )
 
 

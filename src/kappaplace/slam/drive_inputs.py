@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from kappaplace.data.place_images import PlaceImages
 from kappaplace.data.readers.layout import images_or_error
 from kappaplace.data.readers.rosbag import read as read_bag
+from kappaplace.data.readers.rosbag import unpack_images, whole_poses
 from kappaplace.data.readers.trajectory import sample_by_distance
 from kappaplace.errors import KappaPlaceError
-from kappaplace.slam.poses import Poses, positions
+from kappaplace.slam.poses import Poses, as_planar, checked, positions
 from kappaplace.slam.trajectories import TimedPoses, from_headings, read_poses
 
 BAGS, TABLES = (".bag", ".mcap", ".db3"), (".parquet", ".csv")
@@ -70,8 +71,7 @@ def read_drive(
             f"There are no frames at {place}: give a folder of images, a table or a ROS bag."
         )
     if place.suffix.lower() in BAGS or (place / "metadata.yaml").is_file():
-        table = read_bag(place, image_topic=image_topic, pose_topic=pose_topic, every=0.0, frames=unpack)
-        drive = _from_table(table, odometry, dimensions)
+        drive = _from_bag(place, odometry, dimensions, image_topic, pose_topic, unpack)
     elif place.suffix.lower() in TABLES:
         drive = _from_table(PlaceImages.open(place), odometry, dimensions)
     elif place.is_dir():
@@ -91,6 +91,28 @@ def read_drive(
     return drive.select(rows)
 
 
+def _from_bag(
+    bag: Path,
+    odometry: str | Path | None,
+    dimensions: int,
+    image_topic: str,
+    pose_topic: str,
+    unpack: str,
+) -> DriveInput:
+    """Poses of the file, else whole ones of the bag's odometry, else GPS and the direction of motion."""
+    if odometry is not None:
+        path = read_poses(odometry, dimensions)
+    elif (known := whole_poses(bag, pose_topic)) is not None:
+        poses = checked(known[1], f"poses of {bag}")
+        path = TimedPoses(known[0], poses if dimensions == 3 else as_planar(poses))
+    else:
+        table = read_bag(bag, image_topic=image_topic, pose_topic=pose_topic, every=0.0, frames=unpack)
+        return _from_table(table, None, dimensions)
+    folder = Path(unpack) if unpack else bag.parent / f"{bag.stem}_frames"
+    names, time = unpack_images(bag, folder, image_topic)
+    return _posed(tuple(names), tuple(str(folder / name) for name in names), time, path)
+
+
 def _from_table(table: PlaceImages, odometry: str | Path | None, dimensions: int) -> DriveInput:
     order = (
         np.argsort(table.timestamp, kind="stable")
@@ -104,7 +126,7 @@ def _from_table(table: PlaceImages, odometry: str | Path | None, dimensions: int
         return _posed(names, paths, _times_or_numbers(time), read_poses(odometry, dimensions))
     if dimensions == 3:
         raise KappaPlaceError(
-            "Tables and bags tell positions on the ground only; give a TUM or KITTI file for 3D."
+            "Tables and GPS tell positions on the ground only; give a TUM or KITTI file for 3D."
         )
     posed = np.flatnonzero(table.posed)
     poses = from_headings(table.positions[posed], table.heading[posed])
@@ -130,6 +152,7 @@ def _posed(
         time = np.arange(float(len(names)))
     poses, inside = path.at(time)
     rows = np.flatnonzero(inside)
+    rows = rows[np.argsort(time[rows], kind="stable")]  # as they were taken, whatever their names
     if not len(rows):
         raise KappaPlaceError(
             f"No image falls into the trajectory's time, {path.time[0]:.3f} to {path.time[-1]:.3f}; images "

@@ -1,4 +1,14 @@
-"""Odometry and closures as GTSAM factors, in the plane and in space, plain or under a robust kernel."""
+"""Odometry and closures as GTSAM factors, in the plane and in space, plain or under a robust kernel.
+
+**Switchable constraints** (Sünderhauf and Protzel, 2012) give every closure a switch s: its error counts s
+times, and a prior of the information Φ holds s at 1. For given poses the best switch is known, s = Φ/(Φ +
+χ²), and what is left is a kernel on χ², that of Geman and McClure:
+
+    min over s of  s²·χ² + Φ·(1 − s)²  =  Φ·χ²/(Φ + χ²)
+
+So no switch has to be solved for, and the minimum is the same. **DCS** (Agarwal et al., 2013) was derived
+from it with s = min(1, 2Φ/(Φ + χ²)): closures within Φ count in full.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +21,8 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.slam.poses import PLANAR, Poses, between, positions
 from kappaplace.slam.types import Closure
 
-Kernel = Literal["none", "cauchy", "dcs"]
-KERNELS: tuple[Kernel, ...] = ("none", "cauchy", "dcs")
+Kernel = Literal["none", "cauchy", "dcs", "switchable", "gnc"]
+KERNELS: tuple[Kernel, ...] = ("none", "cauchy", "dcs", "switchable", "gnc")
 ODDS = (0.01, 100.0)
 """Least and largest odds that a kernel takes as its width."""
 
@@ -83,29 +93,37 @@ def odometry_factor(number: int, before: Poses, after: Poses, noise: OdometryNoi
 def closure_factor(closure: Closure, kernel: Kernel = "none", *, by_probability: bool = False) -> Any:
     """What a closure says.
 
-    ``by_probability`` makes the odds of the closure, p/(1 − p), the width of the kernel. For DCS that is the
-    information of the prior of its switch, so that a likely closure may disagree more before it is switched
-    off.
+    ``by_probability`` makes the odds of the closure, p/(1 − p), the width of the kernel. For switches that is
+    the information Φ of their prior, so that a likely closure may disagree more before it is switched off.
     """
     gtsam = load_gtsam()
     model = _diagonal(closure.sigma)
-    width = 1.0
-    if by_probability:
-        if closure.probability is None:
-            raise KappaPlaceError(
-                "Kernels by probability need calibrated closures; give the closer a calibration."
-            )
-        sure = min(max(closure.probability, 1e-9), 1 - 1e-9)
-        width = float(np.clip(sure / (1 - sure), *ODDS))
+    width = width_of(closure, by_probability)
     makers = gtsam.noiseModel.mEstimator
     if kernel == "cauchy":
         # Beyond √width standard deviations the cost grows with the logarithm only.
         model = gtsam.noiseModel.Robust.Create(makers.Cauchy.Create(float(np.sqrt(width))), model)
     elif kernel == "dcs":
         model = gtsam.noiseModel.Robust.Create(makers.DCS.Create(width), model)
-    elif kernel != "none":
+    elif kernel == "switchable":
+        model = gtsam.noiseModel.Robust.Create(makers.GemanMcClure.Create(float(np.sqrt(width))), model)
+    elif kernel == "gnc" and by_probability:
+        raise KappaPlaceError("GNC has one threshold for all closures; by probability there is dcs.")
+    elif kernel not in KERNELS:
         raise KappaPlaceError(f"Unknown kernel '{kernel}'; choose among: {', '.join(KERNELS)}.")
     return _between(closure.match, closure.query, closure.relative, model)
+
+
+def width_of(closure: Closure, by_probability: bool) -> float:
+    """Of a kernel: 1, or the odds of the closure."""
+    if not by_probability:
+        return 1.0
+    if closure.probability is None:
+        raise KappaPlaceError(
+            "Kernels by probability need calibrated closures; give the closer a calibration."
+        )
+    sure = min(max(closure.probability, 1e-9), 1 - 1e-9)
+    return float(np.clip(sure / (1 - sure), *ODDS))
 
 
 def _between(first: int, second: int, relative: Poses, model: Any) -> Any:

@@ -8,14 +8,16 @@
 
 A proposal is the most similar frame that is not recent. Its probability is the calibrated one of its scores,
 times what odometry thinks of it (`plausibility`). It is accepted when that keeps to the risk, enough of the
-last proposals agree with it, and, if asked for, the images share one camera motion.
+last proposals agree with it, and, if asked for, the images share one camera motion or enough of their cells.
+With a calibration that was fitted so (``verify``), the first matches are compared cell by cell before: the
+one that agrees most is proposed.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,18 +26,34 @@ from kappaplace import vmf
 from kappaplace.calibration.decision import Decision
 from kappaplace.calibration.model import Calibration
 from kappaplace.errors import KappaPlaceError
+from kappaplace.maps.localize import verified_by
+from kappaplace.maps.signals import PATCH_SIGNALS
+from kappaplace.slam.cells import CellCheck, Pair, PatchMaps
 from kappaplace.slam.consistency import Proposal, support
 from kappaplace.slam.geometry import GeometricCheck
 from kappaplace.slam.growing_map import GrowingMap
 from kappaplace.slam.plausibility import covered_area, likelihood_ratio, updated
-from kappaplace.slam.poses import PLANAR, SPATIAL, Poses, between, checked, compose, identity, positions
+from kappaplace.slam.poses import (
+    PLANAR,
+    SPATIAL,
+    Poses,
+    as_planar,
+    between,
+    checked,
+    compose,
+    identity,
+    positions,
+    wrap,
+)
 from kappaplace.slam.types import Closure, Frame
-from kappaplace.types import Embeddings
+from kappaplace.types import Embeddings, Matches
 from kappaplace.uncertainty.evidence import Evidence, Scores
 from kappaplace.uncertainty.fused import features_of
+from kappaplace.uncertainty.patches import AGREEMENT
 from kappaplace.uncertainty.registry import SCORES, score_named
 
-UNCALIBRATED, RISK, LONELY, GEOMETRY = "not calibrated", "probability", "consistency", "geometry"
+UNCALIBRATED, RISK, LONELY = "not calibrated", "probability", "consistency"
+GEOMETRY, CELLS = "geometry", "cells"
 """Why a closure was rejected."""
 
 
@@ -69,6 +87,10 @@ class ClosingSettings:
     """Frames that a map needs before it is asked."""
     least_inliers: int | None = None
     """Local features that must fit one camera motion; None: nobody looks."""
+    verify: int | None = None
+    """Matches that are compared cell by cell before one is proposed; None: as when it was calibrated."""
+    least_agreement: float | None = None
+    """Share of cells that must agree on one shift; None: nobody looks."""
     sigma: float = 3.0
     """Metres of standard deviation of a typical closure: as far as two images of one place lie apart."""
     sigma_angle: float = 0.1
@@ -84,12 +106,26 @@ class ClosingSettings:
             raise KappaPlaceError(
                 f"{self.least_support} proposals cannot agree among the last {self.window}; widen the window."
             )
-        if (
-            min(self.recent, self.radius, self.tolerance, self.sigma, self.sigma_angle) <= 0
-            or self.fewest < 2
-        ):
+        lengths = (self.recent, self.radius, self.tolerance, self.sigma, self.sigma_angle)
+        if not all(0 < length < np.inf for length in lengths) or self.fewest < 2:
             raise KappaPlaceError(
-                "Distances of loop closing must be above 0, and a map has 2 frames or more."
+                "Distances of loop closing must be above 0 and finite, and a map has 2 frames or more."
+            )
+        if self.drift is not None and not 0 < self.drift < np.inf:
+            raise KappaPlaceError(f"Odometry drifts by a share of the way above 0, got {self.drift:g}.")
+        if self.outside_rate is not None and not 0 <= self.outside_rate < 1:
+            raise KappaPlaceError(
+                f"The share of frames from nowhere seen before lies in [0, 1), got {self.outside_rate:g}."
+            )
+        if self.least_inliers is not None and self.least_inliers < 1:
+            raise KappaPlaceError(f"A number of inliers is 1 or more, not {self.least_inliers}.")
+        if self.verify is not None and self.verify < 0:
+            raise KappaPlaceError(
+                f"A number of matches to compare cell by cell is 0 or more, not {self.verify}."
+            )
+        if self.least_agreement is not None and not 0 < self.least_agreement <= 1:
+            raise KappaPlaceError(
+                f"A share of cells that agree lies between 0 and 1, got {self.least_agreement:g}."
             )
 
 
@@ -102,10 +138,13 @@ class LoopCloser:
         settings: ClosingSettings | None = None,
         *,
         embed: Callable[[Any], Embeddings] | None = None,
+        patch_maps: PatchMaps | None = None,
+        compared: Mapping[Pair, float] | None = None,
         scores: tuple[str, ...] = (),
     ) -> None:
         """``embed`` turns a list of images into embeddings (`model.embed`), for frames without descriptor.
 
+        ``patch_maps`` (`cells.patch_maps_of`) is needed to compare cells, ``compared`` is what is known.
         ``scores`` are computed beside those of the calibration and kept in `features`, to fit one later.
         Without a calibration everything is proposed and nothing accepted.
         """
@@ -119,6 +158,18 @@ class LoopCloser:
         self.scores = scores
         self._scores = tuple(score_named(name) for name in scores)
         self._check = GeometricCheck() if self.settings.least_inliers is not None else None
+        self.verify = self._compared_matches()
+        if not self.verify and set(scores) & set(PATCH_SIGNALS):
+            raise KappaPlaceError("Scores of cells need matches to compare: ClosingSettings(verify=10).")
+        self.cells: CellCheck | None = None
+        """What was compared cell by cell, where it was."""
+        if self.verify or self.settings.least_agreement is not None:
+            if patch_maps is None:
+                raise KappaPlaceError(
+                    "Comparing cells needs a model that shows its stages (ResNet, EfficientNet-Lite): "
+                    "LoopCloser(…, patch_maps=patch_maps_of(model))."
+                )
+            self.cells = CellCheck(patch_maps, compared)
         self._last: deque[Proposal] = deque(maxlen=self.settings.window)
         self._odometry: list[Poses] = []
         self._typical = _RunningMedian()
@@ -145,11 +196,14 @@ class LoopCloser:
             self._odometry.append(stated)
         if self._check is not None:
             self._check.remember(number, frame.image)
+        if self.cells is not None:
+            self.cells.images.append(frame.image)
         first = self.askable(number)
         if first < self.settings.fewest:
             return None
         query = Embeddings(descriptor[None].astype(np.float32), None if kappa is None else np.array([kappa]))
-        closure = self._judge(number, self.map.evidence(query, first, 2))
+        evidence = self.map.evidence(query, first, max(2, self.verify))
+        closure = self._judge(number, self._verified(number, evidence) if self.verify else evidence)
         self.closures.append(closure)
         self._last.append(Proposal(closure.query, closure.match))
         if closure.accepted and pose is not None:
@@ -157,6 +211,34 @@ class LoopCloser:
             self.map.poses[number] = compose(self.map.poses[closure.match], closure.relative)
             self._closed = Proposal(closure.query, closure.match)
         return closure
+
+    def _compared_matches(self) -> int:
+        """How many matches are compared cell by cell; a calibration speaks of none other."""
+        then, now = verified_by(self.calibration), self.settings.verify
+        if now is None:
+            return then
+        if self.calibration is not None and now != then:
+            raise KappaPlaceError(
+                f"Closures were calibrated with {then} matches compared cell by cell, not with {now}; leave "
+                "`verify` to the calibration, or calibrate anew."
+            )
+        return now
+
+    def _verified(self, number: int, evidence: Evidence) -> Evidence:
+        """The same matches by how many of their cells agree, as a map has them."""
+        assert self.cells is not None  # made with ``verify``
+        indices, similarities = evidence.matches.indices, evidence.matches.similarities
+        found = self.cells.agreement(number, indices[0].tolist())
+        order = np.argsort(-found, kind="stable")
+        ranked = replace(
+            evidence,
+            matches=Matches(indices[:, order], similarities[:, order]),
+            query_images=self.cells.images[number : number + 1],
+            reference_images=self.cells.images,
+            patch_maps=self.cells.patch_maps,
+        )
+        ranked.memo[AGREEMENT] = found[None, order]
+        return ranked
 
     def _embedded(self, frame: Frame) -> tuple[np.ndarray, float | None]:
         if frame.descriptor is not None:
@@ -202,7 +284,11 @@ class LoopCloser:
         agreeing = support(
             Proposal(number, match), self._last, odometry, self.map.poses, self.settings.tolerance
         )
+        agreement = float(evidence.memo[AGREEMENT][0, 0]) if self.verify else None
         reason, inliers = self._reason(probability, by_rule, agreeing), None
+        if not reason and self.cells is not None and self.settings.least_agreement is not None:
+            agreement = float(self.cells.agreement(number, [match])[0])
+            reason = "" if agreement >= self.settings.least_agreement else CELLS
         if not reason and self._check is not None:
             inliers = self._check.inliers(number, match)
             if inliers is None:
@@ -230,6 +316,7 @@ class LoopCloser:
             relative=identity(size),
             sigma=self._sigma(size, weight),
             weight=weight,
+            agreement=agreement,
         )
 
     def _probability(self, evidence: Evidence) -> tuple[float, float | None, bool | None]:
@@ -251,10 +338,12 @@ class LoopCloser:
         if self._closed is not None:  # belief goes on from the last closure
             query, other = self._closed
             driven = float(way[number] - way[query] + abs(way[other] - way[match]))
-        gap = positions(self.map.poses[[number, match]])[:, :2]
-        displacement = float(np.hypot(*(gap[0] - gap[1])))
+        here, there = as_planar(self.map.poses[[number, match]])
+        displacement = float(np.hypot(*(here - there)[:2]))
+        turned = float(wrap(here[2] - there[2]))
         area = covered_area(self.map.poses[: self.askable(number)])
-        return likelihood_ratio(displacement, driven, area, drift=drift, spread=self.settings.tolerance / 2)
+        spread = self.settings.tolerance / 2
+        return likelihood_ratio(displacement, driven, area, drift=drift, spread=spread, turned=turned)
 
     def _reason(self, probability: float | None, by_rule: bool | None, agreeing: int) -> str:
         if probability is None:

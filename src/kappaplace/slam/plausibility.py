@@ -8,6 +8,10 @@ other):
     odds' = odds · ((1 − slip)·N₂(δ; 0, s²) + slip/area)·area,      s² = (drift·way)² + spread²
 
 Wheels slip and are carried: ``slip`` keeps a closure possible whatever odometry believes, at a price.
+
+Directions count as well: at one junction two streets may look alike, and a closure says "the same pose". The
+density is lowered by exp(−½·(Δ/t)²) where the believed directions differ by Δ, t² = (``TURN``·way)² +
+``TURN_SPREAD``². It is never raised: how often wrong matches look the same way is not known.
 """
 
 from __future__ import annotations
@@ -17,23 +21,39 @@ import numpy as np
 from kappaplace.slam.poses import Poses, positions
 
 SLIP = 0.01
+TURN = 5e-4
+"""Radians by which odometry turns away over a metre."""
+TURN_SPREAD = 0.25
+"""Radians between two images of one place."""
 LEAST_AREA = 1000.0
 """Square metres that any map is taken to cover."""
 
 
 def likelihood_ratio(
-    displacement: float, way: float, area: float, *, drift: float, spread: float, slip: float = SLIP
+    displacement: float,
+    way: float,
+    area: float,
+    *,
+    drift: float,
+    spread: float,
+    turned: float = 0.0,
+    slip: float = SLIP,
 ) -> float:
     """How much likelier this displacement (metres on the ground) is for a right closure than for a wrong one.
+
+    ``turned`` is the angle between the believed directions.
 
     >>> round(likelihood_ratio(0.0, 100.0, 10_000.0, drift=0.05, spread=5.0), 1)
     31.5
     >>> round(likelihood_ratio(500.0, 100.0, 10_000.0, drift=0.05, spread=5.0), 3)
     0.01
+    >>> round(likelihood_ratio(0.0, 100.0, 10_000.0, drift=0.05, spread=5.0, turned=np.pi / 2), 3)
+    0.01
     """
     variance = (drift * way) ** 2 + spread**2
     density = np.exp(-0.5 * displacement**2 / variance) / (2 * np.pi * variance)
-    return float((1 - slip) * density * area + slip)
+    alike = np.exp(-0.5 * turned**2 / ((TURN * way) ** 2 + TURN_SPREAD**2))
+    return float((1 - slip) * density * alike * area + slip)
 
 
 def updated(probability: float, ratio: float) -> float:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kappaplace.errors import KappaPlaceError
+from kappaplace.slam.graduated import graduated
 from kappaplace.slam.graph_factors import (
     Kernel,
     OdometryNoise,
@@ -44,12 +45,16 @@ def optimise(
         start.insert(row, to_gtsam(pose))
         if row:
             graph.add(odometry_factor(row - 1, poses[row - 1], pose, noise))
-    for closure in closures:
-        graph.add(closure_factor(_known(closure, poses.shape), kernel, by_probability=by_probability))
+    known = [_known(closure, poses.shape) for closure in closures]
+    for closure in known:
+        graph.add(closure_factor(closure, kernel, by_probability=by_probability))
     settings = gtsam.LevenbergMarquardtParams()
     settings.setMaxIterations(ITERATIONS)
     try:
-        found = gtsam.LevenbergMarquardtOptimizer(graph, start, settings).optimize()
+        if kernel == "gnc" and known:
+            found = graduated(graph, start, settings, len(poses))
+        else:
+            found = gtsam.LevenbergMarquardtOptimizer(graph, start, settings).optimize()
     except RuntimeError as error:
         raise _unsolved(error) from None
     return from_gtsam(found, len(poses), poses.shape[1])
@@ -64,6 +69,11 @@ class IncrementalGraph:
         self, noise: OdometryNoise | None = None, kernel: Kernel = "none", *, by_probability: bool = False
     ):
         gtsam = load_gtsam()
+        if kernel == "gnc":
+            raise KappaPlaceError(
+                "GNC looks at all closures together, not frame by frame; choose none, cauchy, dcs or "
+                "switchable."
+            )
         settings = gtsam.ISAM2Params()
         # Looked at again with every frame, or corrections after a closure would wait for ten more.
         settings.relinearizeSkip = 1

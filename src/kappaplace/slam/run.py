@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kappaplace.calibration.model import Calibration
+from kappaplace.data.unreadable import DAMAGED_ARRAYS
 from kappaplace.errors import KappaPlaceError
 from kappaplace.evaluation.cache import model_fingerprint
 from kappaplace.files import make_folder, replace_file
@@ -20,8 +22,9 @@ from kappaplace.models.loading import AnyModel
 from kappaplace.progress import track
 from kappaplace.reports.html import png_of
 from kappaplace.reports.slam import slam_page, trajectory_figure
+from kappaplace.slam.cells import Pair, patch_maps_of
 from kappaplace.slam.drive_inputs import DriveInput
-from kappaplace.slam.evaluation import TrajectoryError, trajectory_error
+from kappaplace.slam.evaluation import TrajectoryError, load_evo, trajectory_error
 from kappaplace.slam.graph_factors import Kernel, OdometryNoise, load_gtsam
 from kappaplace.slam.graph_files import write_g2o, write_json_lines, write_tum
 from kappaplace.slam.loop_closer import ClosingSettings, LoopCloser
@@ -31,7 +34,7 @@ from kappaplace.slam.trajectories import TimedPoses
 from kappaplace.slam.types import Frame
 from kappaplace.types import Embeddings
 
-EMBEDDINGS = "embeddings.npz"
+EMBEDDINGS, COMPARED = "embeddings.npz", "cells.npz"
 BLOCK = 64
 
 
@@ -95,31 +98,41 @@ def run_slam(
 ) -> SlamRun:
     """Close loops over a drive and write trajectory, graph, closures, picture and report into ``out``.
 
-    Embeddings are kept there: the same frames and model are not embedded twice.
+    Embeddings and compared cells are kept there: the same frames and model are not looked at twice.
     """
     load_gtsam()  # before the long part
-    out = make_folder(out)
-    made = drive_embeddings(drive, model, out, batch_size=batch_size, device=device)
-    closer = LoopCloser(calibration, settings)
     graph = IncrementalGraph(noise, kernel) if incremental else None
-    with track("Closing loops", len(drive)) as bar:
-        for frame in drive_frames(drive, made):
-            closure = closer.add(frame)
-            if graph is not None:
-                assert frame.odometry is not None  # a drive has it throughout
-                graph.add(frame.odometry, closure)
-            bar.advance()
-    if graph is not None:
-        poses = graph.poses
-    else:
-        poses = optimise(drive.odometry, closer.accepted, noise=noise, kernel=kernel)
-    before = after = None
+    known, inside = None, np.zeros(0, bool)
     if truth is not None:
+        load_evo()
         known, inside = truth.at(drive.time)
         if inside.sum() < 3:
             raise KappaPlaceError(
                 "The true trajectory covers fewer than three frames; are its times the images' own?"
             )
+    out = make_folder(out)
+    stamp = sha256("\n".join([model_fingerprint(model), *_stamps(drive)]).encode()).hexdigest()
+    closer = LoopCloser(
+        calibration, settings, patch_maps=patch_maps_of(model), compared=_compared(out / COMPARED, stamp)
+    )
+    made = drive_embeddings(drive, model, out, batch_size=batch_size, device=device)
+    try:
+        with track("Closing loops", len(drive)) as bar:
+            for frame in drive_frames(drive, made):
+                closure = closer.add(frame)
+                if graph is not None:
+                    assert frame.odometry is not None  # a drive has it throughout
+                    graph.add(frame.odometry, closure)
+                bar.advance()
+    finally:
+        if closer.cells is not None:
+            _keep_compared(out / COMPARED, stamp, closer.cells.known)
+    if graph is not None:
+        poses = graph.poses
+    else:
+        poses = optimise(drive.odometry, closer.accepted, noise=noise, kernel=kernel)
+    before = after = None
+    if known is not None:
         before = trajectory_error(known[inside], drive.odometry[inside])
         after = trajectory_error(known[inside], poses[inside])
     found = SlamRun(closer, poses, before, after)
@@ -144,30 +157,34 @@ def drive_embeddings(
     """Of all frames; what an earlier run of the same model has embedded is taken from ``out``."""
     stamp, file = model_fingerprint(model), out / EMBEDDINGS
     known = _known(file, stamp)
-    files = [
+    files = _stamps(drive)
+    todo = [row for row, name in enumerate(files) if name not in known]
+    try:
+        with track("Embedding", len(todo)) as bar:
+            for start in range(0, len(todo), BLOCK):
+                rows = todo[start : start + BLOCK]
+                part = embed_images(
+                    model,
+                    model.preprocessing,
+                    [drive.paths[row] for row in rows],
+                    batch_size=batch_size,
+                    device=device,
+                    progress=False,
+                )
+                for at, row in enumerate(rows):
+                    known[files[row]] = part.take(slice(at, at + 1))
+                bar.advance(len(rows))
+    finally:  # an image that cannot be read, or a stop, does not cost what was done
+        if todo and known:
+            _keep(file, stamp, list(known), join(list(known.values())))
+    return join([known[name] for name in files])
+
+
+def _stamps(drive: DriveInput) -> list[str]:
+    """Images by path and time of change."""
+    return [
         f"{path}|{Path(path).stat().st_mtime_ns}" if Path(path).exists() else path for path in drive.paths
     ]
-    parts: list[Embeddings] = []
-    todo = [row for row, name in enumerate(files) if name not in known]
-    with track("Embedding", len(todo)) as bar:
-        for start in range(0, len(todo), BLOCK):
-            rows = todo[start : start + BLOCK]
-            part = embed_images(
-                model,
-                model.preprocessing,
-                [drive.paths[row] for row in rows],
-                batch_size=batch_size,
-                device=device,
-                progress=False,
-            )
-            parts.append(part)
-            for at, row in enumerate(rows):
-                known[files[row]] = part.take(slice(at, at + 1))
-            bar.advance(len(rows))
-    made = join([known[name] for name in files])
-    if todo:
-        _keep(file, stamp, files, made)
-    return made
 
 
 def _known(file: Path, stamp: str) -> dict[str, Embeddings]:
@@ -178,7 +195,7 @@ def _known(file: Path, stamp: str) -> dict[str, Embeddings]:
             kappa = stored["kappa"] if len(stored["kappa"]) else None
             whole = Embeddings(stored["descriptor"], kappa)
             return {str(name): whole.take(slice(row, row + 1)) for row, name in enumerate(stored["files"])}
-    except (OSError, KeyError, ValueError):
+    except DAMAGED_ARRAYS:
         return {}  # not there, or of no use: embedded again
 
 
@@ -188,6 +205,28 @@ def _keep(file: Path, stamp: str, files: Sequence[str], made: Embeddings) -> Non
     def write(part: Path) -> None:
         with part.open("wb") as stream:
             np.savez(stream, model=stamp, files=np.array(files), descriptor=made.descriptor, kappa=kappa)
+
+    replace_file(file, write)
+
+
+def _compared(file: Path, stamp: str) -> dict[Pair, float]:
+    """What an earlier run over the very same frames has compared; they are known by number only."""
+    try:
+        with np.load(file) as stored:
+            if str(stored["stamp"]) != stamp:
+                return {}
+            pairs = [(query, match) for query, match in stored["pairs"].tolist()]
+            return dict(zip(pairs, stored["agreement"].tolist(), strict=True))
+    except DAMAGED_ARRAYS:
+        return {}
+
+
+def _keep_compared(file: Path, stamp: str, known: Mapping[Pair, float]) -> None:
+    pairs = np.array(list(known), np.int64).reshape(-1, 2)
+
+    def write(part: Path) -> None:
+        with part.open("wb") as stream:
+            np.savez(stream, stamp=stamp, pairs=pairs, agreement=np.array(list(known.values())))
 
     replace_file(file, write)
 

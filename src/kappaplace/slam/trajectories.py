@@ -68,7 +68,7 @@ def read_poses(file: str | Path, dimensions: int = 2) -> TimedPoses:
     if numbers.shape[1] == 8:
         time, poses, by_frame = numbers[:, 0], checked(numbers[:, 1:], f"poses of {file}"), False
     elif numbers.shape[1] == 12:
-        time, poses, by_frame = np.arange(float(len(numbers))), _from_kitti(numbers), True
+        time, poses, by_frame = np.arange(float(len(numbers))), _from_kitti(numbers, file), True
     else:
         raise KappaPlaceError(
             f"{file} has {numbers.shape[1]} numbers a line: TUM has 8, KITTI 12, GPX is XML."
@@ -92,8 +92,15 @@ def from_headings(positions: NDArray[np.float64], heading: NDArray[np.floating])
     return np.column_stack([positions, wrap(np.pi / 2 - np.radians(degrees))])
 
 
-def _from_kitti(numbers: NDArray[np.float64]) -> Poses:
+def _from_kitti(numbers: NDArray[np.float64], file: Path) -> Poses:
     camera = numbers.reshape(-1, 3, 4)
+    if not np.isfinite(camera).all():
+        raise KappaPlaceError(f"Some poses of {file} are NaN or infinite; leave those frames out.")
+    if (np.abs(np.linalg.det(camera[:, :, :3]) - 1.0) > 0.1).any():
+        raise KappaPlaceError(
+            f"Some lines of {file} are no poses: KITTI has a rotation and a position a line, three rows of "
+            "four numbers one after the other."
+        )
     turned = _CAMERA @ camera[:, :, :3] @ _CAMERA.T
     moved = camera[:, :, 3] @ _CAMERA.T
     return from_matrices(np.concatenate([turned, moved[:, :, None]], axis=2))

@@ -59,6 +59,8 @@ class Closure:
     """Standard deviations of ``relative``, 3 (x, y, yaw) or 6 (x, y, z, then about x, y, z), m and rad."""
     weight: float = 1.0
     """Information compared with that of a typical match; ``sigma`` has it in already."""
+    agreement: float | None = None
+    """Share of the images' cells that agree on one shift; None where nobody looked."""
 
     @property
     def information(self) -> NDArray[np.float64]:

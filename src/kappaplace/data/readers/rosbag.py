@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,24 +55,18 @@ def read(
     bag = Path(folder)
     if not bag.exists():
         raise KappaPlaceError(f"There is no bag {bag}.")
-    open_bag = _rosbags()
-    try:
-        with open_bag([bag]) as reader:
-            images = _connections(reader, image_topic, _IMAGES, "image_topic")
-            poses = _connections(reader, pose_topic, _POSES, "pose_topic")
-            path = _trajectory(reader, poses)
-            stamps = np.array([_stamp(m, t) for m, t in _messages(reader, images, "Reading image times")])
-            positions = path.at(stamps)
-            rows = sample_by_distance(positions, every)
-            if not len(rows):
-                raise KappaPlaceError(f"{bag}: no image falls into the time of {poses[0].topic}.")
-            place = Path(frames) if frames else bag.parent / f"{bag.stem}_frames"
-            out = frames_folder(place, bag, images[0].topic)
-            names = _write_images(reader, images, set(rows.tolist()), out)
-    except KappaPlaceError:
-        raise
-    except Exception as error:  # damaged bags raise what SQLite, YAML, MCAP, zstd and the decoders raise
-        raise KappaPlaceError(f"{bag} cannot be read as a bag ({reason(error)}).") from error
+    with _opened(bag) as reader:
+        images = _connections(reader, image_topic, _IMAGES, "image_topic")
+        poses = _connections(reader, pose_topic, _POSES, "pose_topic")
+        path = _trajectory(reader, poses)
+        stamps = np.array([_stamp(m, t) for m, t in _messages(reader, images, "Reading image times")])
+        positions = path.at(stamps)
+        rows = sample_by_distance(positions, every)
+        if not len(rows):
+            raise KappaPlaceError(f"{bag}: no image falls into the time of {poses[0].topic}.")
+        place = Path(frames) if frames else bag.parent / f"{bag.stem}_frames"
+        out = frames_folder(place, bag, images[0].topic)
+        names = _write_images(reader, images, set(rows.tolist()), out)
     accuracy = path.accuracy_at(stamps[rows])
     return PlaceImages.create(
         names,
@@ -85,6 +81,47 @@ def read(
         name=bag.stem,
         radius=radius,
     )
+
+
+def unpack_images(bag: Path, folder: Path, image_topic: str = "") -> tuple[list[str], NDArray[np.float64]]:
+    """All images of a bag as files: their names and times; for poses that come from elsewhere."""
+    with _opened(bag) as reader:
+        images = _connections(reader, image_topic, _IMAGES, "image_topic")
+        stamps = np.array([_stamp(m, t) for m, t in _messages(reader, images, "Reading image times")])
+        out = frames_folder(folder, bag, images[0].topic)
+        return _write_images(reader, images, set(range(len(stamps))), out), stamps
+
+
+def whole_poses(bag: Path, pose_topic: str = "") -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+    """Times, and x, y, z, qx, qy, qz, qw, of odometry or poses; None where only GPS, or no direction, is
+    known.
+    """
+    with _opened(bag) as reader:
+        topics = {c.topic for c in reader.connections if c.msgtype in _POSES[1:]}
+        if pose_topic not in topics if pose_topic else not topics:
+            return None
+        poses = _connections(reader, pose_topic, _POSES[1:], "pose_topic")
+        times, rows = [], []
+        for message, moment in _messages(reader, poses, "Reading poses"):
+            pose = message.pose.pose if hasattr(message.pose, "pose") else message.pose
+            at, turned = pose.position, pose.orientation
+            rows.append((at.x, at.y, at.z, turned.x, turned.y, turned.z, turned.w))
+            times.append(_stamp(message, moment))
+    found = np.array(rows, np.float64).reshape(-1, 7)
+    return None if not found[:, 3:].any() else (np.array(times), found)
+
+
+@contextmanager
+def _opened(bag: Path) -> Iterator[Any]:
+    """The reader of a bag; whatever is wrong with it is one sentence."""
+    open_bag = _rosbags()
+    try:
+        with open_bag([bag]) as reader:
+            yield reader
+    except KappaPlaceError:
+        raise
+    except Exception as error:  # damaged bags raise what SQLite, YAML, MCAP, zstd and the decoders raise
+        raise KappaPlaceError(f"{bag} cannot be read as a bag ({reason(error)}).") from error
 
 
 def _rosbags() -> Any:
