@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet -c constraints.txt
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo serve-demo test test-all lint lint-docker docs bench bench-check clean
+.PHONY: demo serve-demo test test-all lint lint-docker docs bench bench-check audit clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -50,6 +50,10 @@ bench: $(STAMP)  # ratios measured in one run; each script prints its own table
 
 bench-check: $(STAMP)  # fresh ratios against the kept ones; fails where one is worse beyond the tolerance
 	$(BIN)/kappaplace bench --quick --device cpu --out build/bench --check results/bench_ratios.csv
+
+audit: $(STAMP)  # known vulnerabilities of the pinned versions; what cannot be looked up is a failure, too
+	test -x build/audit/bin/pip-audit || ($(PYTHON) -m venv build/audit && build/audit/bin/pip install --quiet pip-audit)
+	build/audit/bin/pip-audit --strict --no-deps --disable-pip -r constraints.txt
 
 clean:
 	rm -rf $(VENV) build dist demo site

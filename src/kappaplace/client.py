@@ -55,7 +55,11 @@ class Client:
     ) -> None:
         if urlsplit(url).scheme not in ("http", "https"):
             raise KappaPlaceError(f"The address of a service begins with http:// or https://, not {url!r}.")
-        self.url, self.map, self.timeout, self.tries = url.rstrip("/"), map, timeout, max(1, tries)
+        if not timeout > 0 or tries < 1:
+            raise KappaPlaceError(
+                f"A client needs a timeout above 0 s and a try, not {timeout:g} and {tries}."
+            )
+        self.url, self.map, self.timeout, self.tries = url.rstrip("/"), map, timeout, tries
         self._token = token
 
     def localize(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from kappaplace.errors import KappaPlaceError
 
@@ -22,6 +24,16 @@ def make_folder(folder: str | Path) -> Path:
             f"Cannot write to the folder {folder}: {os.strerror(error.errno or 0)}; choose another folder."
         ) from None
     return folder
+
+
+def reserve_array(file: Path, shape: tuple[int, ...], dtype: Any) -> None:
+    """An .npy file of zeros with its disk space: writing to a map on a full disk would kill the process."""
+    import numpy as np
+
+    np.lib.format.open_memmap(file, mode="w+", dtype=dtype, shape=shape).flush()
+    if hasattr(os, "posix_fallocate"):
+        with open(file, "r+b") as stream:
+            os.posix_fallocate(stream.fileno(), 0, os.path.getsize(file))
 
 
 def replace_file(file: Path, write: Callable[[Path], object], *, sync: bool = True) -> None:
@@ -44,4 +56,5 @@ def replace_file(file: Path, write: Callable[[Path], object], *, sync: bool = Tr
             f"Cannot write {file}: {os.strerror(error.errno)}; what was there before is unchanged."
         ) from None
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):  # where it could not be made there is nothing to remove
+            part.unlink(missing_ok=True)

@@ -23,7 +23,11 @@ class Embeddings(NamedTuple):
     """Scalar variance of each descriptor, N, from heads that are not von Mises-Fisher (STUN); else None."""
 
     def take(self, rows: Any) -> Embeddings:
-        """The same embeddings for some rows only."""
+        """The same embeddings for some rows only.
+
+        >>> Embeddings(np.eye(3), np.array([9.0, 4.0, 1.0])).take([2, 0]).kappa.tolist()
+        [1.0, 9.0]
+        """
         return Embeddings(*(None if part is None else part[rows] for part in self))
 
 

@@ -70,8 +70,12 @@ class Calibrator(ABC):
         return kind(**{key: tuple(v) if isinstance(v, list) else v for key, v in parts.items()})
 
     def __post_init__(self) -> None:
-        for key, value in asdict(self).items():
-            finite(value, f"{key} of a {self.name} calibrator")
+        for part in fields(self):
+            what, several = f"{part.name} of a {self.name} calibrator", str(part.type).startswith("tuple")
+            if finite(getattr(self, part.name), what).ndim != several:
+                raise KappaPlaceError(
+                    f"The {what} must be {'a list' if several else 'one number'}; fit it again."
+                )
 
 
 @dataclass(frozen=True)

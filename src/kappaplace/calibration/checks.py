@@ -55,6 +55,13 @@ def share(value: float, what: str, *, ends: bool = False) -> float:
     return number
 
 
+def checked_seed(value: int) -> int:
+    """A start for random numbers that every generator takes."""
+    if not 0 <= value < 2**32:
+        raise KappaPlaceError(f"A seed is a whole number from 0 to {2**32 - 1:,}, got {value}.")
+    return value
+
+
 def stored(values: Any, names: set[str], what: str) -> Mapping[str, Any]:
     """A mapping read from JSON that has exactly these keys."""
     if not isinstance(values, Mapping) or set(values) != names:

@@ -116,7 +116,15 @@ class Calibration:
                 f"A calibration of format {number} cannot be read, this version knows format {FORMAT}; "
                 "calibrate again."
             )
-        parts = stored(values, {"format", *_PARTS, "outside_rate", "facts"}, "calibration")
+        try:
+            return cls._from_parts(
+                stored(values, {"format", *_PARTS, "outside_rate", "facts"}, "calibration")
+            )
+        except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+            raise KappaPlaceError(f"A stored calibration is damaged ({error}); calibrate again.") from None
+
+    @classmethod
+    def _from_parts(cls, parts: Mapping[str, Any]) -> Calibration:
         if parts["top"] is None or parts["right"] is None:
             raise KappaPlaceError("A stored calibration lacks its score or its calibrator; calibrate again.")
         read: dict[str, Any] = {}
@@ -180,6 +188,11 @@ def fit_calibration(
         groups: A place, route or day of each query; groups are never split.
         signals: Further values of each query to watch for drift, such as κ.
         facts: What else to keep: the date, the model, where the queries came from.
+
+    >>> uncertainty = np.linspace(0, 1, 400)
+    >>> made = fit_calibration(uncertainty, uncertainty < 0.7, ["margin"], max_risk=0.1)
+    >>> [str(decision) for decision in made.decide(np.array([0.1, 0.95]))]
+    ['accept', 'reject']
     """
     right = booleans(success, np.shape(success), "outcomes (right or wrong)")
     if right.ndim != 1:

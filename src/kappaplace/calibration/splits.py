@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 
-from kappaplace.calibration.checks import Rows, finite, share
+from kappaplace.calibration.checks import Rows, checked_seed, finite, share
 from kappaplace.errors import KappaPlaceError
 
 
@@ -32,7 +32,7 @@ def split_queries(
     if queries < 2:
         raise KappaPlaceError(f"A split needs at least two labelled queries, got {queries}.")
     share(fit_share, "share of queries to fit on")
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(checked_seed(seed))
     if groups is None:
         chosen = np.zeros(queries, dtype=bool)
         chosen[rng.permutation(queries)[: min(max(round(fit_share * queries), 1), queries - 1)]] = True

@@ -223,7 +223,10 @@ class Preprocessing:
             raise KappaPlaceError(
                 f"Unknown preprocessing settings {unknown}; known: {[f.name for f in fields(cls)]}."
             )
-        return cls(**values)
+        try:
+            return cls(**values)
+        except TypeError as error:  # a list where a word should be, a fraction as a size
+            raise KappaPlaceError(f"Bad preprocessing: {error}; got {values}.") from None
 
     @property
     def fixed_size(self) -> tuple[int, int] | None:

@@ -105,7 +105,7 @@ class ImageLoader:
     def _blocks(self) -> Iterator[_Block]:
         """Batches of rows under way, in order, at most `prefetch` of them at a time."""
         wanted = iter(range(len(self.paths)) if self.rows is None else self.rows)
-        batches = iter(lambda: [int(row) for row in islice(wanted, self.batch_size)], [])
+        batches = iter(lambda: [int(row) for row in islice(wanted, min(self.batch_size, sys.maxsize))], [])
         pool = ThreadPoolExecutor(self.workers or 1, thread_name_prefix="decode")
         submit = pool.submit if self.workers else _run_now
         try:

@@ -12,6 +12,8 @@ from typing import Any, Literal, get_args
 from kappaplace.errors import KappaPlaceError
 
 Kind = Literal["metres", "frames", "self"]
+FARTHEST = 1e9
+"""Metres or frames: more than any two places on Earth, and a number that can be squared."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,10 @@ class Neighbourhood:
                 f"Neighbourhood kind {self.kind!r} is unknown: choose metres, frames or self."
             )
         value = 0.0 if self.kind == "self" else float(self.value)
-        if not 0.0 <= value < float("inf"):
-            raise KappaPlaceError(f"A neighbourhood of {self.value} {self.kind} is not a finite size ≥ 0.")
+        if not 0.0 <= value <= FARTHEST:
+            raise KappaPlaceError(
+                f"A neighbourhood of {self.value} {self.kind} is not a finite size from 0 to {FARTHEST:.0e}."
+            )
         object.__setattr__(self, "value", value)
 
     @classmethod

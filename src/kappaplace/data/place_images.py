@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from kappaplace.data.geodesy import LOCAL_FRAME, frame_codes
-from kappaplace.data.neighbourhood import Neighbourhood
+from kappaplace.data.neighbourhood import FARTHEST, Neighbourhood
 from kappaplace.data.positives import Positives, positives_within
 from kappaplace.errors import KappaPlaceError
 
@@ -207,7 +207,10 @@ class PlaceImages:
 
     def select(self, rows: ArrayLike | slice) -> PlaceImages:
         """Some rows as a table of their own; positives, frame numbers and metadata come along."""
-        chosen = np.arange(len(self))[rows if isinstance(rows, slice) else np.asarray(rows)]
+        try:
+            chosen = np.arange(len(self))[rows if isinstance(rows, slice) else np.asarray(rows)]
+        except IndexError as error:
+            raise KappaPlaceError(f"{self.name or 'The table'} has {len(self):,} rows: {error}.") from None
         columns: dict[str, Any] = {c: getattr(self, c)[chosen] for c in COLUMNS}
         if self.neighbourhood.kind == "frames" or self.frame_number is not None:
             columns["frame_number"] = self.frame_numbers()[chosen]
@@ -287,8 +290,8 @@ def _validate(table: PlaceImages) -> None:
             row = int(np.argmax(bad))
             raise KappaPlaceError(f"Row {row} ({table.paths[row]}) has {what}.")
     frame_codes(table.frame)  # every other part of the package may trust it
-    if not 0 < table.radius < float("inf"):
-        raise KappaPlaceError(f"The radius of positives must be above 0 m, not {table.radius}.")
+    if not 0 < table.radius <= FARTHEST:
+        raise KappaPlaceError(f"The radius of positives must be above 0 m and finite, not {table.radius}.")
     given = table.given_positives
     if given is not None:
         q, r = int(table.is_query.sum()), n - int(table.is_query.sum())

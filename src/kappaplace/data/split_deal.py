@@ -42,6 +42,8 @@ def deal(
         raise KappaPlaceError(
             f"{len(numbers)} {what} are too few for {len(shares)} parts without leaks: {hint}."
         )
+    if seed < 0:
+        raise KappaPlaceError(f"The seed of a split must not be negative, got {seed}.")
     shuffled = np.random.default_rng(seed).permutation(len(numbers))
     lack = {part: share * len(groups) for part, share in shares.items()}
     given = np.zeros(len(numbers), dtype=np.int64)

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import csv
 import struct
+import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
+from tokenize import TokenError
 
 from kappaplace.errors import KappaPlaceError
 
+DAMAGED_ARRAYS = (
+    *(OSError, ValueError, KeyError, TypeError, EOFError, MemoryError, ArithmeticError, RuntimeError),
+    *(SyntaxError, TokenError, struct.error, zlib.error, zipfile.BadZipFile),
+)
+"""What NumPy raises at a file that is not whole: its header is Python text, an .npz is a zip file, and a
+flipped bit may ask for more memory than there is or for a compression that nobody knows."""
 _LONGEST = 200  # characters of a foreign message; libraries may quote a whole row
 
 
@@ -45,6 +53,4 @@ def _failures() -> tuple[type[BaseException], ...]:
     for module, name in (("pyarrow", "ArrowException"), ("pyproj.exceptions", "ProjError")):
         with suppress(ImportError):  # what is not installed has raised nothing
             foreign.append(getattr(import_module(module), name))
-    plain = (OSError, ValueError, TypeError, LookupError, AttributeError, MemoryError, ArithmeticError)
-    rare = (EOFError, RecursionError, NotImplementedError, SyntaxError, csv.Error, struct.error, zlib.error)
-    return (*plain, *rare, *foreign)
+    return (*DAMAGED_ARRAYS, LookupError, AttributeError, csv.Error, *foreign)

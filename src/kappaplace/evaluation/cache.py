@@ -218,7 +218,7 @@ def _copy_known(store: _Store, group: Path) -> None:
             theirs = _load(other / _IMAGES).view(DIGEST).ravel()
             known = _Store(other, theirs)
             done, embeddings = np.flatnonzero(known.loaded("done")), known.read()
-        except (KappaPlaceError, ValueError):  # damaged: it has nothing to give, and is told of when asked for
+        except (KappaPlaceError, ValueError):  # damaged: told of when it is asked for itself
             continue
         rows = store.missing()
         order = np.argsort(theirs[done], kind="stable")

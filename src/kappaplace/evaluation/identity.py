@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import zipfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kappaplace.data.unreadable import DAMAGED_ARRAYS
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import make_folder, replace_file
 from kappaplace.progress import track
@@ -75,7 +75,7 @@ def _recorded(record: Path, stats: NDArray[np.int64]) -> tuple[NDArray[np.void],
             same = (stored["stats"] == stats).all(axis=1) & stored["known"]
             digests[same] = stored["digests"][same]
             known = same
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+    except DAMAGED_ARRAYS:
         pass  # none yet, or not whole: read again
     return digests, known
 

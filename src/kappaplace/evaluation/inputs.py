@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -89,7 +88,8 @@ def _from_json(file: Path, references: int) -> Positives:
         )
     if not all(isinstance(i, int) and not isinstance(i, bool) for row in content for i in row):
         raise KappaPlaceError(f"{file}: positives are whole numbers, references counted from 0.")
-    return Positives.from_lists(content, references)
+    with telling(f"{file} holds numbers that are no references"):
+        return Positives.from_lists(content, references)
 
 
 def _one_array(file: Path) -> NDArray[Any]:
@@ -107,10 +107,13 @@ def _arrays(file: Path, only: str = "") -> dict[str, NDArray[Any]]:
         raise KappaPlaceError(f"{file} is neither .npy nor .npz: save the array with NumPy.")
     with telling(f"{file} cannot be read as a NumPy file"):
         if file.suffix.lower() == ".npy":
-            return {file.stem: np.load(file, mmap_mode="c", allow_pickle=False)}
-        try:
-            with np.load(file, allow_pickle=False) as stored:
-                names = [only] if only in stored.files else stored.files
-                return {name: stored[name] for name in names}
-        except zipfile.BadZipFile as error:
-            raise ValueError(str(error)) from error
+            return {file.stem: _array(np.load(file, mmap_mode="c", allow_pickle=False))}
+        with np.load(file, allow_pickle=False) as stored:
+            names = [only] if only in stored.files else stored.files
+            return {name: _array(stored[name]) for name in names}
+
+
+def _array(found: Any) -> NDArray[Any]:
+    if not isinstance(found, np.ndarray):  # a zip file of other things, or one called .npy
+        raise ValueError("it holds something that is no array")
+    return found

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kappaplace.errors import KappaPlaceError
 from kappaplace.evaluation.judge import KS
 from kappaplace.evaluation.results import ScoreColumns, SetResult
 from kappaplace.metrics.bootstrap import Resampling, bootstrap_many
@@ -35,6 +36,8 @@ def measure(sets: Sequence[SetResult], *, resamples: int = RESAMPLES, seed: int 
 
     ``resamples`` = 0 leaves the intervals out. Pooled scores are those that every set has.
     """
+    if not sets:
+        raise KappaPlaceError("There is no set to measure.")
     found = {each.name: measure_set(each, resamples=resamples, seed=seed) for each in sets}
     if len(sets) > 1:
         mean = _mean(list(found.values()))

@@ -22,6 +22,7 @@ from kappaplace.evaluation.own_scores import check_own_score, read_own_score
 from kappaplace.evaluation.results import EvaluationResult, SetResult
 from kappaplace.evaluation.scoring import chosen_scores, score_set
 from kappaplace.evaluation.sources import Retrieved, from_table
+from kappaplace.metrics.bootstrap import MOST_RESAMPLES
 from kappaplace.models.loading import AnyModel
 from kappaplace.uncertainty.registry import score_named
 
@@ -45,10 +46,10 @@ class Choices:
         chosen_scores(self.scores)  # an unknown name is told before anything is embedded
         for name in self.fuse:
             score_named(name)
-        if self.k < 1 or self.resamples < 0 or self.seed < 0:
+        if self.k < 1 or not 0 <= self.resamples <= MOST_RESAMPLES or self.seed < 0:
             raise KappaPlaceError(
-                f"An evaluation needs k ≥ 1, resamples ≥ 0 and seed ≥ 0; got {self.k}, {self.resamples} and "
-                f"{self.seed}."
+                f"An evaluation needs k ≥ 1, resamples from 0 to {MOST_RESAMPLES:,} and seed ≥ 0; got "
+                f"{self.k}, {self.resamples} and {self.seed}."
             )
 
 
@@ -65,6 +66,9 @@ def evaluate_table(
 ) -> SetResult:
     """Embed (or find in the cache), retrieve and score one table; `measure` then gives the metrics."""
     names = scores if isinstance(scores, str) else ",".join(scores)
+    known = [each.value for each in NoPositives]
+    if policy is not None and policy not in known:
+        raise KappaPlaceError(f"The policy is one of {', '.join(known)}, not {policy!r}.")
     chosen = Choices(names, k, None if policy is None else NoPositives(policy))
     embedding = EmbeddingCache.of(model, cache, batch_size=batch_size, device=device)
     return _scored(from_table(table, embedding, k), chosen, None, ())

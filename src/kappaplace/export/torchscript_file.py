@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from io import BytesIO
 from pathlib import Path
 
 import torch
@@ -18,4 +19,6 @@ def write_torchscript(graph: ExportGraph, example: Tensor, file: Path, text: str
         # torch recommends torch.export instead, which C++ programs cannot open without Python or a compiler.
         warnings.simplefilter("ignore")
         traced = torch.jit.trace(graph, example)
-        torch.jit.save(traced, str(file), _extra_files={KEY: text})
+        content = BytesIO()  # in memory first: torch's own writer ends the process where the disk is full
+        torch.jit.save(traced, content, _extra_files={KEY: text})
+    file.write_bytes(content.getbuffer())

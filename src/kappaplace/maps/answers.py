@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from kappaplace.calibration.checks import share
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import replace_file
 from kappaplace.maps.localization import Localization
@@ -54,6 +55,7 @@ def write_pairs(answers: Sequence[Localization], file: str | Path, *, least: flo
     hloc takes two words a line and no more, so the numbers go to ``NAME.scores.txt``. Pairs of a probability
     below ``least`` are left out.
     """
+    share(least, "least probability of a pair", ends=True)
     file = Path(file)
     pairs = [
         (answer.query, m.name, m.probability, m.similarity)

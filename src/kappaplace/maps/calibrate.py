@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kappaplace.calibration.checks import checked_seed, share
 from kappaplace.calibration.model import Calibration, fit_calibration
 from kappaplace.calibration.outside import thin_to_rate
 from kappaplace.calibration.splits import split_queries, thin_to_places
@@ -57,6 +58,14 @@ class Terms:
     seed: int = 0
     verify: int = 0
     """Matches that are compared cell by cell and ordered by it, here and whenever the map is asked."""
+
+    def __post_init__(self) -> None:
+        """Told at once, not after an hour of embedding."""
+        share(self.max_risk, "risk")
+        share(self.confidence, "confidence")
+        if self.outside_rate is not None:
+            share(self.outside_rate, "stated share", ends=True)
+        checked_seed(self.seed)
 
 
 @dataclass

@@ -57,6 +57,8 @@ class Options:
             )
         if self.segment_rows < 1:
             raise KappaPlaceError(f"A segment needs at least one row, not {self.segment_rows}.")
+        if self.batch_size < 1:
+            raise KappaPlaceError(f"The batch size must be at least 1, got {self.batch_size}.")
         if self.ray and self.embedder is not None:
             raise KappaPlaceError("Embed on a Ray cluster or with an embedder of your own, not both.")
 

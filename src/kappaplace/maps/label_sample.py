@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from kappaplace.calibration.checks import checked_seed
 from kappaplace.calibration.splits import thin_to_places
 from kappaplace.data.place_images import PlaceImages
 from kappaplace.errors import KappaPlaceError
@@ -48,7 +49,7 @@ def draw_sample(
     if not len(queries):
         raise KappaPlaceError("There are no queries to draw from.")
     # First the order, then one a place: which frame of a place is kept is then chance, too.
-    order = np.random.default_rng(seed).permutation(len(queries))
+    order = np.random.default_rng(checked_seed(seed)).permutation(len(queries))
     kept, thinned = np.ones(len(order), bool), "nothing"
     if thin:
         kept, thinned = _one_a_place(queries.select(order), radius)

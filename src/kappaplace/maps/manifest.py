@@ -10,12 +10,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kappaplace.data.geodesy import LOCAL_FRAME, frame_codes
-from kappaplace.data.neighbourhood import Neighbourhood
+from kappaplace.data.neighbourhood import FARTHEST, Neighbourhood
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import replace_file
+from kappaplace.maps.manifest_checks import check_inside, check_values
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -112,7 +113,7 @@ class Manifest:
                 "Codes (pq) are learnt from a map's own descriptors: build it as float16, then run "
                 "`kappaplace map compact MAP --storage pq`."
             )
-        if not 0 < self.radius < float("inf"):
+        if not 0 < self.radius <= FARTHEST:
             raise KappaPlaceError(f"The radius of a place must be above 0 m and finite, not {self.radius}.")
 
     @property
@@ -129,6 +130,18 @@ class Manifest:
     def near(self) -> Neighbourhood:
         """Which references show one place."""
         return Neighbourhood.parse(self.neighbourhood)
+
+
+@dataclass(frozen=True)
+class _Calibrated:
+    """What `Manifest.calibration` always holds."""
+
+    origin: str
+    references: int
+    calibration: dict[str, Any]
+
+
+_Record = TypeVar("_Record")
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -156,7 +169,7 @@ def read_manifest(folder: str | Path) -> Manifest:
                 "upgrade this one."
             )
         return _manifest(values)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise KappaPlaceError(
             f"The manifest {file} is damaged ({type(error).__name__} {error}); restore it from a copy."
         ) from None
@@ -165,14 +178,27 @@ def read_manifest(folder: str | Path) -> Manifest:
 def _manifest(values: Mapping[str, Any]) -> Manifest:
     known = {part.name for part in fields(Manifest)}
     parts = {key: value for key, value in values.items() if key in known}
-    parts["model"] = ModelRecord(**values["model"])
+    parts["model"] = _checked(ModelRecord(**values["model"]))
     parts["segments"] = tuple(_segment(each) for each in values["segments"])
     for key in ("removed", "distinctiveness", "sample", "codebook"):
         if values.get(key) is not None:
-            parts[key] = Extra(**(values[key] | {"record": FileRecord(**values[key]["record"])}))
-    return Manifest(**parts)
+            record = _checked(FileRecord(**values[key]["record"]))
+            parts[key] = _checked(Extra(**(values[key] | {"record": record})))
+            check_inside(parts[key].file)
+    if parts["model"].source.startswith("./"):
+        check_inside(parts["model"].source)
+    if values.get("calibration") is not None:
+        _checked(_Calibrated(*(values["calibration"][part.name] for part in fields(_Calibrated))))
+    return _checked(Manifest(**parts))
 
 
 def _segment(values: Mapping[str, Any]) -> SegmentRecord:
-    files = {name: FileRecord(**record) for name, record in values["files"].items()}
-    return SegmentRecord(**(dict(values) | {"files": files, "count": int(values["count"])}))
+    files = {name: _checked(FileRecord(**record)) for name, record in values["files"].items()}
+    segment = _checked(SegmentRecord(**(dict(values) | {"files": files})))
+    check_inside(segment.name, *files)
+    return segment
+
+
+def _checked(record: _Record) -> _Record:
+    check_values(record)
+    return record

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from kappaplace.data.unreadable import DAMAGED_ARRAYS
 from kappaplace.files import make_folder, replace_file
 from kappaplace.maps.blobs import Blobs
 from kappaplace.maps.segments import COLUMNS, Rows
@@ -68,7 +68,7 @@ def _read(file: Path, key: str) -> Rows | None:
             small = Blobs(stored["starts"], stored["thumbnails"]) if bool(stored["has_thumbnails"]) else None
             columns = {column: stored[column] for column in COLUMNS}
             rows = Rows(names, **columns, thumbnails=None if small is None else small.all())
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+    except DAMAGED_ARRAYS:
         return None
     whole = all(len(getattr(rows, c)) == len(names) for c in COLUMNS)
     return rows if whole else None

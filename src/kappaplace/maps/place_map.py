@@ -32,6 +32,7 @@ from kappaplace.maps.store import MapStore
 from kappaplace.maps.verify import verified
 from kappaplace.maps.writer import writer_of
 from kappaplace.models.embedding import as_sources, embed_images, embed_patches
+from kappaplace.models.exported import ExportedModel
 from kappaplace.models.loading import AnyModel
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.retrieval.engines import Circle
@@ -260,6 +261,19 @@ class PlaceMap:
         by probability. ``outside_rate`` is the share of queries expected from outside the map, if it differs
         from the one at calibration. ``verify`` is how many matches are compared with the query cell by cell
         and ordered by it, which reads their images; None: as many as the calibration was fitted with.
+
+        >>> import tempfile
+        >>> from PIL import Image
+        >>> from kappaplace.data.images import Preprocessing
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     names = [f"{folder}/{colour}.png" for colour in ("red", "green", "blue")]
+        ...     for name, colour in zip(names, ("red", "green", "blue"), strict=True):
+        ...         Image.new("RGB", (32, 32), colour).save(name)
+        ...     model = PlaceModel.create("resnet_tiny", dim=8, preprocessing=Preprocessing(32, "exact"))
+        ...     town = PlaceMap.build(names, f"{folder}/town.map", model.eval())
+        ...     answer = town.localize(names[1], k=2)
+        >>> answer.matches[0].name, round(answer.matches[0].similarity, 3), answer.probability
+        ('green.png', 1.0, None)
         """
         sources = as_sources(images)
         if not sources:
@@ -334,7 +348,7 @@ class PlaceMap:
         return self._gatherer
 
     def _patch_maps(self, images: Sequence[Source]) -> Tensor:
-        if not isinstance(self.model, PlaceModel):
+        if not isinstance(self.model, PlaceModel | ExportedModel):
             raise KappaPlaceError(
                 "Comparing matches cell by cell needs a model that shows its stages (ResNet, "
                 "EfficientNet-Lite); the map's encoder does not."

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kappaplace.data.unreadable import DAMAGED_ARRAYS
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.blobs import Blobs, blob_files, map_bytes, write_blobs
 from kappaplace.maps.files import save_array, why
@@ -149,12 +150,14 @@ class Segment:
                 array = np.load(file, mmap_mode="c", allow_pickle=False)  # torch warns of read-only memory
             except FileNotFoundError:  # after the look at its size
                 raise _gone(file) from None
-            except (OSError, ValueError, EOFError) as error:
+            except DAMAGED_ARRAYS as error:
                 raise KappaPlaceError(f"{file} cannot be read ({error}); {_HELP}") from None
             if len(array) != len(self):
                 raise KappaPlaceError(
                     f"{file} holds {len(array)} rows where its manifest says {len(self)}; {_HELP}"
                 )
+            if array.dtype.kind not in "fiu":
+                raise KappaPlaceError(f"{file} holds no numbers; {_HELP}")
             self._arrays[column] = array
         return self._arrays[column]
 
@@ -205,7 +208,7 @@ class Segment:
             return Blobs(np.load(starts, mmap_mode="r", allow_pickle=False), map_bytes(data))
         except FileNotFoundError:
             raise _gone(data) from None
-        except (OSError, ValueError, EOFError) as error:
+        except DAMAGED_ARRAYS as error:
             raise KappaPlaceError(f"{data} cannot be read ({error}); {_HELP}") from None
 
 
@@ -228,7 +231,7 @@ def read_extra(folder: Path, extra: Extra) -> NDArray[Any]:
             f"{file} is gone: another process changed the map; open the map again, and if that does not "
             "help run `kappaplace map compact`."
         ) from None
-    except (OSError, ValueError, EOFError) as error:
+    except DAMAGED_ARRAYS as error:
         raise KappaPlaceError(
             f"{file} is damaged ({error}); restore the map from a copy, or run `kappaplace map compact`."
         ) from None

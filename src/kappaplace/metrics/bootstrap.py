@@ -24,6 +24,9 @@ from kappaplace.errors import KappaPlaceError
 ROUTE_BLOCK = 20
 """Fewest consecutive frames of a route that a block should hold: neighbours are not independent."""
 
+MOST_RESAMPLES = 1_000_000
+"""More would add no digit to an interval, and their table would not fit into memory."""
+
 
 @dataclass(frozen=True, eq=False)
 class Resampling:
@@ -52,8 +55,11 @@ class Resampling:
         (moving blocks: any run of that many frames is as likely as any other); a mapping gives it for each
         set.
         """
-        if queries < 1 or resamples < 1:
-            raise KappaPlaceError(f"A bootstrap needs queries and resamples, got {queries} and {resamples}.")
+        if queries < 1 or not 1 <= resamples <= MOST_RESAMPLES or seed < 0:
+            raise KappaPlaceError(
+                f"A bootstrap needs queries and resamples (1 to {MOST_RESAMPLES:,}) and a seed ≥ 0, got "
+                f"{queries}, {resamples} and {seed}."
+            )
         labels = np.zeros(queries, dtype=np.int64) if strata is None else np.asarray(strata)
         if labels.shape != (queries,):
             raise KappaPlaceError(f"Strata name the set of each of {queries} queries, got {labels.shape}.")

@@ -26,6 +26,11 @@ def check_images(images: Tensor) -> None:
             f"Expected a batch of RGB images, B×3×H×W, got shape {tuple(images.shape)}; convert to RGB "
             "or use model.embed, which does."
         )
+    if not images.is_floating_point():
+        raise KappaPlaceError(
+            f"Expected normalised images in floating point, got {images.dtype}; use model.embed, which "
+            "takes pictures as they are."
+        )
 
 
 def as_sources(images: Iterable[Source] | Source) -> Sequence[Source]:

@@ -50,6 +50,10 @@ class FrozenEncoder(nn.Module):
         ``name`` is that of a hub model, so that a saved head can find its encoder again.
         """
         super().__init__()
+        if not isinstance(encoder, nn.Module):
+            raise KappaPlaceError(
+                f"An encoder is a torch module, not {type(encoder).__name__}; load_model loads one by name."
+            )
         if layer is not None and layer not in dict(encoder.named_modules()):
             some = ", ".join(name for name, _ in list(encoder.named_modules())[1:13])
             raise KappaPlaceError(f"The encoder has no layer '{layer}'; its first layers are: {some}.")

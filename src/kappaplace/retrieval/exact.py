@@ -35,6 +35,9 @@ def search(
         raise KappaPlaceError(
             f"Cannot retrieve {k} matches: there are {len(references)} references; choose k from 1 to that."
         )
+    if block < 1:
+        raise KappaPlaceError(f"References are compared in blocks of at least 1, not {block}.")
+    device = _device(device)
     if queries.ndim != 2 or references.ndim != 2 or queries.shape[1] != references.shape[1]:
         raise KappaPlaceError(
             f"Queries of shape {queries.shape} and references of shape {references.shape} do not fit; "
@@ -74,6 +77,13 @@ def search_matrix(similarities: NDArray[np.floating], k: int = 10) -> Matches:
     if not np.isfinite(best).all():
         raise KappaPlaceError("Some similarities are NaN or infinite; check how the matrix was made.")
     return Matches(indices, best)
+
+
+def _device(device: str | torch.device) -> torch.device:
+    try:
+        return torch.device(device)
+    except RuntimeError:
+        raise KappaPlaceError(f"There is no kind of device {device!r}; use cpu or cuda.") from None
 
 
 def _tensor(descriptors: NDArray[np.floating], device: str | torch.device) -> Tensor:

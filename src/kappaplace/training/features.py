@@ -7,7 +7,6 @@ it was interrupted, and a store made with other weights, images or views is made
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.files import make_folder, replace_file
+from kappaplace.files import make_folder, replace_file, reserve_array
 from kappaplace.models.embedding import one_ahead
 from kappaplace.models.heads import Head
 from kappaplace.models.loading import TrainableModel
@@ -208,20 +207,8 @@ def _create(folder: Path, key: str, total: int, widths: list[int]) -> None:
     for old in folder.glob("*.json"):  # first: what they say is over
         old.unlink()
     for path, width in zip(_paths(folder), widths, strict=True):
-        _reserve(path, total, width)
+        replace_file(path, lambda part, width=width: reserve_array(part, (total, width), np.float16))  # type: ignore[misc]
     _write(folder / RECORD, {"key": key})
-
-
-def _reserve(path: Path, total: int, width: int) -> None:
-    """A map of zeros with its disk space: writing to a map on a full disk would kill the process."""
-
-    def write(part: Path) -> None:
-        np.lib.format.open_memmap(part, mode="w+", dtype=np.float16, shape=(total, width)).flush()
-        if hasattr(os, "posix_fallocate"):
-            with open(part, "r+b") as stream:
-                os.posix_fallocate(stream.fileno(), 0, os.path.getsize(part))
-
-    replace_file(path, write)
 
 
 def _open(folder: Path, key: str, rows: NDArray[np.int64], views: tuple[int, ...]) -> FeatureStore | None:

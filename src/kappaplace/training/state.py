@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,9 @@ FORMAT = 1
 
 def save_state(folder: Path, state: dict[str, Any]) -> None:
     """Write; a process killed meanwhile leaves the state before."""
-
-    def write(part: Path) -> None:
-        with open(part, "wb") as stream:  # our own stream, so that a full disk is an OSError
-            torch.save({"format": FORMAT, **state}, stream)
-
-    replace_file(folder / FILE, write)
+    content = BytesIO()  # in memory first: torch's own writer ends the process where the disk is full
+    torch.save({"format": FORMAT, **state}, content)
+    replace_file(folder / FILE, lambda part: part.write_bytes(content.getbuffer()))
 
 
 def load_state(folder: Path) -> dict[str, Any] | None:

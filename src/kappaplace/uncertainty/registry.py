@@ -49,7 +49,14 @@ SCORES: dict[str, Score] = {
 
 
 def score_named(name: str) -> Score:
-    """A score by its name; an unknown one is answered with those known."""
+    """A score by its name; an unknown one is answered with those known.
+
+    >>> import numpy as np
+    >>> from kappaplace.types import Matches
+    >>> matches = Matches(np.array([[4, 7]]), np.array([[0.75, 0.5]], np.float32))
+    >>> score_named("cosine").match(Evidence(matches)).tolist()
+    [[0.25, 0.5]]
+    """
     try:
         return SCORES[name]
     except KeyError:

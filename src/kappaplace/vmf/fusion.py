@@ -18,7 +18,7 @@ def resultant(kappa_a: Tensor | float, kappa_b: Tensor | float, cosine: Tensor |
     kappa_a, kappa_b, cosine = working(kappa_a, kappa_b, cosine)
     # (κa − κb)² + 2κaκb(1 + c) is the same and loses no digits as c → −1.
     square = (kappa_a - kappa_b) ** 2 + 2 * kappa_a * kappa_b * (1 + cosine).clamp(min=0)
-    positive = square > 0
+    positive = ~(square <= 0)  # NaN among them: it must not come out as a concentration of 0
     # The inner `where` keeps the infinite slope of √ at 0 out of the gradient, which is 0 there by choice.
     return torch.where(positive, torch.sqrt(torch.where(positive, square, 1)), 0)
 

@@ -39,6 +39,11 @@ _SEEDS_PER_DISTRICT = 1_000_000
 class SyntheticCity:
     """A street world made from `seed` alone: the same seed gives the same bytes.
 
+    >>> views = SyntheticCity(seed=0, blocks=(1, 1)).views("val", spacing=30.0, queries=2)
+    >>> images = views.render(16)
+    >>> images.shape == (len(views.positions), 16, 16, 3), int(views.is_query.sum())
+    (True, 2)
+
     seed: which city.
     blocks: building blocks per district, along east (80 m each) and north (60 m each).
     aliased: share of street segments that look exactly like another one of the district.
@@ -59,7 +64,7 @@ class SyntheticCity:
             raise KappaPlaceError(f"The city seed must not be negative, got {seed}.")
         if len(blocks) != 2 or not all(1 <= count <= 64 for count in blocks):
             raise KappaPlaceError(f"A district needs 1 to 64 blocks each way, got {blocks}.")
-        if min(aliased, featureless) < 0 or aliased + featureless > 1:
+        if not (aliased >= 0 and featureless >= 0 and aliased + featureless <= 1):
             raise KappaPlaceError(
                 "The shares of aliased and featureless streets must be positive and sum to at most 1."
             )

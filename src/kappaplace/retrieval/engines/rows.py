@@ -42,6 +42,10 @@ other."""
 def quantize(descriptors: NDArray[np.floating]) -> Quantized:
     """Unit vectors as int8; the scale gives each row its unit length back, so that products are cosines."""
     wide = np.asarray(descriptors, np.float32)
+    if wide.ndim != 2 or not np.isfinite(wide).all():
+        raise KappaPlaceError(
+            f"Descriptors to round must be finite and N×d, got the shape {wide.shape}; check the model."
+        )
     largest = np.abs(wide).max(axis=1, keepdims=True)
     codes = np.rint(wide / np.where(largest > 0, largest, 1) * 127).astype(np.int8)
     length = np.linalg.norm(codes.astype(np.float32), axis=1)
