@@ -63,7 +63,7 @@ def updated(probability: float, ratio: float) -> float:
     0.9
     """
     up = probability * ratio
-    return float(up / (up + 1 - probability)) if up > 0 else 0.0
+    return float(up / (up + (1 - probability))) if up > 0 else 0.0  # in this order: 1 − p loses no digit
 
 
 def covered_area(poses: Poses) -> float:
