@@ -15,7 +15,8 @@ from kappaplace.bench.rows import Row
 from kappaplace.bench.timing import interleaved, ratio
 from kappaplace.data.images import Preprocessing
 from kappaplace.data.loader import ImageLoader
-from kappaplace.models.embedding import Upload, embed_images
+from kappaplace.models.embedding import embed_images
+from kappaplace.models.transfer import Upload
 
 PART = "embedding"
 CPU_LIMIT, GPU_LIMIT = 0.9, 0.8

@@ -190,7 +190,10 @@ def _enlarge(images: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
         # Pixel centres of the result, in pixels of the box; its border pixels reach outwards.
         inside = (torch.arange(out) + 0.5) * (length / out)[:, None] - 0.5
         pixel = start[:, None] + inside.clamp(min=0).minimum(length[:, None] - 1)
-        axes.append(((2 * pixel + 1) / whole - 1).float().to(images.device, non_blocking=True))
+        axis = ((2 * pixel + 1) / whole - 1).float()
+        if images.is_cuda:  # pinned, or the copy would wait for all that the device still has to do
+            axis = axis.pin_memory()
+        axes.append(axis.to(images.device, non_blocking=True))
     y, x = axes[0][:, :, None], axes[1][:, None, :]
     grid = torch.stack(torch.broadcast_tensors(x, y), dim=-1)
     enlarged = F.grid_sample(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from kappaplace.data.images import Preprocessing, Source
 from kappaplace.data.loader import ImageLoader
 from kappaplace.errors import KappaPlaceError
+from kappaplace.models.transfer import Download, Upload, one_ahead
 from kappaplace.progress import track
 from kappaplace.types import Embeddings
 
@@ -57,37 +57,6 @@ def usable_device(name: str | torch.device) -> torch.device:
     return device
 
 
-class Upload:
-    """Moves batches to a device; to a GPU beside what it computes, through memory that it reads itself."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-
-    def __call__(self, images: Tensor) -> Tensor:
-        if self.stream is None:
-            return images.to(self.device)
-        computing = torch.cuda.current_stream(self.device)
-        with torch.cuda.stream(self.stream):
-            moved = images.pin_memory().to(self.device, non_blocking=True)
-        computing.wait_stream(self.stream)
-        moved.record_stream(computing)
-        return moved
-
-
-Item = TypeVar("Item")
-
-
-def one_ahead(items: Iterable[Item]) -> Iterator[Item]:
-    """The same items, the next one begun before the last is handed out: the device works while we write."""
-    held: list[Item] = []
-    for item in items:
-        held.append(item)
-        if len(held) > 1:
-            yield held.pop(0)
-    yield from held
-
-
 @torch.inference_mode()
 def embed_images(
     model: nn.Module,
@@ -115,15 +84,16 @@ def embed_images(
     upload = Upload(weight.device)
     parts: list[Embeddings] = []
 
-    def computed() -> Iterator[Embeddings]:
+    def computed() -> Iterator[Download]:
         for batch in ImageLoader(sources, preprocessing, batch_size):
-            yield model(preprocessing.normalise(upload(batch.images)).to(weight.dtype))
+            made = model(preprocessing.normalise(upload(batch.images)).to(weight.dtype))
+            yield Download([None if x is None else x.float() for x in made])
 
     try:
         with track("Embedding", len(sources)) if progress else nullcontext(None) as bar:
             # On a GPU the next batch is under way while this one's answer is fetched.
             for made in computed() if weight.device.type == "cpu" else one_ahead(computed()):
-                parts.append(Embeddings(*(None if x is None else x.float().cpu().numpy() for x in made)))
+                parts.append(Embeddings(*made.arrays()))
                 if bar is not None:
                     bar.advance(len(parts[-1].descriptor))
     finally:

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import make_folder, replace_file, reserve_array
-from kappaplace.models.embedding import one_ahead
 from kappaplace.models.heads import Head
 from kappaplace.models.loading import TrainableModel
 from kappaplace.models.place_model import unit
+from kappaplace.models.transfer import Download, one_ahead
 from kappaplace.progress import track
 from kappaplace.training.batches import view_key
 from kappaplace.training.views import ImageSource, Views
@@ -116,12 +116,13 @@ def extract_features(
     """
     share = share or Share()
 
-    def outputs(images: Tensor, keys: NDArray[np.uint64] | None) -> tuple[Tensor, ...]:
+    def outputs(images: Tensor, keys: NDArray[np.uint64] | None) -> Download:
         pixels = make_views.clean(images) if keys is None else make_views(images, keys)
         if channels_last:
             pixels = pixels.contiguous(memory_format=torch.channels_last)
         with autocast():
-            return tuple(values[: len(images)] for values in compute(_filled(pixels, batch_size)))
+            made = compute(_filled(pixels, batch_size))
+        return Download([values[: len(images)].to(torch.float16) for values in made])
 
     if share.rank == 0 and _open(folder, key, rows, views) is None:
         first = next(source.batches(rows[:1], 1))[1]
@@ -142,10 +143,10 @@ def extract_features(
         flushed = time.monotonic()
         work = _work(source, rows, views, done, stop, seed, batch_size)
         computed = ((position, outputs(images, keys)) for position, _, keys, images in work)
-        for position, values in one_ahead(computed):
-            end = position + len(values[0])
-            for array, part in zip((store.reduced, store.descriptor), values, strict=True):
-                array[position:end] = _half(part)
+        for position, made in one_ahead(computed):
+            reduced, descriptor = (_finite(values) for values in made.arrays())
+            end = position + len(reduced)
+            store.reduced[position:end], store.descriptor[position:end] = reduced, descriptor
             bar.advance(end - position)
             late = time.monotonic() - flushed > FLUSH_SECONDS
             if end == stop or late or end // FLUSH_EVERY > position // FLUSH_EVERY:
@@ -167,8 +168,8 @@ def _filled(pixels: Tensor, batch_size: int) -> Tensor:
     return torch.cat([pixels, pixels[:1].expand(missing, *pixels.shape[1:])])
 
 
-def _half(values: Tensor) -> NDArray[np.float16]:
-    half = values.to(torch.float16).cpu().numpy()
+def _finite(half: NDArray[np.float16] | None) -> NDArray[np.float16]:
+    assert half is not None
     if not np.isfinite(half).all():
         raise KappaPlaceError(
             "The encoder gives features that are not finite; check the model, or compute with "

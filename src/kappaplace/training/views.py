@@ -37,7 +37,10 @@ class ImageSource:
         if isinstance(self.images, Tensor):
             for start in range(0, len(rows), size):
                 part = rows[start : start + size]
-                chosen = self.images[torch.from_numpy(part).to(self.images.device)]
+                wanted = torch.from_numpy(part)
+                if self.images.is_cuda:  # pinned, or the copy would wait for all other work
+                    wanted = wanted.pin_memory().to(self.images.device, non_blocking=True)
+                chosen = self.images[wanted]
                 yield part, chosen.to(self.device, non_blocking=True)
             return
         loader = ImageLoader(self.images, self.preprocessing, size, rows=rows.tolist(), workers=self.workers)
