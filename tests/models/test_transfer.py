@@ -14,7 +14,8 @@ def test_results_come_back_as_they_were() -> None:
     values = torch.arange(6.0).reshape(2, 3)
     first, missing, second = Download([values, None, values.half()]).arrays()
     assert missing is None
-    assert first is not None and second is not None
+    assert first is not None
+    assert second is not None
     np.testing.assert_array_equal(first, values.numpy())
     assert second.dtype == np.float16
     np.testing.assert_array_equal(second, values.numpy())
