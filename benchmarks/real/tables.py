@@ -23,7 +23,7 @@ from kappaplace.metrics.probability import brier
 from kappaplace.metrics.ranking import auc_pr, auroc
 from kappaplace.metrics.selective import augrc, coverage_at_risk
 from kappaplace.metrics.smooth import smooth_ece
-from kappaplace.uncertainty.fused import fit_combination
+from kappaplace.uncertainty.fused import Combination, fit_combination
 from kappaplace.uncertainty.registry import SCORES
 from record import write_rows
 
@@ -40,7 +40,15 @@ COMBINATIONS: dict[str, tuple[str, ...]] = {
     "patches + patch margin": PATCH,
     "patches + cosine + margin": (*PATCH, "cosine", "margin"),
     "patches + cosine + margin + κ": (*PATCH, "cosine", "margin", "log-kappa"),
+    "logistic baseline, curves": DESCRIPTOR,
+    "logistic baseline + κ, curves": (*DESCRIPTOR, "log-kappa"),
+    "patches + cosine + margin, curves": (*PATCH, "cosine", "margin"),
+    "patches + cosine + margin + κ, curves": (*PATCH, "cosine", "margin", "log-kappa"),
+    "all, curves": (*PATCH, *DESCRIPTOR),
+    "all + κ, curves": (*PATCH, *DESCRIPTOR, "log-kappa"),
 }
+BENDS = 3
+"""Of combinations with curves (`fit_combination`): at the quartiles of each score."""
 MAIN = {"efficientnet_lite0": "layers-mlp", "resnet50_v1": "layers-mlp-8"}
 """The head that the combinations take κ from; chosen on the validation part."""
 
@@ -131,18 +139,22 @@ def kappa_rows(runs: Sequence[Run], sets: Sequence[str]) -> list[Row]:
     return rows
 
 
+def fit_titled(title: str, features: NDArray, right: NDArray) -> Combination:
+    return fit_combination(features, right, COMBINATIONS[title], bends=BENDS * title.endswith("curves"))
+
+
 def left_out(
-    run: Run, names: Sequence[str], sets: Sequence[str], variant: str
+    run: Run, title: str, sets: Sequence[str], variant: str
 ) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
     """Probability and outcome of every set, fitted on the other families."""
-    head = MAIN[run.backbone]
+    head, names = MAIN[run.backbone], COMBINATIONS[title]
     columns = {s: np.stack([score(run, head, s, n, variant) for n in names], 1) for s in sets}
     right = {s: run.right(head, s, variant) for s in sets}
     made = {}
     for s in sets:
         fit_on = others(s, sets)
-        combination = fit_combination(
-            np.concatenate([columns[t] for t in fit_on]), np.concatenate([right[t] for t in fit_on]), names
+        combination = fit_titled(
+            title, np.concatenate([columns[t] for t in fit_on]), np.concatenate([right[t] for t in fit_on])
         )
         made[s] = combination.probability(columns[s])
     return made, right
@@ -162,8 +174,8 @@ def match_rows(runs: Sequence[Run], sets: Sequence[str]) -> list[Row]:
                 u = {s: score(run, MAIN[run.backbone], s, name, variant) for s in sets}
                 y = {s: run.right(MAIN[run.backbone], s, variant) for s in sets}
                 rows.append(_row(run, {"queries": variant, "score": name}, _ranking(u, y)))
-            for title, names in COMBINATIONS.items():
-                p, y = left_out(run, names, sets, variant)
+            for title in COMBINATIONS:
+                p, y = left_out(run, title, sets, variant)
                 found = _ranking({s: 1 - p[s] for s in sets}, y)
                 whole, truth = (np.concatenate([x[s] for s in sets]) for x in (p, y))
                 found |= {
@@ -194,14 +206,19 @@ def paired_rows(runs: Sequence[Run], sets: Sequence[str], block: int = 10) -> li
         ("logistic baseline", "logistic baseline + κ"),
         ("patches + cosine + margin", "patches + cosine + margin + κ"),
         ("logistic baseline", "patches + cosine + margin"),
+        ("logistic baseline, curves", "logistic baseline + κ, curves"),
+        ("patches + cosine + margin, curves", "patches + cosine + margin + κ, curves"),
+        ("all, curves", "all + κ, curves"),
+        ("patches + cosine + margin", "patches + cosine + margin, curves"),
+        ("logistic baseline", "all, curves"),
     )
     for run in runs:
         if not run.has(MAIN[run.backbone]):
             continue
         for variant in ("clean", "damaged"):
             for without, with_it in asked:
-                p, y = left_out(run, COMBINATIONS[without], sets, variant)
-                q, _ = left_out(run, COMBINATIONS[with_it], sets, variant)
+                p, y = left_out(run, without, sets, variant)
+                q, _ = left_out(run, with_it, sets, variant)
                 truth = np.concatenate([y[s] for s in sets])
                 plan = Resampling.of(len(truth), block=block)
                 made = [
@@ -282,7 +299,7 @@ def risk_rows(runs: Sequence[Run], sets: Sequence[str], chosen: float = 0.1) -> 
     """Question 4: a threshold that keeps the risk on the other families, and what it keeps on this one."""
     rows: list[Row] = []
     for run in runs:
-        for title in ("logistic baseline", "patches + cosine + margin"):
+        for title in ("logistic baseline", "patches + cosine + margin", "patches + cosine + margin, curves"):
             names = COMBINATIONS[title]
             columns = {
                 s: np.stack([score(run, MAIN[run.backbone], s, n, "clean") for n in names], 1) for s in sets
@@ -290,7 +307,7 @@ def risk_rows(runs: Sequence[Run], sets: Sequence[str], chosen: float = 0.1) -> 
             y = {s: run.right(MAIN[run.backbone], s) for s in sets}
             for s in sets:
                 there, right = (np.concatenate([x[t] for t in others(s, sets)]) for x in (columns, y))
-                combination = fit_combination(there, right, names)
+                combination = fit_titled(title, there, right)
                 fitted, here = combination.probability(there), combination.probability(columns[s])
                 best = np.argsort(-fitted, kind="stable")
                 risk = np.cumsum(~right[best]) / np.arange(1, len(best) + 1)
@@ -317,8 +334,8 @@ def _row(run: Run, names: dict[str, str | int], values: dict[str, float | int | 
 def card_rows(runs: Sequence[Run], sets: Sequence[str]) -> list[Row]:
     """For the model card of the shipped model: one row a set, of the run that is shipped."""
     run = next(run for run in runs if run.backbone == "efficientnet_lite0" and run.seed == 0)
-    head, names = MAIN[run.backbone], COMBINATIONS["patches + cosine + margin"]
-    p, y = left_out(run, names, sets, "clean")
+    head = MAIN[run.backbone]
+    p, y = left_out(run, "patches + cosine + margin, curves", sets, "clean")
     rows: list[Row] = []
     for s in sets:
         ranked = run.of(run.encoder_of(head), s, "reranked")
@@ -334,6 +351,36 @@ def card_rows(runs: Sequence[Run], sets: Sequence[str]) -> list[Row]:
     return rows
 
 
+CONFUSING = 133
+"""So many of the first queries of ESSEX3IN1 its authors call confusing, the others good."""
+
+
+def essex_rows(runs: Sequence[Run], sets: Sequence[str]) -> list[Row]:
+    """Question 7: does κ, or any score, tell the queries that the authors call confusing from good ones?"""
+    rows: list[Row] = []
+    if "essex3in1" not in sets:
+        return rows
+    for run in runs:
+        head = MAIN[run.backbone]
+        right = run.right(head, "essex3in1")
+        good = np.arange(len(right)) >= CONFUSING
+        p, _ = left_out(run, "all, curves", sets, "clean")
+        shown = {name: score(run, head, "essex3in1", name, "clean") for name in (*DESCRIPTOR, *PATCH)}
+        shown |= {"inverse-kappa": score(run, head, "essex3in1", "inverse-kappa", "clean")}
+        shown |= {"all, curves": 1 - p["essex3in1"]}
+        for name, u in shown.items():
+            found = {
+                "R@1, confusing": float(right[~good].mean()),
+                "R@1, good": float(right[good].mean()),
+                "median, confusing": float(np.median(u[~good])),
+                "median, good": float(np.median(u[good])),
+                "AUROC of good": auroc(u, good),
+                "AUROC of right": auroc(u, right),
+            }
+            rows.append(_row(run, {"score": name}, found))
+    return rows
+
+
 TABLES = {
     "real_recipes": recipe_rows,
     "real_kappa": kappa_rows,
@@ -344,6 +391,7 @@ TABLES = {
     "real_density": density_rows,
     "real_risk": risk_rows,
     "real_card": card_rows,
+    "real_essex": essex_rows,
 }
 
 
@@ -357,6 +405,8 @@ def main() -> None:
     runs, sets = load_runs(arguments.columns), ALL if arguments.sealed else OPEN
     for name in arguments.only.split(","):
         rows = TABLES[name](runs, sets)
+        if not rows:
+            continue
         write_rows(arguments.out / f"{name}.csv", rows)
         print(f"{name}: {len(rows)} rows", flush=True)
 
