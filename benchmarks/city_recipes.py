@@ -24,9 +24,9 @@ from kappaplace.data.synthetic_city import CityViews, SyntheticCity
 from kappaplace.evaluation import evaluate
 from kappaplace.models.loading import AnyModel
 from kappaplace.retrieval.exact import search
-from kappaplace.training.assembly import TrainingSet
 from kappaplace.training.recipes import RECIPES, settings_for
 from kappaplace.training.run import train
+from kappaplace.training.training_set import TrainingSet
 from kappaplace.training.validation import ValidationSet
 from kappaplace.types import Embeddings
 from kappaplace.uncertainty.base import Evidence

@@ -13,10 +13,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from kappaplace.training.assembly import Assembly, TrainingSet
+from kappaplace.training.assembly import Assembly
 from kappaplace.training.engine import Engine
 from kappaplace.training.recipes import recipe_named, settings_for
 from kappaplace.training.start import starting_model
+from kappaplace.training.training_set import TrainingSet
 from record import append_row
 
 PLAIN = ["run.precision=fp32", "run.channels_last=false", "run.compile=false"]

@@ -12,9 +12,9 @@ import torch
 from kappaplace.data.positives import positives_within
 from kappaplace.data.synthetic_city import CityViews, SyntheticCity
 from kappaplace.models.place_model import PlaceModel
-from kappaplace.training.assembly import TrainingSet
 from kappaplace.training.recipes import settings_for
 from kappaplace.training.run import Trained, train
+from kappaplace.training.training_set import TrainingSet
 from kappaplace.training.validation import ValidationSet
 
 SIZE = 24

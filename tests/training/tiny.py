@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from kappaplace.data.positives import positives_within
 from kappaplace.data.synthetic_city import SyntheticCity
-from kappaplace.training.assembly import TrainingSet
 from kappaplace.training.recipes import settings_for
 from kappaplace.training.settings import Settings
+from kappaplace.training.training_set import TrainingSet
 from kappaplace.training.validation import ValidationSet
 
 SIDE, DIM = 32, 32

@@ -17,10 +17,10 @@ from kappaplace.data.synthetic_city.conditions import harsh
 from kappaplace.evaluation import Evaluation, evaluate
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.retrieval.exact import search
-from kappaplace.training.assembly import TrainingSet
 from kappaplace.training.recipes import settings_for
 from kappaplace.training.run import train
 from kappaplace.training.settings import Settings
+from kappaplace.training.training_set import TrainingSet
 from kappaplace.types import Embeddings, Matches
 from kappaplace.uncertainty.base import Evidence, Scores
 from kappaplace.uncertainty.registry import score_named

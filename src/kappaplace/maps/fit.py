@@ -38,11 +38,11 @@ from kappaplace.models.frozen import FrozenEncoder
 from kappaplace.models.heads import Head, KappaHead, LayersKappaHead, MirroredKappaHead
 from kappaplace.models.loading import TrainableModel, trainable
 from kappaplace.models.place_model import PlaceModel
-from kappaplace.training.assembly import TrainingSet
 from kappaplace.training.recipes import settings_for
 from kappaplace.training.run import train
 from kappaplace.training.settings import Settings
 from kappaplace.training.start import with_head
+from kappaplace.training.training_set import TrainingSet
 from kappaplace.training.views import Views
 
 if TYPE_CHECKING:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -15,18 +14,18 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from kappaplace.data.classes import PlaceGroup
 from kappaplace.data.images import Preprocessing
-from kappaplace.data.place_images import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.models.checkpoint import ModelCard
 from kappaplace.models.digest import state_digest
 from kappaplace.models.foreign import read_prototypes
-from kappaplace.models.heads import DropoutHead, Head, KappaHead, build_head
+from kappaplace.models.heads import KappaHead
 from kappaplace.models.loading import TrainableModel
 from kappaplace.training.batches import BatchPlan
+from kappaplace.training.checks import check_run
 from kappaplace.training.early_stopping import EarlyStopping
 from kappaplace.training.engine import Engine
 from kappaplace.training.features import (
@@ -62,46 +61,12 @@ from kappaplace.training.recipes import Recipe
 from kappaplace.training.settings import Settings
 from kappaplace.training.start import HeadNet, TrainingNet
 from kappaplace.training.steps import CachedSteps, DirectSteps, Steps, Work
+from kappaplace.training.training_set import TrainingSet, fingerprint_images
 from kappaplace.training.validation import ValidationSet, Validator
-from kappaplace.training.views import Images, ImageSource, Views
-from kappaplace.uncertainty.registry import score_named
+from kappaplace.training.views import ImageSource, Views
 
 Say = Callable[[str], None]
 EXTRACTION_BATCH = (64, 256)  # on a CPU, on a GPU: without gradients there is room for more
-
-
-@dataclass(frozen=True, eq=False)
-class TrainingSet:
-    """Images with what is known of their places."""
-
-    images: Images
-    positions: NDArray[np.float64]
-    heading: NDArray[np.floating] | None = None
-    place: NDArray[np.int64] | None = None
-    name: str = ""
-
-    def __post_init__(self) -> None:
-        for what in ("positions", "heading", "place"):
-            column = getattr(self, what)
-            if column is not None and len(column) != len(self.images):
-                raise KappaPlaceError(
-                    f"There are {len(self.images)} images but {len(column)} rows of {what}."
-                )
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """Which images of which places."""
-        digest = hashlib.sha256(_fingerprint(self.images, times=False))
-        for column in (self.positions, self.heading, self.place):
-            digest.update(b"-" if column is None else np.ascontiguousarray(column).tobytes())
-        return digest.hexdigest()
-
-    @classmethod
-    def from_table(cls, table: PlaceImages) -> TrainingSet:
-        """All images of a table, queries and references alike."""
-        if not len(table):
-            raise KappaPlaceError("The training table is empty.")
-        return cls(table.image_paths(), table.positions, table.heading, table.place, table.name)
 
 
 @dataclass
@@ -119,7 +84,7 @@ class Assembly:
 
     def loop(self) -> Loop:
         settings, recipe, engine = self.settings, self.recipe, self.engine
-        self._check()
+        check_run(settings, recipe, self.model, engine.processes)
         self.start = state_digest(self.model.state_dict())
         self.model.to(engine.device)
         if settings.run.channels_last:
@@ -183,49 +148,6 @@ class Assembly:
             return False
         needed = self.store.reduced.nbytes + self.store.descriptor.nbytes
         return needed < 0.5 * torch.cuda.mem_get_info(self.engine.device)[0]
-
-    def _check(self) -> None:
-        batch, run, source = (
-            self.settings.optimiser.batch_size,
-            self.settings.run,
-            self.settings.anchors.source,
-        )
-        shares = self.engine.processes * run.accumulate
-        if batch % shares:
-            raise KappaPlaceError(
-                f"A batch of {batch} cannot be shared by {self.engine.processes} processes in "
-                f"{run.accumulate} parts each; choose a multiple."
-            )
-        per_place = self.settings.optimiser.images_per_place
-        if self.recipe.kind in ("contrastive", "triplet") and (batch // shares) % per_place:
-            raise KappaPlaceError(
-                f"{batch // shares} images a process cannot be made of places with {per_place} images each; "
-                "change optimiser.batch_size or optimiser.images_per_place."
-            )
-        if self.recipe.kind in ("contrastive", "triplet") and run.accumulate > 1:
-            raise KappaPlaceError(
-                f"The recipe {self.recipe.name} compares all images of a batch, so it cannot be computed in "
-                "parts: set run.accumulate to 1."
-            )
-        if self._cached and self.settings.anchors.views < 1:
-            raise KappaPlaceError(
-                "The cache holds a fixed number of views: set anchors.views to 1 or more, or "
-                "anchors.cache=false."
-            )
-        if self.recipe.kind == "anchors" and source == "batch":
-            raise KappaPlaceError("Batch centroids belong to the recipes contrastive-pt and contrastive-jt.")
-        if self.recipe.spread and self.recipe.retrieval and not self.settings.loss.weight > 0:
-            raise KappaPlaceError(
-                f"loss.weight must be above zero, or κ never learns; got {self.settings.loss.weight!r}."
-            )
-        if self.settings.stop.score:
-            score_named(self.settings.stop.score)
-        head, wanted = self.model.head, build_head(self.recipe.head, 1, 2)
-        if _meaning(head) != _meaning(wanted):
-            raise KappaPlaceError(
-                f"The recipe {self.recipe.name} trains {_meaning(wanted)}, but model.head="
-                f"{self.settings.model.head} gives {_meaning(head)}."
-            )
 
     def _find_groups(self) -> tuple[Places, tuple[PlaceGroup, ...]]:
         if self.recipe.kind == "anchors" and self.settings.anchors.source in ("views", "clean"):
@@ -322,7 +244,7 @@ class Assembly:
         )
         digest = hashlib.sha256(repr(parts).encode())
         digest.update(rows.tobytes())
-        digest.update(_fingerprint(self.data.images, times=True))
+        digest.update(fingerprint_images(self.data.images, times=True))
         return digest.hexdigest()
 
     def _objective(self) -> Objective:
@@ -447,12 +369,6 @@ class Assembly:
         )
 
 
-def _meaning(head: nn.Module | None) -> str:
-    if isinstance(head, DropoutHead):
-        return "dropout"
-    return head.spread if isinstance(head, Head) else "no uncertainty"
-
-
 def _freeze_p(head: nn.Module) -> None:
     for name, parameter in head.named_parameters():
         if name.endswith("gem.p"):
@@ -461,36 +377,3 @@ def _freeze_p(head: nn.Module) -> None:
 
 def _workers(stated: int) -> int | None:
     return None if stated < 0 else stated
-
-
-def _fingerprint(images: Images, times: bool) -> bytes:
-    """Which images they are: pixels in memory, or names and sizes of files, with or without their times.
-
-    Without times a copied or touched folder is the same; with them a changed image of the same size is not.
-    """
-    digest = hashlib.sha256()
-    if isinstance(images, Tensor):
-        digest.update(repr((tuple(images.shape), images.dtype)).encode())
-        for part in images.split(1024):
-            digest.update(_checksums(part).cpu().numpy().tobytes())
-        return digest.digest()
-    for image in images:
-        if isinstance(image, str | os.PathLike):
-            try:
-                facts = os.stat(image)
-            except OSError:
-                raise KappaPlaceError(f"No image file at {image}; check the table's root.") from None
-            name = "/".join(Path(image).parts[-2:])
-            digest.update(f"{name} {facts.st_size} {facts.st_mtime_ns if times else ''}\n".encode())
-        else:
-            digest.update(np.asarray(image).tobytes())
-    return digest.digest()
-
-
-def _checksums(images: Tensor) -> Tensor:
-    """One number an image, computed where the images are: gigabytes on a GPU need not travel to be hashed."""
-    flat = images.reshape(len(images), -1)
-    words = nn.functional.pad(flat, (0, -flat.shape[1] % 8)).view(torch.int64)
-    generator = torch.Generator().manual_seed(0)
-    weights = torch.randint(-(2**62), 2**62, (words.shape[1],), generator=generator).to(images.device)
-    return (words * (2 * weights + 1)).sum(1)  # odd weights: every changed bit changes the sum

@@ -12,7 +12,7 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.files import make_folder, replace_file
 from kappaplace.models.checkpoint import load_weights
 from kappaplace.models.loading import TrainableModel
-from kappaplace.training.assembly import Assembly, Say, TrainingSet
+from kappaplace.training.assembly import Assembly, Say
 from kappaplace.training.engine import Engine
 from kappaplace.training.features import FeatureStore
 from kappaplace.training.loop import Loop
@@ -20,6 +20,7 @@ from kappaplace.training.recipes import recipe_named
 from kappaplace.training.settings import Settings, read_toml
 from kappaplace.training.start import starting_model
 from kappaplace.training.state import FILE as STATE
+from kappaplace.training.training_set import TrainingSet
 from kappaplace.training.validation import ValidationSet
 
 SETTINGS = "settings.toml"
