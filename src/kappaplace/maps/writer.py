@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 import kappaplace
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import make_folder, replace_file
+from kappaplace.lock import writing
 from kappaplace.maps.files import save_array, why
-from kappaplace.maps.lock import writing
 from kappaplace.maps.manifest import (
     MANIFEST,
     Extra,

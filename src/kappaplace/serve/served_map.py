@@ -42,7 +42,7 @@ log = logging.getLogger("kappaplace.serve")
 LOOK_SECONDS = 1.0
 """How often to look whether somebody else has changed the map."""
 _WRITING = "is being written by"
-"""What `kappaplace.maps.lock` says of a map that another process holds."""
+"""What `kappaplace.lock` says of a map that another process holds."""
 _SUFFIX = {"JPEG": ".jpg", "MPO": ".jpg", "PNG": ".png", "WEBP": ".webp", "HEIF": ".heic"}
 
 

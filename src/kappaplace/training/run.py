@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import make_folder, replace_file
+from kappaplace.lock import writing
 from kappaplace.models.checkpoint import load_weights
 from kappaplace.models.loading import TrainableModel
 from kappaplace.training.assembly import Assembly, Say
@@ -53,10 +55,24 @@ def train(
 
     ``model`` is what to start from, instead of ``model.start``; ``device`` "cpu" leaves a GPU alone.
     """
-    recipe = recipe_named(settings.recipe)
     folder = make_folder(folder)
-    _check_same_run(folder, settings)
     engine = Engine.create(settings.run, device, folder)
+    # The processes of one run share its folder; another run may not come between them.
+    with writing(folder, "run") if engine.main else nullcontext():
+        _check_same_run(folder, settings)
+        return _train(settings, data, folder, validation, model, engine, say)
+
+
+def _train(
+    settings: Settings,
+    data: TrainingSet,
+    folder: Path,
+    validation: ValidationSet | None,
+    model: TrainableModel | None,
+    engine: Engine,
+    say: Say,
+) -> Trained:
+    recipe = recipe_named(settings.recipe)
     if engine.main:
         replace_file(folder / SETTINGS, lambda part: part.write_text(settings.to_toml(), encoding="utf-8"))
     run = Assembly(
@@ -65,11 +81,10 @@ def train(
     loop = run.loop()
     epochs = loop.fit()
     engine.finish()
-    if engine.main:
+    if engine.main and epochs:
         from kappaplace.reports.training import training_figure
 
-        if epochs:
-            training_figure(epochs).savefig(folder / "training.png", dpi=120)
+        training_figure(epochs).savefig(folder / "training.png", dpi=120)
     return Trained(folder, epochs, _result(loop), run.store)
 
 

@@ -15,8 +15,8 @@ LOCK = "writer.lock"
 
 
 @contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """Hold the map for writing; a second writer is refused with one sentence.
+def writing(folder: Path, what: str = "map") -> Iterator[None]:
+    """Hold a map (or a run) for writing; a second writer is refused with one sentence.
 
     The lock is the kernel's (flock), which frees it when a process dies in whatever way. What stands in the
     file only tells the others whom they wait for.
@@ -26,13 +26,13 @@ def writing(folder: Path) -> Iterator[None]:
         handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise KappaPlaceError(
-            f"The map {folder} cannot be written to: {os.strerror(error.errno or 0)}; nothing was changed."
+            f"The {what} {folder} cannot be written to: {os.strerror(error.errno or 0)}; nothing was changed."
         ) from None
     try:
         if not _take(handle):
             raise KappaPlaceError(
-                f"The map {folder} is being written by {_owner(file)}; wait until it is done, or stop it: "
-                "a map has one writer at a time."
+                f"The {what} {folder} is being written by {_owner(file)}; wait until it is done, or stop it: "
+                f"a {what} has one writer at a time."
             )
         owner = json.dumps({"pid": os.getpid(), "host": socket.gethostname()})
         with suppress(OSError):  # a full disk must not keep anyone from removing things
