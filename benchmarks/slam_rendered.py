@@ -1,6 +1,6 @@
 """Loop closing on rendered drives: real images of the synthetic city through a real model, 20 seeds.
 
-python benchmarks/slam_rendered.py [--model MODEL] [--seeds 20] [--cache FOLDER] [--csv FILE]
+python benchmarks/slam_rendered.py [--model MODEL] [--seeds 20] [--first-seed 0] [--cache FOLDER] [--csv FILE]
 
 The same drives, decisions and measures as `slam_city.py`, but smaller (1.4 km, 2 × 2 blocks, an image every
 6 m) and with nothing simulated between camera and decision: images of 160 pixels, clear and in bad weather,
@@ -105,8 +105,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model", help="the one that comes with the package, unless stated")
     parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--calibration", type=int, default=8, help="drives that are learnt from")
     parser.add_argument("--max-risk", type=float, default=0.1)
+    parser.add_argument(
+        "--compared",
+        type=int,
+        nargs="+",
+        default=[0, COMPARED],
+        help="matches compared cell by cell, in turn",
+    )
     parser.add_argument("--cache", type=Path, help="folder for embeddings")
     parser.add_argument("--csv", type=Path)
     args = parser.parse_args()
@@ -116,10 +124,10 @@ def main() -> None:
     learnt = [
         Photographed(CALIBRATION_SEED + number, model, args.cache) for number in range(args.calibration)
     ]
-    asked = [Photographed(seed, model, args.cache) for seed in range(args.seeds)]
+    asked = [Photographed(args.first_seed + number, model, args.cache) for number in range(args.seeds)]
     rows: list[Known] = []
     plain: list[Drive] = []
-    for verify in (0, COMPARED):
+    for verify in args.compared:
         known = [RenderedDrive(source, None, verify, args.max_risk) for source in learnt]
         calibration = fit_closures([drive.found for drive in known])
         drives: list[Drive] = [RenderedDrive(source, calibration, verify, args.max_risk) for source in asked]

@@ -14,7 +14,7 @@ from kappaplace.cli.main import app
 from kappaplace.errors import KappaPlaceError
 from kappaplace.models.checkpoint import save_model
 from kappaplace.models.place_model import PlaceModel
-from kappaplace.slam.calibrations import save_calibration
+from kappaplace.slam.calibrations import load_calibration, save_calibration
 from kappaplace.slam.graph_files import write_tum
 from kappaplace.slam.poses import chain
 from kappaplace.slam.trajectories import read_poses
@@ -84,6 +84,15 @@ def test_a_drive_is_closed_and_written(drive: Path) -> None:
     assert again["error"]["absolute"] == pytest.approx(facts["error"]["absolute"], abs=0.2)
 
 
+def test_true_odometry_is_left_as_it_was(drive: Path) -> None:
+    pytest.importorskip("gtsam")
+    (drive / "odometry.tum").write_bytes((drive / "truth.tum").read_bytes())
+    facts = _run(drive)
+    assert facts["accepted"] > 10
+    assert facts["largest_correction"] == 0
+    assert "do not contradict odometry" in (drive / "out" / "report.html").read_text(encoding="utf-8")
+
+
 def test_a_drive_with_known_poses_calibrates(drive: Path) -> None:
     words = ["slam", "calibrate", str(drive / "frames"), "--odometry", str(drive / "odometry.tum")]
     words += [
@@ -94,9 +103,16 @@ def test_a_drive_with_known_poses_calibrates(drive: Path) -> None:
         "--out",
         str(drive / "new.json"),
     ]
-    with pytest.raises(KappaPlaceError):  # one drive of so few turns has too few examples
+    lines = (drive / "truth.tum").read_text().splitlines(keepends=True)
+    (drive / "truth.tum").write_text("".join(lines[:80]))
+    with pytest.raises(KappaPlaceError, match="at least 10 outcomes"):  # it ends soon after the first lap
         RUN.invoke(app, words, catch_exceptions=False)
     assert not (drive / "new.json").exists()
+    (drive / "truth.tum").write_text("".join(lines))
+    found = RUN.invoke(app, words, catch_exceptions=False)
+    assert found.exit_code == 0, found.output
+    facts = load_calibration(drive / "new.json").facts
+    assert facts["fitted_on"] == facts["queries"] >= 10
     write_tum(drive / "truth.tum", np.zeros((2, 3)), np.arange(2.0) + 1e9)
     with pytest.raises(KappaPlaceError, match="No frame falls into"):
         RUN.invoke(app, words, catch_exceptions=False)

@@ -22,6 +22,14 @@ def test_probabilities_of_another_drive_are_about_right() -> None:
     assert stated[found.right[rows]].mean() > stated[~found.right[rows]].mean() + 0.2
 
 
+def test_examples_are_kept_apart_only_for_a_rule() -> None:
+    facts = calibration().facts
+    assert facts["fitted_on"] == facts["queries"]
+    ruled = fit_closures(examples(), max_risk=0.4).facts
+    assert ruled["fitted_on"] + ruled["thresholds_on"] == ruled["queries"]
+    assert ruled["thresholds_on"] > 0
+
+
 def test_outside_is_what_was_never_seen_before() -> None:
     found, same = examples()[0], world(101)[2]
     for row in (0, len(found.closures) // 2, -1):

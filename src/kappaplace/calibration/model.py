@@ -23,7 +23,7 @@ from kappaplace.calibration.drift import Sketch
 from kappaplace.calibration.outside import OutsideAware, fit_outside_aware
 from kappaplace.calibration.risk import RiskRefused
 from kappaplace.calibration.signal import Signal, fit_signal
-from kappaplace.calibration.splits import split_queries
+from kappaplace.calibration.splits import Split, split_queries
 from kappaplace.calibration.thresholds import fit_rule_for_rate
 from kappaplace.errors import KappaPlaceError
 from kappaplace.uncertainty.fused import Combination
@@ -182,7 +182,8 @@ def fit_calibration(
         outside: Which queries have no positive in the map at all.
         outside_rate: Their share in use; None: as among these queries.
         calibrator: A name of `CALIBRATORS`, or "best".
-        max_risk: Share of errors allowed among the accepted; None: no decisions.
+        max_risk: Share of errors allowed among the accepted; None: no decisions, and every query
+            is fitted on.
         labelled: False for self-calibration, which never carries a guarantee; where the sample cannot
             support the risk, it then decides by the probability instead of refusing.
         groups: A place, route or day of each query; groups are never split.
@@ -199,6 +200,8 @@ def fit_calibration(
         raise KappaPlaceError(f"Outcomes are one boolean a query, got the shape {right.shape}.")
     out = None if outside is None else booleans(outside, right.shape, "marks of outside")
     parts = split_queries(len(right), groups, seed, fit_share=fit_share)
+    if max_risk is None:  # no threshold will be set, so that no query has to be kept apart for it
+        parts = Split(np.arange(len(right)), np.arange(0))
     top = fit_signal(features, right, tuple(scores), combination, parts.fit, 1)
     uncertainty = top.uncertainty(features, 1)
     probability = fit_outside_aware(

@@ -52,8 +52,11 @@ def run(
         float, typer.Option(help="Share of the images' cells that must agree; 0: do not look.")
     ] = 0.0,
     kernel: Annotated[
-        str, typer.Option(help="Robust back end: none, cauchy, dcs, switchable, gnc.")
-    ] = "none",
+        str,
+        typer.Option(
+            help="Robust back end: gnc (default), none (default with --incremental), cauchy, dcs, switchable."
+        ),
+    ] = "",
     incremental: Annotated[
         bool, typer.Option("--incremental", help="Optimise frame by frame (iSAM2).")
     ] = False,
@@ -84,7 +87,7 @@ def run(
     from kappaplace.slam.run import run_slam
     from kappaplace.slam.trajectories import read_poses
 
-    if kernel not in KERNELS:
+    if kernel and kernel not in KERNELS:
         raise KappaPlaceError(f"Unknown kernel '{kernel}'; choose among: {', '.join(KERNELS)}.")
     settings = ClosingSettings(
         max_risk=max_risk,
@@ -104,7 +107,7 @@ def run(
         chosen,
         out,
         settings=settings,
-        kernel=kernel,
+        kernel=kernel or None,
         incremental=incremental,
         truth=true_poses,
         batch_size=batch_size,

@@ -38,6 +38,10 @@ class OdometryNoise:
     angle: float = 0.006
     """Radians a step."""
 
+    def times(self, scale: float) -> OdometryNoise:
+        """So many times as much of all of it."""
+        return OdometryNoise(self.metres * scale, self.least_metres * scale, self.angle * scale)
+
     def sigma(self, step: Poses) -> Poses:
         """3 numbers (x, y, yaw) or 6 (x, y, z, about x, y, z) of one step."""
         metres = max(self.metres * float(np.linalg.norm(positions(step))), self.least_metres)
@@ -132,7 +136,10 @@ def _between(first: int, second: int, relative: Poses, model: Any) -> Any:
     return kind(first, second, to_gtsam(relative), model)
 
 
-def _diagonal(sigma: Poses) -> Any:
+def in_tangent_order(sigma: Poses) -> Poses:
     """GTSAM has rotations before translations in space, and after them in the plane."""
-    ordered = sigma if len(sigma) == 3 else np.concatenate([sigma[3:], sigma[:3]])
-    return load_gtsam().noiseModel.Diagonal.Sigmas(ordered)
+    return sigma if len(sigma) == 3 else np.concatenate([sigma[3:], sigma[:3]])
+
+
+def _diagonal(sigma: Poses) -> Any:
+    return load_gtsam().noiseModel.Diagonal.Sigmas(in_tangent_order(sigma))

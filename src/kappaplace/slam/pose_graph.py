@@ -18,6 +18,7 @@ from kappaplace.slam.graph_factors import (
     prior,
     to_gtsam,
 )
+from kappaplace.slam.odometry_scale import odometry_scale
 from kappaplace.slam.poses import PLANAR, Poses, between, checked, compose
 from kappaplace.slam.types import Closure
 
@@ -31,21 +32,29 @@ def optimise(
     noise: OdometryNoise | None = None,
     kernel: Kernel = "none",
     by_probability: bool = False,
+    adapt: bool = True,
 ) -> Poses:
     """The poses that fit odometry and closures best, N×3 or N×7; the first one stays.
 
     Closures are taken as they are given, accepted or not. Levenberg-Marquardt from the odometry.
+    ``adapt`` trusts odometry more where closures show that it was better than stated (`odometry_scale`);
+    where they do not contradict it at all, it comes back as it was.
     """
     gtsam, poses, noise = load_gtsam(), checked(odometry, "odometry"), noise or OdometryNoise()
     if poses.ndim != 2 or len(poses) < 2:
         raise KappaPlaceError(f"A pose graph needs two poses or more, got an array of shape {poses.shape}.")
+    known = [_known(closure, poses.shape) for closure in closures]
+    if adapt:
+        scale = odometry_scale(poses, known, noise)
+        if scale == 0:
+            return poses.copy()
+        noise = noise.times(scale)
     graph, start = gtsam.NonlinearFactorGraph(), gtsam.Values()
     graph.add(prior(poses[0]))
     for row, pose in enumerate(poses):
         start.insert(row, to_gtsam(pose))
         if row:
             graph.add(odometry_factor(row - 1, poses[row - 1], pose, noise))
-    known = [_known(closure, poses.shape) for closure in closures]
     for closure in known:
         graph.add(closure_factor(closure, kernel, by_probability=by_probability))
     settings = gtsam.LevenbergMarquardtParams()
@@ -62,7 +71,7 @@ def optimise(
 
 class IncrementalGraph:
     """The same while driving: iSAM2 takes in one frame after the other and corrects what a closure
-    changes.
+    changes. Odometry is trusted as stated throughout: how good it was is known at the end only.
     """
 
     def __init__(

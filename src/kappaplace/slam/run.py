@@ -36,6 +36,9 @@ from kappaplace.types import Embeddings
 
 EMBEDDINGS, COMPARED = "embeddings.npz", "cells.npz"
 BLOCK = 64
+UNCONTRADICTED = (
+    "The accepted closures do not contradict odometry beyond their own noise: the trajectory stays as it was."
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +92,7 @@ def run_slam(
     *,
     settings: ClosingSettings | None = None,
     noise: OdometryNoise | None = None,
-    kernel: Kernel = "none",
+    kernel: Kernel | None = None,
     incremental: bool = False,
     truth: TimedPoses | None = None,
     batch_size: int = 32,
@@ -98,9 +101,11 @@ def run_slam(
 ) -> SlamRun:
     """Close loops over a drive and write trajectory, graph, closures, picture and report into ``out``.
 
-    Embeddings and compared cells are kept there: the same frames and model are not looked at twice.
+    Embeddings and compared cells are kept there: the same frames and model are not looked at twice. Without
+    a stated ``kernel`` closures are weighed against each other (GNC); frame by frame that cannot be done.
     """
     load_gtsam()  # before the long part
+    kernel = kernel or ("none" if incremental else "gnc")
     graph = IncrementalGraph(noise, kernel) if incremental else None
     known, inside = None, np.zeros(0, bool)
     if truth is not None:
@@ -135,6 +140,8 @@ def run_slam(
     if known is not None:
         before = trajectory_error(known[inside], drive.odometry[inside])
         after = trajectory_error(known[inside], poses[inside])
+    if closer.accepted and np.array_equal(poses, drive.odometry):
+        notes = [*notes, UNCONTRADICTED]
     found = SlamRun(closer, poses, before, after)
     _write(found, drive, out, noise, notes)
     return found
