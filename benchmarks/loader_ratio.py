@@ -4,21 +4,33 @@ Bare decoding is the same decode and resize in as many threads, with nothing kep
 run in turn over the same JPEG files, and each round gives one ratio, so a busy machine slows both alike.
 
     python benchmarks/loader_ratio.py --images 400 --workers 2 --least 0.85 --csv results/loader_ratio.csv
+
+With `--scaling`, instead: images a second with so many threads and so many processes, their start included,
+and what an image costs the main process in CPU time. With processes, that is what no further core can speed
+up; with threads, it is what holds the interpreter's lock (the same steps on a tiny image, where nothing
+else is left, and unpacking the pixels, which Pillow does under the lock).
+
+    python benchmarks/loader_ratio.py --scaling 1 2 4 8 16 --images 2048 --rounds 3 --csv FILE
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+
+import numpy as np
 
 from kappaplace.bench.photos import write_photos
 from kappaplace.data.images import Preprocessing
 from kappaplace.data.loader import ImageLoader
+from kappaplace.data.pixels import unpack
 from record import append_row
 
 
@@ -54,6 +66,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--least", type=float, default=0.0, help="exit with 1 if the ratio is below this")
+    parser.add_argument("--scaling", type=int, nargs="+", metavar="WORKERS", help="measure these numbers")
     parser.add_argument("--csv", type=Path, help="append the result to this file as a dated row")
     return parser.parse_args()
 
@@ -66,7 +79,7 @@ def measure(args: argparse.Namespace) -> list[tuple[float, float]]:
         kib = statistics.mean(p.stat().st_size for p in paths) / 1024
         print(f"{args.images} JPEGs of {args.width}×{args.height}, {kib:.0f} KiB, to {args.size}×{args.size}")
         bare(paths, preprocessing, args.workers)  # warm the file cache
-        loader = ImageLoader(paths, preprocessing, args.batch_size, workers=args.workers)
+        loader = ImageLoader(paths, preprocessing, args.batch_size, workers=args.workers, processes=False)
         runs = [
             lambda: bare(paths, preprocessing, args.workers),
             lambda: loaded(loader),
@@ -79,8 +92,60 @@ def measure(args: argparse.Namespace) -> list[tuple[float, float]]:
     return rates
 
 
+def scaling(args: argparse.Namespace) -> None:
+    """Prints and records the rates with threads and with processes for each number of workers."""
+    preprocessing = Preprocessing(size=args.size, mode="exact")
+    with tempfile.TemporaryDirectory() as folder:
+        paths = write_photos(Path(folder), args.images, (args.width, args.height))
+        held = lock_held(paths[0], preprocessing)
+        print(f"{args.images} JPEGs of {args.width}×{args.height} to {args.size}×{args.size}")
+        print(f"an image holds the interpreter's lock for {held:.0f} µs where threads decode it")
+        print("workers  threads/s  processes/s  main process with processes, µs an image")
+        bare(paths, preprocessing, max(args.scaling))  # warm the file cache
+        for workers in args.scaling:
+            loaders = [
+                ImageLoader(paths, preprocessing, args.batch_size, workers=workers, processes=processes)
+                for processes in (False, True)
+            ]
+            rounds = []
+            for _ in range(args.rounds):
+                threads = rate(partial(loaded, loaders[0]), args.images)
+                before = time.process_time()  # of this process, without its children
+                processes = rate(partial(loaded, loaders[1]), args.images)
+                rounds.append((threads, processes, (time.process_time() - before) / args.images * 1e6))
+            threads, processes, main = (statistics.median(column) for column in zip(*rounds, strict=True))
+            print(f"{workers:7d}  {threads:9.1f}  {processes:11.1f}  {main:10.0f}")
+            facts = {"images": args.images, "workers": workers, "rounds": args.rounds}
+            speeds = {"threads_images_per_s": threads, "processes_images_per_s": processes}
+            costs = {"threads_lock_us": held, "processes_main_us": main}
+            if args.csv:
+                append_row(args.csv, facts | speeds | {"ratio": processes / threads} | costs)
+
+
+def lock_held(path: Path, preprocessing: Preprocessing) -> float:
+    """Microseconds an image of which only one thread at a time can have: Python's steps, and unpacking."""
+    tiny = io.BytesIO()
+    image = preprocessing.image(path)
+    image.resize((16, 16)).save(tiny, "JPEG")
+    small = Preprocessing(size=8, mode="exact")
+    out = np.empty((image.height, image.width, 3), np.uint8)
+    return cpu_us(lambda: small.image(tiny.getvalue())) + cpu_us(lambda: unpack(image, out))
+
+
+def cpu_us(run: Callable[[], object], times: int = 200) -> float:
+    taken = []
+    for _ in range(times):
+        start = time.thread_time()
+        run()
+        taken.append(time.thread_time() - start)
+    return statistics.median(taken) * 1e6
+
+
 def main() -> int:
     args = arguments()
+    if args.scaling:
+        scaling(args)
+        return 0
     rates = measure(args)
     decoding, loading = (statistics.median(column) for column in zip(*rates, strict=True))
     print(f"bare decoding  {decoding:7.1f} images/s, {args.workers} threads")

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from kappaplace.data.heif import open_image
 from kappaplace.errors import KappaPlaceError
+
+if TYPE_CHECKING:  # the methods that return tensors import it: processes that only decode start without
+    import torch
 
 Source: TypeAlias = "str | os.PathLike[str] | bytes | Image.Image | NDArray[Any]"
 ResizeMode = Literal["none", "exact", "shorter", "longer", "crop"]
@@ -254,10 +256,14 @@ class Preprocessing:
 
     def to_uint8(self, source: Source) -> torch.Tensor:
         """uint8 3×H×W, before normalisation: a view of H×W×3 memory, so no pixel is moved."""
+        import torch
+
         return torch.from_numpy(np.array(self.image(source))).permute(2, 0, 1)
 
     def normalise(self, batch: torch.Tensor) -> torch.Tensor:
         """float32 from uint8 or from float in [0, 1]; (N×)3×H×W, on the device of the batch."""
+        import torch
+
         # Sent without waiting: a GPU that is behind would hold up whoever prepares its next batch.
         mean, std = (
             torch.tensor(v).view(3, 1, 1).to(batch.device, non_blocking=True) for v in (self.mean, self.std)

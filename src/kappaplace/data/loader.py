@@ -1,4 +1,4 @@
-"""Batches of images at the speed of decoding: threads, a bounded window, order kept."""
+"""Batches of images at the speed of decoding: threads or processes, a bounded window, order kept."""
 
 from __future__ import annotations
 
@@ -6,25 +6,32 @@ import logging
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from concurrent.futures import Future, wait
 from itertools import groupby, islice
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 
+from kappaplace.data import decode_processes
+from kappaplace.data.batch_memory import Spares
+from kappaplace.data.decode_crews import Crew, Processes, Result, Results, Threads
+from kappaplace.data.decode_processes import DecodeProcesses
 from kappaplace.data.images import Preprocessing, Source
+from kappaplace.data.pixels import Pixels, unpack
 from kappaplace.errors import KappaPlaceError
 
-Pixels: TypeAlias = NDArray[np.uint8]
-Result: TypeAlias = "Pixels | KappaPlaceError"
 log = logging.getLogger(__name__)
 
-# Pillow decodes and resizes without the interpreter's lock; what is left in Python saturates near here.
+# Pillow decodes and resizes without the interpreter's lock, but a tenth of the work needs it: threads gain
+# little beyond a few, and more of them hinder each other.
 MAX_DEFAULT_WORKERS = 16
+MAX_DEFAULT_PROCESSES = 32
+ENOUGH_THREADS = 4
+# Starting processes takes some tenths of a second, in which threads would have decoded about so many.
+FEW_IMAGES = 256
 
 
 class Skipped(NamedTuple):
@@ -50,6 +57,10 @@ class ImageLoader:
     sampler: it is read at most `prefetch` batches ahead. A batch comes from the next `batch_size` rows and
     holds images of one size: where sizes differ, it is yielded in parts, still in the order asked for.
 
+    `workers` decode, in threads of this process; where more than `ENOUGH_THREADS` cores are usable and more
+    than `FEW_IMAGES` files are to be read, in processes of their own (Linux). `processes` says which, True or
+    False. Pixels and errors are the same. 0 workers: decoding happens when a batch is asked for.
+
     With `on_error="skip"` an unreadable image is left out, logged and listed in `skipped` once, and not
     tried again; with "raise" the first one ends the pass with its error.
     """
@@ -62,6 +73,7 @@ class ImageLoader:
         *,
         rows: Iterable[int] | None = None,
         workers: int | None = None,
+        processes: bool | None = None,
         prefetch: int = 2,
         normalise: bool = False,
         on_error: Literal["raise", "skip"] = "raise",
@@ -76,18 +88,19 @@ class ImageLoader:
         self.batch_size = batch_size
         self.rows = rows
         self.workers = default_workers() if workers is None else workers
+        self._stated_workers = workers
+        self.processes = processes
         self.prefetch = prefetch
         self.normalise = normalise
         self.on_error = on_error
         self.skipped: list[Skipped] = []
         self._unreadable: set[int] = set()
         # In use at a time: those under way, the one just yielded and the one before it.
-        self._spares = _Spares(prefetch + 2)
+        self._spares = Spares(prefetch + 2)
 
     def __iter__(self) -> Iterator[Batch]:
         for block in self._blocks():
-            results = [result for future in block.futures for result in future.result()]
-            images = list(self._readable(block.rows, results))
+            images = list(self._readable(block.rows, self._results(block)))
             if images and block.buffer is not None and len(images) == len(block.buffer):
                 yield self._batch(block.rows, block.buffer)
                 continue
@@ -95,6 +108,16 @@ class ImageLoader:
                 rows, pixels = zip(*run, strict=True)
                 # NumPy, because torch would wake its own threads, which then compete with decoding.
                 yield self._batch(rows, np.stack(pixels))
+
+    def _results(self, block: _Block) -> list[Result]:
+        """All of a block; what a process could not read is tried here, so errors are as in threads."""
+        found = [result for future in block.futures for result in future.result()]
+        return [
+            self._load([row], None if block.buffer is None else block.buffer[i : i + 1])[0]
+            if result is None
+            else result
+            for i, (row, result) in enumerate(zip(block.rows, found, strict=True))
+        ]
 
     def _batch(self, rows: Sequence[int], pixels: Pixels) -> Batch:
         images = torch.from_numpy(pixels).permute(0, 3, 1, 2)
@@ -106,27 +129,68 @@ class ImageLoader:
         """Batches of rows under way, in order, at most `prefetch` of them at a time."""
         wanted = iter(range(len(self.paths)) if self.rows is None else self.rows)
         batches = iter(lambda: [int(row) for row in islice(wanted, min(self.batch_size, sys.maxsize))], [])
-        pool = ThreadPoolExecutor(self.workers or 1, thread_name_prefix="decode")
-        submit = pool.submit if self.workers else _run_now
+        crew = self._crew()
+        finished = False
         try:
-            ahead = deque(self._start(rows, submit) for rows in islice(batches, self.prefetch))
+            ahead = deque(self._start(rows, crew) for rows in islice(batches, self.prefetch))
             while ahead:
                 block = ahead.popleft()
                 wait(block.futures)
-                ahead.extend(self._start(rows, submit) for rows in islice(batches, 1))
+                ahead.extend(self._start(rows, crew) for rows in islice(batches, 1))
                 yield block
+            finished = True
         finally:  # also when the consumer stops early
-            pool.shutdown(wait=True, cancel_futures=True)
+            crew.close(keep=finished)
 
-    def _start(self, rows: list[int], submit: Callable[..., Future[list[Result]]]) -> _Block:
+    def _crew(self) -> Crew:
+        """Who decodes the images of a pass."""
+        if self._in_processes():
+            count = self.workers
+            if self._stated_workers is None:
+                count = min(usable_cores(), MAX_DEFAULT_PROCESSES)
+            most = self._count()
+            size = self.batch_size if most is None else min(self.batch_size, most)
+            # One more than in threads, for a consumer that looks back; untouched memory costs nothing.
+            started = DecodeProcesses.start(count, self.preprocessing, self.prefetch + 3, size)
+            if started is not None:
+                return Processes(count, started, self.paths)
+        return Threads(self.workers, self._spares, self._load)
+
+    def _in_processes(self) -> bool:
+        if not self.workers or self.processes is False:
+            return False
+        # Other sources would have to be sent there, and other preprocessings might be unknown there.
+        possible = (
+            decode_processes.available()
+            and type(self.preprocessing) is Preprocessing
+            and isinstance(self.paths, list | tuple)
+            and all(issubclass(kind, str | os.PathLike) for kind in set(map(type, self.paths)))
+        )
+        if self.processes and not possible:
+            raise KappaPlaceError("Decoding in processes needs Linux and a list of paths; use threads.")
+        count = self._count()
+        many = min(self.workers, usable_cores()) > ENOUGH_THREADS and (count is None or count > FEW_IMAGES)
+        return possible and (self.processes or many)
+
+    def _count(self) -> int | None:
+        """How many images a pass has; None if nobody knows."""
+        if self.rows is None:
+            return len(self.paths)
+        return len(self.rows) if isinstance(self.rows, Sized) else None
+
+    def _start(self, rows: list[int], crew: Crew) -> _Block:
         rows = [row for row in rows if row not in self._unreadable]
         size = self.preprocessing.fixed_size
-        # With one size for all, threads write straight into the batch: no second copy, no memory in between.
-        buffer = None if size is None else self._spares.take((len(rows), *size, 3))
+        # With one size for all, pixels go straight into the batch: no second copy, no memory in between.
+        buffer, place = (None, None) if size is None else crew.room((len(rows), *size, 3))
         # A task is a few images: handing over single ones costs some percent in threads waking each other.
-        step = max(1, min(4, len(rows) // max(self.workers, 1)))
-        parts = [slice(start, start + step) for start in range(0, len(rows), step)]
-        futures = [submit(self._load, rows[p], None if buffer is None else buffer[p]) for p in parts]
+        step = max(1, min(4, len(rows) // max(crew.count, 1)))
+        futures = []
+        for start in range(0, len(rows), step):
+            part = slice(start, start + step)
+            out = None if buffer is None else buffer[part]
+            where = None if place is None or buffer is None else place + start * buffer[0].size
+            futures.append(crew.submit(rows[part], out, where))
         return _Block(rows, buffer, futures)
 
     def _load(self, rows: list[int], out: Pixels | None) -> list[Result]:
@@ -137,7 +201,7 @@ class ImageLoader:
             except KappaPlaceError as error:
                 results.append(error)
             else:
-                results.append(np.asarray(image) if out is None else _unpack(image, out[i]))
+                results.append(np.asarray(image) if out is None else unpack(image, out[i]))
         return results
 
     def _readable(self, rows: list[int], results: list[Result]) -> Iterator[tuple[int, Pixels]]:
@@ -155,8 +219,9 @@ class ImageLoader:
         self._unreadable.add(row)
         source = self.paths[row]
         name = os.fspath(source) if isinstance(source, str | os.PathLike) else f"<{type(source).__name__}>"
+        # Its text alone: with its traceback, whoever keeps the record would keep the memory of a batch.
         self.skipped.append(Skipped(row, name, str(error)))
-        log.warning("Skipped image %d: %s", row, error)
+        log.warning("Skipped image %d: %s", row, str(error))
 
 
 class _Block(NamedTuple):
@@ -164,75 +229,13 @@ class _Block(NamedTuple):
 
     rows: list[int]
     buffer: Pixels | None
-    futures: list[Future[list[Result]]]
-
-
-class _Spares:
-    """Memory of earlier batches, used again once nobody else holds it.
-
-    The first touch of fresh memory costs up to a tenth of decoding, so it is worth asking for it once.
-    Tensors and views of a batch hold a reference to its array, so the count of references tells when it is
-    free.
-    """
-
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self.buffers: list[Pixels] = []
-
-    def take(self, shape: tuple[int, ...]) -> Pixels:
-        for i, buffer_shape in enumerate([buffer.shape for buffer in self.buffers]):
-            if buffer_shape == shape and _holders(self.buffers, i) == _ALONE:
-                return self.buffers[i]
-        fresh = np.empty(shape, np.uint8)
-        if len(self.buffers) < self.most:
-            self.buffers.append(fresh)
-        return fresh
-
-
-def _holders(buffers: list[Pixels], i: int) -> int:
-    return sys.getrefcount(buffers[i])
-
-
-# What the count is for an array in the list alone: measured, for it differs between Python versions.
-_ALONE = _holders([np.empty(0, np.uint8)], 0)
-
-
-class _Pixels:
-    """A file to Pillow that keeps the pixels of a PPM and drops its header."""
-
-    def __init__(self, out: Pixels) -> None:
-        self.memory = out.data.cast("B")
-        self.position = -len(f"P6\n{out.shape[1]} {out.shape[0]}\n255\n")
-
-    def write(self, data: bytes) -> int:
-        if self.position >= 0:
-            self.memory[self.position : self.position + len(data)] = data
-        self.position += len(data)
-        return len(data)
-
-
-def _unpack(image: Image.Image, out: Pixels) -> Pixels:
-    """The pixels of an image, written into `out`, H×W×3.
-
-    Saving as PPM streams them there in small pieces, while converting to an array copies them twice more,
-    which two decoding threads would notice.
-    """
-    if type(image) is Image.Image:  # ours alone, as resized: saving briefly marks an image
-        file = _Pixels(out)
-        image.save(file, "PPM")  # type: ignore[arg-type]
-        if file.position == out.size:
-            return out
-    out[...] = np.asarray(image)
-    return out
-
-
-def _run_now(function: Callable[..., list[Result]], *arguments: Any) -> Future[list[Result]]:
-    done: Future[list[Result]] = Future()
-    done.set_result(function(*arguments))
-    return done
+    futures: list[Future[Results]]
 
 
 def default_workers() -> int:
     """One thread per core this process may use, up to `MAX_DEFAULT_WORKERS`."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(usable, MAX_DEFAULT_WORKERS)
+    return min(usable_cores(), MAX_DEFAULT_WORKERS)
+
+
+def usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

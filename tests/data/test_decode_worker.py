@@ -1,0 +1,81 @@
+"""The worker's side of the conversation, held here by a thread in its place."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from kappaplace.data import decode_processes, decode_worker
+from kappaplace.data.decode_worker import READY, mapped, pixels_at, receive, send, shared_memory
+from kappaplace.data.images import Preprocessing
+
+pytestmark = pytest.mark.skipif(not decode_processes.available(), reason="needs memory without a name")
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> str:
+    pixels = np.random.default_rng(0).integers(0, 256, (9, 7, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "photo.png")
+    return str(tmp_path / "photo.png")
+
+
+@contextmanager
+def worker(preprocessing: Preprocessing, memory: list[int], parent: int) -> Iterator[socket.socket]:
+    """The socket to a worker that is ready; it has ended afterwards."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    thread = threading.Thread(target=decode_worker.main, args=[theirs.detach(), parent], daemon=True)
+    thread.start()
+    with ours:
+        assert receive(ours) == (READY, [])
+        send(ours, preprocessing.to_dict(), memory)
+        yield ours
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def asked(link: socket.socket, paths: list[str], place: int | None) -> tuple[Any, list[int]]:
+    send(link, [paths, place])
+    data, memory = receive(link)
+    return json.loads(data), memory
+
+
+def test_pixels_go_to_their_place_in_a_batch(photo: str) -> None:
+    preprocessing = Preprocessing(4, "exact")
+    memory = shared_memory(1000)
+    with worker(preprocessing, [memory], os.getppid()) as link:
+        assert asked(link, [photo, "missing.png", photo], 100) == ([[4, 4], None, [4, 4]], [])
+    whole = mapped(memory)
+    os.close(memory)
+    batch = pixels_at(whole, 100, (3, 4, 4))
+    expected = np.asarray(preprocessing.image(photo))
+    assert np.array_equal(batch[0], expected)
+    assert not batch[1].any()
+    assert np.array_equal(batch[2], expected)
+    assert not any(whole[:100])
+    assert not any(whole[100 + batch.size :])
+
+
+def test_images_of_any_size_come_in_memory_of_their_own(photo: str) -> None:
+    with worker(Preprocessing(), [], os.getppid()) as link:
+        sizes, memory = asked(link, ["missing.png", photo], None)
+        assert sizes == [None, [9, 7]]
+        assert np.array_equal(pixels_at(mapped(memory[0]), 0, (9, 7)), np.asarray(Image.open(photo)))
+        os.close(memory[0])
+        assert asked(link, ["missing.png"], None) == ([None], [])
+
+
+def test_an_orphan_ends_though_its_socket_is_open(photo: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode_worker, "_LOOK_AROUND_S", 0.02)
+    with worker(Preprocessing(), [], parent=-1) as link:
+        link.settimeout(10)
+        assert receive(link) == (b"", [])
