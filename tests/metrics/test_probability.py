@@ -120,6 +120,7 @@ def test_brier_and_log_loss_are_their_definitions(data: Pair) -> None:
 
 def test_one_certain_error_has_a_finite_price() -> None:
     assert log_loss(np.array([1.0]), np.array([False])) == pytest.approx(-math.log(1e-12))
+    assert log_loss(np.array([1.0]), np.array([True])) == pytest.approx(1e-12, rel=1e-3)  # certainty, too
 
 
 @quick
@@ -202,3 +203,23 @@ def test_the_summary_is_every_metric(data: Pair) -> None:
         "Brier within": parts.within,
         "log-loss": log_loss(*data),
     }
+
+
+def test_fifteen_bins_unless_told() -> None:
+    rng = np.random.default_rng(0)
+    data = rng.random(200), rng.random(200) < 0.5
+    assert len(mass_bins(*data).counts) == 15
+    assert equal_mass_ece(*data) == equal_mass_ece(*data, 15)
+    assert debiased_ece(*data) == debiased_ece(*data, 15)
+    assert brier_parts(*data) == brier_parts(*data, 15)
+    assert probability_summary(*data) == probability_summary(*data, 15)
+    assert probability_summary(*data, 4)["equal-mass ECE"] == equal_mass_ece(*data, 4)
+    assert probability_summary(*data, 4)["debiased ECE"] == debiased_ece(*data, 4)
+    assert probability_summary(*data, 4)["Brier reliability"] == brier_parts(*data, 4).reliability
+
+
+def test_one_bin_holds_all() -> None:
+    curve = mass_bins(np.array([0.2, 0.6]), np.array([True, False]), 1)
+    assert curve.counts.tolist() == [2]
+    assert curve.probability.tolist() == [0.4]
+    assert curve.observed.tolist() == [0.5]

@@ -127,6 +127,8 @@ def test_a_risk_that_is_met_exactly_is_met() -> None:
     success = np.arange(100) >= 29
     assert coverage_at_risk(np.zeros(100), success, 0.29) == 1.0
     assert coverage_at_risk(np.zeros(100), success, 0.28) == 0.0
+    assert coverage_at_risk(np.arange(100.0), ~success, 0.0) == 0.29  # no risk at all is one, too
+    assert coverage_at_risk(np.zeros(3), np.zeros(3, bool), 1.0) == 1.0  # and so is any
 
 
 def test_coverage_at_risk_may_pass_a_risky_stretch() -> None:

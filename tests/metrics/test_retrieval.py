@@ -63,3 +63,17 @@ def test_impossible_counts_of_positives(positives: np.ndarray, sentence: str) ->
 def test_hits_are_a_table_of_booleans(hits: np.ndarray) -> None:
     with pytest.raises(KappaPlaceError, match="booleans"):
         success_at(hits, 1)
+
+
+def test_all_k_matches_may_be_asked_for() -> None:
+    hits = np.array([[False, True], [False, False]])
+    assert success_at(hits, 2).tolist() == [True, False]
+    for k in (0, 3):
+        with pytest.raises(KappaPlaceError, match=f"needs the {k} best matches, 2 are given"):
+            success_at(hits, k)
+
+
+def test_the_query_with_impossible_positives_is_named() -> None:
+    hits = np.array([[True, False], [True, True], [True, True]])
+    with pytest.raises(KappaPlaceError, match="Query 1 has 2 hits in its top 2 but only 1 positives"):
+        average_precision_at(hits, np.array([1, 1, 0]), 2)

@@ -65,6 +65,7 @@ def test_a_constant_score_has_no_say_even_when_it_changes_later() -> None:
     x[:, 2] = 7.0
     combination = fit_combination(x, right, ["a", "b", "c"])
     assert combination.weights[2] == 0
+    assert combination.scale[2] == 1
     moved = x.copy()
     moved[:, 2] = -1e6
     np.testing.assert_array_equal(combination.probability(x), combination.probability(moved))
@@ -117,6 +118,18 @@ def test_the_penalty_must_be_positive(penalty: float) -> None:
         fit_combination(*sample(), ["a", "b", "c"], penalty=penalty)
 
 
+def test_the_penalty_is_one_unless_told() -> None:
+    names = ["a", "b", "c"]
+    assert fit_combination(*sample(), names) == fit_combination(*sample(), names, penalty=1.0)
+
+
+def test_the_score_that_is_not_finite_is_named() -> None:
+    x, right = sample(n=40)
+    x[5, 1] = np.inf
+    with pytest.raises(KappaPlaceError, match="score b is NaN or infinite"):
+        fit_combination(x, right, ["a", "b", "c"])
+
+
 def test_storage_keeps_every_bit() -> None:
     x, right = sample()
     combination = fit_combination(x, right, ["a", "b", "c"])
@@ -138,6 +151,12 @@ def test_a_broken_file_is_told(change: dict) -> None:
     stored = Combination(("a",), (0.0,), (1.0,), (1.0,), 0.0).to_dict() | change
     with pytest.raises(KappaPlaceError, match="combination"):
         Combination.from_dict(stored)
+
+
+@pytest.mark.parametrize("scale", [(1.0, 0.0), (-1.0, 1.0)])
+def test_one_impossible_scale_is_enough(scale: tuple[float, float]) -> None:
+    with pytest.raises(KappaPlaceError, match="scale above 0"):
+        Combination(("a", "b"), (0.0, 0.0), scale, (1.0, 1.0), 0.0)
 
 
 def test_features_must_fit_the_combination() -> None:
@@ -171,3 +190,59 @@ def test_a_combination_of_own_scores() -> None:
     )
     with pytest.raises(KappaPlaceError, match="unknown scores mine"):
         fused(combination)
+
+
+@pytest.mark.parametrize("span", [1.0, 2.0, 1e-9])
+def test_a_score_that_changes_at_all_has_a_say(span: float) -> None:
+    x = np.linspace(0.0, span, 40)[:, None]
+    assert fit_combination(x, x[:, 0] < span / 3, ["a"]).weights[0] > 0
+
+
+def test_steep_problems_reach_their_optimum() -> None:
+    """Nearly no penalty and one class rare: full Newton steps overshoot."""
+    x = np.repeat([[0.0, 5.0], [1.0, -3.0], [30.0, 0.0], [31.0, 7.0]], [60, 1, 30, 3], axis=0)
+    right = np.repeat([True, False, True, False], [60, 1, 30, 3])
+    ours = fit_combination(x, right, ["a", "b"], penalty=1e-6)
+    centre, scale = np.array(ours.centre), np.array(ours.scale)
+    z = np.clip((x - centre) / scale, -CLIP, CLIP)
+    p = 1 / (1 + np.exp(-(ours.bias - z @ np.array(ours.weights))))
+    # At the optimum the gradient vanishes: bias alone, then each weight with its penalty.
+    assert (p - right).sum() == pytest.approx(0, abs=1e-6)
+    np.testing.assert_allclose(z.T @ (right - p) + 1e-6 * np.array(ours.weights), 0, atol=1e-6)
+
+
+def test_scale_of_mostly_constant_scores_is_their_deviation() -> None:
+    x = np.zeros((100, 1))
+    x[:20] = 300.0
+    found = fit_combination(x, np.arange(100) >= 15, ["sue"])
+    assert found.scale[0] == pytest.approx(120.0)  # √(0.2·0.8)·300
+    assert found.centre == (0.0,)
+
+
+def test_what_a_combination_is_called() -> None:
+    combination = Combination(("l2", "kappaplace"), (1.0, 0.0), (0.5, 1.0), (2.0, 0.1), 0.1)
+    assert (fused(combination).name, fused(combination).label) == ("fused", "Fused")
+    assert fused(combination, name="mine").label == "mine"
+    assert not fused(combination).one_sided
+    assert [need.what for need in fused(combination).needs] == ["κ of the queries", "κ of the references"]
+
+
+@pytest.mark.parametrize(("n", "penalty"), [(30, 1.0), (250, 5.0)])
+def test_curves_are_the_penalised_optimum_in_units_of_their_spread(n: int, penalty: float) -> None:
+    """The penalty is 0.02 a query and no less than 1."""
+    x, right = sample(3, n)
+    ours = fit_combination(x[:, :2], right, ["a", "b"], bends=2)
+    z = np.clip((x[:, :2] - np.array(ours.centre)) / np.array(ours.scale), -CLIP, CLIP)
+    thirds = np.quantile(z, [1 / 3, 2 / 3], axis=0)
+    columns = [z[:, 0], z[:, 1], *(np.maximum(z[:, j] - thirds[k, j], 0) for j in (0, 1) for k in (0, 1))]
+    curves = np.column_stack(columns)
+    spread = curves.std(axis=0)
+
+    def loss(beta: np.ndarray) -> float:
+        logit = beta[0] - (curves / spread) @ beta[1:]
+        fit = np.logaddexp(0, np.where(right, -logit, logit)).sum()
+        return float(fit + penalty / 2 * beta[1:] @ beta[1:])
+
+    theirs = minimize(loss, np.zeros(7), method="BFGS", options={"gtol": 1e-6}).x
+    slopes = np.array([*ours.weights, *ours.bends[0], *ours.bends[1]])
+    np.testing.assert_allclose([ours.bias, *(slopes * spread)], theirs, atol=1e-4)

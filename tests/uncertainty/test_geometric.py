@@ -78,6 +78,11 @@ def test_matches_are_mutual_nearest_and_pass_the_ratio_test() -> None:
     assert list(zip(first.tolist(), second.tolist(), strict=True)) == expected
 
 
+def test_a_blank_image_has_no_features() -> None:
+    found = extract(np.full((60, 80), 7, np.uint8), SETTINGS)
+    assert (found.points.shape, found.descriptors.shape) == ((0, 2), (0, 128))
+
+
 @pytest.mark.parametrize("value", [0, 255])
 def test_a_blank_image_has_no_inliers(value: int) -> None:
     blank = np.full((60, 80), value, np.uint8)
@@ -113,3 +118,66 @@ def test_each_image_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_missing_file_is_told() -> None:
     with pytest.raises(KappaPlaceError, match="No image file"):
         geometric().query(evidence([[0]], ["nowhere.jpg"], [scene(0)]))
+
+
+def two_views(count: int) -> tuple[local_features.Features, local_features.Features]:
+    """So many points in space, each with a descriptor of its own, seen by two cameras side by side."""
+    rng = np.random.default_rng(0)
+    space = rng.uniform([-1, -1, 3], [1, 1, 6], (count, 3))
+    left, right = (
+        (300 * (space - [x, 0.1 * x, 0])[:, :2] / (space - [0, 0, 0.3 * x])[:, 2:] + 320) for x in (0.0, 0.5)
+    )
+    descriptors = (200 * np.eye(128, dtype=np.uint8)[:count]).astype(np.uint8)
+    return (
+        local_features.Features(left.astype(np.float32), descriptors),
+        local_features.Features(right.astype(np.float32), descriptors),
+    )
+
+
+@pytest.mark.parametrize(("count", "inliers"), [(1, 0), (2, 0), (7, 0), (8, 8), (30, 30)])
+def test_seven_matches_always_fit_and_say_nothing(count: int, inliers: int) -> None:
+    assert count_inliers(*two_views(count), SETTINGS) == inliers
+
+
+def test_two_features_can_be_matched_and_one_cannot() -> None:
+    a, b = two_views(2)
+    first, second = local_features._mutual_matches(a, b, 0.8)
+    assert (first.tolist(), second.tolist()) == ([0, 1], [0, 1])
+    alone = local_features.Features(b.points[:1], b.descriptors[:1])
+    for pair in ((a, alone), (alone, a)):
+        assert [part.tolist() for part in local_features._mutual_matches(*pair, 0.8)] == [[], []]
+
+
+def test_the_ratio_test_is_on_distances() -> None:
+    base = np.zeros((2, 128), np.uint8)
+    base[0, 0], base[1, 1] = 100, 200
+    query = local_features.Features(np.zeros((2, 2), np.float32), base)
+    other = base.copy()
+    other[0, 2], other[1] = 30, base[0]  # 30 away from the first feature ...
+    for away, kept in ((40, [0]), (36, [])):  # ... and its rival 40 (0.75) or 36 (0.83)
+        other[1, 3] = away
+        found, _ = local_features._mutual_matches(
+            query, local_features.Features(np.zeros((2, 2), np.float32), other), 0.8
+        )
+        assert found.tolist() == kept
+
+
+def test_documented_settings() -> None:
+    assert Verification() == Verification(
+        max_side=640, features=1000, ratio=0.8, threshold=3.0, confidence=0.999, seed=0
+    )
+    assert len(extract(scene(0), Verification(features=50)).points) <= 51  # OpenCV keeps ties of the last
+
+
+def test_other_settings_are_another_score() -> None:
+    assert (score_named("geometric").label, geometric(name="strict").label) == ("Geometric", "strict")
+
+
+def test_shrinking_keeps_the_shape() -> None:
+    wide = Image.new("RGB", (400, 100), (120, 120, 120))
+    wide.paste(scene(0, 100), (300, 0))
+    points = extract(wide, Verification(max_side=200)).points
+    assert (points[:, 0] > 140).all()
+    assert points[:, 0].max() < 200
+    assert 25 < points[:, 1].max() < 50
+    extract(Image.new("RGB", (4000, 2)), Verification(max_side=100))  # no side shrinks to nothing

@@ -59,6 +59,14 @@ def test_positions_alone_mean_25_metres() -> None:
         np.testing.assert_array_equal(score.query(e), score.query(replace(e, near=within(e, 25.0))))
 
 
+def test_25_metres_are_still_one_place() -> None:
+    indices, similarities = np.array([[0, 1, 2]]), np.array([[0.9, 0.8, 0.5]])
+    for step, outside in ((25.0, 0.5), (25.1, 0.8)):  # the second reference is inside, or just not
+        positions = np.array([[100.0, 7.0], [100.0 + 0.6 * step, 7.0 - 0.8 * step], [1e3, 1e3]])
+        e = Evidence(Matches(indices, similarities), reference_positions=positions)
+        assert MARGIN.query(e)[0] == pytest.approx(outside - 0.9)
+
+
 @pytest.mark.parametrize("text", ["metres:30", "frames:2", "self"])
 def test_a_table_brings_its_own_neighbourhood(text: str) -> None:
     e = world(k=2)
@@ -146,3 +154,25 @@ def test_z_score_where_all_references_are_alike() -> None:
     assert score_named("z-score").query(one).tolist() == [0.0]
     with pytest.raises(KappaPlaceError, match="two references or more"):
         z_score(1)
+
+
+def test_z_score_takes_the_sample_of_its_seed() -> None:
+    e = world(references=30)
+    matrix = (e.query.descriptor @ e.reference.descriptor.T).astype(float)
+    for sample, seed in ((2, 0), (7, 0), (7, 3), (29, 1)):
+        drawn = np.random.default_rng(seed).choice(30, sample, replace=False, shuffle=False)
+        values = matrix[:, drawn]
+        expected = -(e.cosines[:, 0] - values.mean(axis=1)) / values.std(axis=1)
+        np.testing.assert_allclose(z_score(sample, seed=seed).query(e), expected, rtol=1e-4)
+    for sample in (30, 31):
+        np.testing.assert_array_equal(z_score(sample).query(e), z_score(None).query(e))
+    assert (z_score(5, name="mine").name, z_score(5, name="mine").label) == ("mine", "mine")
+
+
+@pytest.mark.parametrize(("step", "told_apart"), [(1e-5, True), (4e-7, True), (3e-8, False)])
+def test_z_score_of_small_differences_and_of_rounding(step: float, told_apart: bool) -> None:
+    values = (0.3 + step * np.arange(9.0)[::-1]).astype(np.float32)
+    e = Evidence(Matches(np.zeros((1, 1), int), values[:1][None]), similarity_matrix=values[None])
+    wide = values.astype(float)
+    expected = (wide[0] - wide.mean()) / wide.std() if told_apart else 0.0
+    assert score_named("z-score").query(e)[0] == pytest.approx(-expected, rel=0.01)

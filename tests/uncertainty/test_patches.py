@@ -107,3 +107,62 @@ def test_what_is_missing_is_told(maps: dict[str, torch.Tensor]) -> None:
         PATCHES.query(evidence(maps, patch_maps=None))
     with pytest.raises(KappaPlaceError, match="looks at the images"):
         PATCHES.query(evidence(maps, query_images=None))
+
+
+def crowd(queries: int = 20, references: int = 14, k: int = 12) -> tuple[Evidence, list[int], np.ndarray]:
+    """More queries than are taken at a time and more matches than compete, how many maps were asked for."""
+    rng = np.random.default_rng(4)
+    made = torch.from_numpy(rng.normal(size=(queries + references, 6, 4, 5)).astype(np.float32))
+    indices = np.stack([rng.permutation(references)[:k] for _ in range(queries)])
+    made[queries + indices[0, 10]] = made[0]  # the eleventh match of the first query is the query itself
+    asked: list[int] = []
+
+    def make(images: Sequence[Any]) -> torch.Tensor:
+        asked.append(len(images))
+        return made[list(images)]
+
+    e = Evidence(
+        Matches(indices, np.zeros((queries, k))),
+        query_images=list(range(queries)),
+        reference_images=list(range(queries, queries + references)),
+        near=lambda a, b: np.equal(a, b),
+        patch_maps=make,
+    )
+    wanted = [
+        [by_hand(made[q].numpy(), made[queries + r].numpy(), 2) for r in indices[q]] for q in range(queries)
+    ]
+    return e, asked, np.array(wanted)
+
+
+def test_many_queries_are_compared_in_blocks_and_once() -> None:
+    e, asked, wanted = crowd()
+    np.testing.assert_allclose(PATCHES.match(e), 1 - wanted, atol=1e-6)  # type: ignore[misc]
+    maps = sum(asked)
+    np.testing.assert_allclose(PATCHES.query(e), 1 - wanted[:, 0], atol=1e-6)
+    assert sum(asked) == maps  # known by then
+    assert maps < 20 + 2 * 14  # two blocks of queries share the maps of their matches
+
+
+def test_a_short_list_is_compared_once() -> None:
+    e, asked, wanted = crowd(k=11)
+    short = Evidence(
+        Matches(e.matches.indices[:, :3], e.matches.similarities[:, :3]),
+        query_images=e.query_images,
+        reference_images=e.reference_images,
+        near=e.near,
+        patch_maps=e.patch_maps,
+    )
+    np.testing.assert_allclose(PATCHES.query(short), 1 - wanted[:, 0], atol=1e-6)
+    maps = sum(asked)
+    for _ in range(2):
+        np.testing.assert_allclose(
+            PATCH_MARGIN.query(short), wanted[:, 1:3].max(axis=1) - wanted[:, 0], atol=1e-6
+        )
+        np.testing.assert_allclose(PATCHES.query(short), 1 - wanted[:, 0], atol=1e-6)
+    assert sum(asked) == maps
+
+
+def test_only_the_first_ten_matches_compete() -> None:
+    e, _, wanted = crowd()
+    np.testing.assert_allclose(PATCH_MARGIN.query(e), wanted[:, 1:10].max(axis=1) - wanted[:, 0], atol=1e-6)
+    assert wanted[0, 10] == 1.0 > wanted[0, 1:10].max()  # it would have won

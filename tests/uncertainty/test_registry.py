@@ -105,6 +105,59 @@ def test_an_unposed_match_leaves_sue_out() -> None:
     assert "without one" in score_named("sue").reason(replace(e, reference_positions=positions))
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_half_a_position_is_none(axis: int) -> None:
+    e = world()
+    positions = e.reference_positions.copy()
+    lost = e.matches.indices[2, 1]
+    positions[lost, axis] = np.nan
+    affected = sum(lost in row for row in e.matches.indices.tolist())
+    with pytest.raises(KappaPlaceError, match=f"all retrieved references, {affected} queries have"):
+        _ = replace(e, reference_positions=positions).positions
+    unseen = np.append(positions, [[np.nan, np.nan]], axis=0)
+    unseen[lost] = 0.0
+    assert replace(e, reference_positions=unseen).positions.shape == (10, 2)  # never retrieved: no harm
+
+
+def test_one_sided_scores_are_those_with_one_tail() -> None:
+    """Distances, spreads and shares of disagreement start at zero; ECE clamps their upper tail only."""
+    one_sided = {name for name, score in SCORES.items() if score.one_sided}
+    assert one_sided == {"l2", "cosine", "pa", "sue", "log-sue", "patches", "geometric"}
+
+
+def test_evidence_needs_exactly_what_the_matches_speak_of() -> None:
+    matches = Matches(np.array([[0, 4], [2, 1]]), np.zeros((2, 2)))
+    for what, name in (("reference_images", "reference images"), ("reference_positions", "positions")):
+        Evidence(matches, **{what: np.zeros((5, 2))})
+        Evidence(matches, **{what: np.zeros((6, 2))})
+        with pytest.raises(KappaPlaceError, match=f"There are 4 .*{name} but the matches speak of 5 or more"):
+            Evidence(matches, **{what: np.zeros((4, 2))})
+    Evidence(matches, query_images=["a", "b"])
+    for images in (["a"], ["a", "b", "c"]):
+        with pytest.raises(KappaPlaceError, match="query images but the matches speak of 2;"):
+            Evidence(matches, query_images=images)
+    Evidence(matches, similarity_matrix=np.zeros((2, 5)))
+    for shape in ((2, 4), (1, 5), (3, 5)):
+        with pytest.raises(KappaPlaceError, match="references up to row 4;"):
+            Evidence(matches, similarity_matrix=np.zeros(shape))
+
+
+def test_no_matches_speak_of_no_reference() -> None:
+    Evidence(Matches(np.zeros((0, 3), int), np.zeros((0, 3))), similarity_matrix=np.zeros((0, 0)))
+
+
+def test_the_length_of_descriptors_comes_from_either_side() -> None:
+    z = np.zeros((2, 5), np.float32)
+    matches = Matches(np.zeros((2, 1), int), np.zeros((2, 1)))
+    assert Evidence(matches, query=Embeddings(z)).dim == 5
+    assert Evidence(matches, query=Embeddings(None, np.ones(2)), reference=Embeddings(z)).dim == 5
+
+
+def test_similarities_beyond_one_are_rounding_and_no_distance() -> None:
+    e = Evidence(Matches(np.array([[0, 1]]), np.array([[1.0 + 1e-6, 0.5]])))
+    assert e.distances[0].tolist() == [0.0, 1.0]
+
+
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [

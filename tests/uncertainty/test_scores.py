@@ -155,6 +155,14 @@ def test_tld_readings(similarities: list[float]) -> None:
     )
 
 
+def test_tld_of_matches_that_point_away() -> None:
+    e = listed([-0.5, -0.75, -1.0], [-1.0, -1.0, -1.0])
+    np.testing.assert_allclose(score_named("tld-ratio-spread").query(e), [0.25, 1.0])  # 0.125/0.5
+    spread, gap = 0.125, 0.375
+    np.testing.assert_allclose(score_named("tld-distribution").query(e), [spread / (spread + gap), 1.0])
+    np.testing.assert_allclose(score_named("tld-statistical").query(e), [0.25, 1.0])
+
+
 def test_tld_ties_and_short_lists() -> None:
     for name in ("tld-distribution", "tld-ratio-spread", "tld-statistical"):
         assert score_named(name).query(listed([0.3] * 5, [-1.0] * 5)).tolist() == [1.0, 1.0]

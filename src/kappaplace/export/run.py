@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -92,6 +93,12 @@ def export_model(
             record = job.record(name, licence, calibration)
             made: list[Exported] = []
             replace_file(file, lambda part: made.append(job.finish(part, file, record)))
+    except OSError as error:  # the graph and its parts are written before the file
+        if error.errno is None:
+            raise
+        raise KappaPlaceError(
+            f"Cannot write {file}: {os.strerror(error.errno)}; what was there before is unchanged."
+        ) from None
     finally:
         model.train(was_training)
     return made[0]
