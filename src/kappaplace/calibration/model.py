@@ -218,14 +218,8 @@ def fit_calibration(
     if max_risk is not None:
         options: dict[str, Any] = {"reject_risk": reject_risk, "method": method}
         values, won, lost = (_take(part, parts.threshold) for part in (uncertainty, right, out))
-        try:
-            rule = fit_rule_for_rate(
-                values, won, lost, outside_rate, max_risk, confidence, labelled, len(right), seed, options
-            )
-        except RiskRefused:
-            if labelled:
-                raise
-            rule = rule_by_probability(max_risk, reject_risk, assumptions=(SELF_CALIBRATED,))
+        asked = (outside_rate, max_risk, confidence, labelled, len(right), seed)
+        rule = _fit_rule(values, won, lost, *asked, options)
     counts = {
         "queries": len(right),
         "right": int(right.sum()),
@@ -240,6 +234,29 @@ def fit_calibration(
     return Calibration(
         top, probability, pair, pair_right, rule, sketch, outside_rate, {**counts, **(facts or {})}
     )
+
+
+def _fit_rule(
+    uncertainty: Any,
+    right: Any,
+    outside: Any,
+    outside_rate: float | None,
+    max_risk: float,
+    confidence: float,
+    labelled: bool,
+    queries: int,
+    seed: int,
+    options: dict[str, Any],
+) -> DecisionRule:
+    """A proven rule; without labels, one by probability where nothing can be proven."""
+    try:
+        return fit_rule_for_rate(
+            uncertainty, right, outside, outside_rate, max_risk, confidence, labelled, queries, seed, options
+        )
+    except RiskRefused:
+        if labelled:
+            raise
+        return rule_by_probability(max_risk, options["reject_risk"], assumptions=(SELF_CALIBRATED,))
 
 
 def _fit_pairs(

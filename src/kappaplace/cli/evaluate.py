@@ -107,15 +107,15 @@ def evaluate(
 
         kappaplace evaluate --protocol paper --data tables/ runs/pt/model --out results/paper
     """
-    from kappaplace.evaluation.jobs import Machine, evaluate_descriptors, evaluate_matrices, evaluate_model
+    from kappaplace.evaluation.jobs import Machine
     from kappaplace.evaluation.run import Choices
     from kappaplace.files import make_folder
-    from kappaplace.models.shipped import DEFAULT
 
     given, own = list(words or []), list(uncertainty or [])
     if resize not in ("model", "protocol"):
         raise KappaPlaceError(f"--resize is model or protocol, not {resize!r}.")
     _check_inputs(bool(similarities), descriptors is not None, protocol, kappa is not None)
+    by = (("protocol", protocol), ("similarities", similarities), ("descriptors", descriptors))
     _check_options(
         {
             "--positives": bool(positives),
@@ -126,14 +126,10 @@ def evaluate(
             "--fuse": bool(fuse),
             "--fit-on": fit_on is not None,
         },
-        "protocol"
-        if protocol
-        else "similarities"
-        if similarities
-        else "descriptors"
-        if descriptors
-        else "model",
+        next((kind for kind, stated in by if stated), "model"),
     )
+    if (similarities or descriptors is not None) and (fuse or fit_on):
+        raise KappaPlaceError("--fuse and --fit-on need a model; give MODEL TABLE… instead.")
     fused = tuple(part.strip() for part in fuse.split(",") if part.strip())
     choices = Choices(scores, k, policy, resamples, seed, fused)
     machine = Machine(cache, device or None, batch_size, root)
@@ -141,39 +137,37 @@ def evaluate(
     if protocol:
         _paper(given, data, out, choices, machine, report, as_json)
         return
-    tables = [Path(word) for word in given]
-    if (similarities or descriptors is not None) and (fuse or fit_on):
-        raise KappaPlaceError("--fuse and --fit-on need a model; give MODEL TABLE… instead.")
     options: dict[str, Any] = {"name": name, "neighbourhood": neighbourhood, "own": own, "root": root}
+    tables = [Path(word) for word in given]
     if similarities:
+        from kappaplace.evaluation.jobs import evaluate_matrices
+
         results = list(
             evaluate_matrices(similarities, positives or [], tables, choices, method=method, **options)
         )
     elif descriptors is not None:
-        results = [
-            evaluate_descriptors(
-                descriptors, kappa, positives or [], tables, choices, device=machine.device, **options
-            )
-        ]
-    elif not tables or (len(tables) == 1 and not _is_table(tables[0])):
+        from kappaplace.evaluation.jobs import evaluate_descriptors
+
+        options["device"] = machine.device
+        results = [evaluate_descriptors(descriptors, kappa, positives or [], tables, choices, **options)]
+    else:
+        results = [_of_model(given, choices, machine, name=name, validation=fit_on, own=own, resize=resize)]
+    _write_and_show(results, out, report, as_json)
+
+
+def _of_model(words: list[str], choices: Choices, machine: Machine, **options: Any) -> EvaluationResult:
+    """A model on its tables; without a model, the one that comes with the package."""
+    from kappaplace.evaluation.jobs import evaluate_model
+    from kappaplace.models.shipped import DEFAULT
+
+    alone = bool(words) and _is_table(Path(words[0]))
+    tables = [Path(word) for word in (words if alone else words[1:])]
+    if not tables:
         raise KappaPlaceError(
             "Give a model and at least one table, or --similarities, or --descriptors; see "
             "`kappaplace evaluate --help`."
         )
-    else:
-        results = [
-            evaluate_model(
-                DEFAULT if _is_table(tables[0]) else given[0],
-                tables if _is_table(tables[0]) else tables[1:],
-                choices,
-                machine,
-                name=name,
-                validation=fit_on,
-                own=own,
-                resize=resize,  # type: ignore[arg-type]  # checked above
-            )
-        ]
-    _write_and_show(results, out, report, as_json)
+    return evaluate_model(DEFAULT if alone else words[0], tables, choices, machine, **options)
 
 
 def _is_table(word: Path) -> bool:

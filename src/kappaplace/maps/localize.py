@@ -111,18 +111,9 @@ def locate(
     ``borrowed`` is a calibration on other places; it stands in where the map has none and its scores are at
     hand.
     """
-    if k < 1:
-        raise KappaPlaceError(f"At least one match must be asked for, not {k}.")
-    if not len(gatherer.store):
-        raise KappaPlaceError(f"The map {gatherer.store.folder} is empty; add images to it first.")
     judge_by = calibration or borrowed
-    count = verified_by(judge_by) if verify is None and images is not None else verify or 0
-    if count < 0:
-        raise KappaPlaceError(f"A number of matches to compare cell by cell is 0 or more, not {count}.")
-    if count and images is None:
-        raise KappaPlaceError(NO_IMAGES)
-    if rerank and (judge_by is None or not judge_by.pair_scores):
-        raise KappaPlaceError(NO_RANKING)
+    count = _compared(verify, judge_by, images)
+    _check_request(gatherer, k, count, images, rerank, judge_by)
     clock = _Clock(seconds, len(names))
     deep = gatherer.matches(np.asarray(embeddings.descriptor, np.float32), k, near)
     clock.lap("search")
@@ -156,26 +147,68 @@ def locate(
         said.append(RERANKED)
         evidence = _reranked(gatherer, evidence, judged.pairs, deep, near, images)
         judged = judge(evidence, calibration, outside_rate)
-    if calibration is None:
-        said.append(NOT_CALIBRATED)
-    elif calibration.rule is not None and outside_rate is not None:
-        then = calibration.right.fitted_rate if calibration.outside_rate is None else calibration.outside_rate
-        if outside_rate > then:
-            said.append(MORE_OUTSIDE.format(then=percent(then), now=percent(outside_rate)))
+    said += _doubts(calibration, outside_rate)
     clock.lap("decide")
+    answers = _answers(gatherer, names, evidence, calibration, judged, signals, said)
+    clock.lap("answer")
+    by = "" if calibration is None else calibration.fingerprint
+    return [
+        replace(answer, matches=answer.matches[:k], seconds=dict(clock.seconds), calibration=by)
+        for answer in answers
+    ]
+
+
+def _compared(verify: int | None, judge_by: Calibration | None, images: Any) -> int:
+    """How many matches are compared cell by cell."""
+    return verified_by(judge_by) if verify is None and images is not None else verify or 0
+
+
+def _check_request(
+    gatherer: Gatherer, k: int, compared: int, images: Any, rerank: bool, judge_by: Calibration | None
+) -> None:
+    if k < 1:
+        raise KappaPlaceError(f"At least one match must be asked for, not {k}.")
+    if not len(gatherer.store):
+        raise KappaPlaceError(f"The map {gatherer.store.folder} is empty; add images to it first.")
+    if compared < 0:
+        raise KappaPlaceError(f"A number of matches to compare cell by cell is 0 or more, not {compared}.")
+    if compared and images is None:
+        raise KappaPlaceError(NO_IMAGES)
+    if rerank and (judge_by is None or not judge_by.pair_scores):
+        raise KappaPlaceError(NO_RANKING)
+
+
+def _doubts(calibration: Calibration | None, outside_rate: float | None) -> list[str]:
+    """What the user must know of probabilities and decisions."""
+    if calibration is None:
+        return [NOT_CALIBRATED]
+    if calibration.rule is None or outside_rate is None:
+        return []
+    then = calibration.right.fitted_rate if calibration.outside_rate is None else calibration.outside_rate
+    if outside_rate <= then:
+        return []
+    return [MORE_OUTSIDE.format(then=percent(then), now=percent(outside_rate))]
+
+
+def _answers(
+    gatherer: Gatherer,
+    names: Sequence[str],
+    evidence: MapEvidence,
+    calibration: Calibration | None,
+    judged: Judgement,
+    signals: dict[str, Scores],
+    said: Sequence[str],
+) -> list[Localization]:
+    radius = gatherer.store.manifest.radius
     poses = gatherer.store.gather("poses", evidence.references[evidence.matches.indices])
     gap = _gaps(poses)
-    near_top = gap <= gatherer.store.manifest.radius
-    decisions = _match_decisions(calibration, judged, gap > 2 * gatherer.store.manifest.radius)
+    decisions = _match_decisions(calibration, judged, gap > 2 * radius)
     pair = _pair_uncertainty(evidence)
-    by = "" if calibration is None else calibration.fingerprint
     answers = []
     for row, name in enumerate(names):
-        own = (poses[row], near_top[row], pair[row], None if decisions is None else decisions[row])
-        answer = _answer(gatherer, row, name, evidence, judged, *own, signals, said)
-        answers.append(replace(answer, matches=answer.matches[:k]))
-    clock.lap("answer")
-    return [replace(answer, seconds=dict(clock.seconds), calibration=by) for answer in answers]
+        own = (poses[row], gap[row] <= radius, pair[row], None if decisions is None else decisions[row])
+        answers.append(_answer(gatherer, row, name, evidence, judged, *own, signals, said))
+    return answers
 
 
 def verified_by(calibration: Calibration | None) -> int:
