@@ -71,7 +71,10 @@ def pair_probability(calibration: dict[str, Any] | None, scores: dict[str, Any])
     uncertainty = columns[..., 0]
     if (how := pair["combination"]) is not None:
         x = np.clip((columns - how["centre"]) / how["scale"], -5, 5)
-        uncertainty = 1 - sigmoid(how["bias"] - x @ np.array(how["weights"]))
+        total = x @ np.array(how["weights"])
+        for j, knots in enumerate(how.get("knots", ())):  # lines that bend, where it was fitted so
+            total += np.maximum(x[..., j, None] - knots, 0) @ np.array(how["bends"][j])
+        uncertainty = 1 - sigmoid(how["bias"] - total)
     rate, p = calibration["outside_rate"], calibrated(uncertainty, right["right"])
     if right["inside"] is not None:
         inside = calibrated(uncertainty, right["inside"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,10 @@ from PIL import Image
 
 from kappaplace import PlaceMap
 from kappaplace.calibration.model import fit_calibration
+from kappaplace.calibration.signal import Signal
 from kappaplace.export.run import export_model
 from kappaplace.maps.exchange import export_map
+from kappaplace.uncertainty.fused import fit_combination
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "export_numpy.py"
 
@@ -35,6 +38,25 @@ def test_probability_is_that_of_the_package(calibrator):
     )
     np.testing.assert_allclose(got, fitted.pair_probability(scores), atol=1e-9)
     assert namespace["pair_probability"](fitted.to_dict(), {"cosine": scores[..., 0]}) is None
+
+
+def test_lines_that_bend_are_followed():
+    namespace: dict = {"__name__": "example"}
+    exec(compile(EXAMPLE.read_text(), str(EXAMPLE), "exec"), namespace)
+    rng = np.random.default_rng(0)
+    right = rng.random((300, 4)) < 0.5
+    scores = np.stack([rng.normal(0.4, 0.1, right.shape) - 0.1 * right, rng.random(right.shape)], -1)
+    names = ["cosine", "kappaplace"]
+    fitted = fit_calibration(
+        scores[:, 0], right[:, 0], names, max_risk=None,
+        pair_features=scores, pair_success=right, pair_scores=names,
+    )  # fmt: skip
+    bent = fit_combination(scores.reshape(-1, 2), right.ravel(), names, bends=3)
+    fitted = replace(fitted, pair=Signal(("cosine", "kappaplace"), bent))
+    got = namespace["pair_probability"](
+        fitted.to_dict(), dict(zip(names, scores.transpose(2, 0, 1), strict=True))
+    )
+    np.testing.assert_allclose(got, fitted.pair_probability(scores), atol=1e-9)
 
 
 def test_finds_the_place_without_kappaplace(model, exported, photos, tmp_path):

@@ -1,0 +1,57 @@
+"""The C++ example says what Python says. Needs a compiler and ONNX Runtime's headers."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import kappaplace
+from kappaplace.export.run import export_model
+
+SOURCE = Path(__file__).parents[2] / "examples" / "cpp" / "localize.cpp"
+HEADERS = Path(os.environ.get("ONNXRUNTIME_INCLUDE", "/usr/include/onnxruntime"))
+SIDE = 320
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
+@pytest.mark.skipif(not (HEADERS / "onnxruntime_cxx_api.h").is_file(), reason="no headers of ONNX Runtime")
+def test_the_example_in_cpp_answers_as_python_does(tmp_path: Path) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    library = next(Path(runtime.__file__).parent.glob("capi/libonnxruntime.so.*"))
+    (tmp_path / "libonnxruntime.so.1").symlink_to(library)
+    model = kappaplace.load_model()
+    export_model(model, tmp_path / "place.onnx", "onnx")
+    rng = np.random.default_rng(0)
+    pictures = [rng.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8) // (i + 1) for i in range(6)]
+    places = model.embed([Image.fromarray(picture) for picture in pictures]).descriptor
+    query = np.clip(pictures[3].astype(int) + 2, 0, 255).astype(np.uint8)
+    answer = model.embed(Image.fromarray(query))
+    places.astype("f4").tofile(tmp_path / "town.f32")
+    query.tofile(tmp_path / "query.rgb")
+
+    program = tmp_path / "localize"
+    subprocess.run(
+        ["g++", "-std=c++17", f"-I{HEADERS}", str(SOURCE), str(library), "-o", str(program)], check=True
+    )
+    files = [str(tmp_path / name) for name in ("place.onnx", "town.f32", "query.rgb")]
+    said = subprocess.run(
+        [str(program), *files, str(SIDE), str(SIDE)],
+        env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)},
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    found = re.search(r"kappa ([\d.]+), best place (\d+), cosine ([\d.]+)", said)
+    assert found is not None, said
+    cosines = places @ answer.descriptor[0]
+    assert float(found[1]) == pytest.approx(float(answer.kappa[0]), rel=1e-3)
+    assert int(found[2]) == int(cosines.argmax())
+    assert float(found[3]) == pytest.approx(float(cosines.max()), abs=2e-4)
