@@ -20,11 +20,17 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from kappaplace.retrieval.codes import CODE_BYTES, learn_codebook
+from kappaplace.retrieval.engines import open_engine
+from kappaplace.retrieval.engines.base import Engine
+from kappaplace.retrieval.engines.rows import Coded
 from record import append_row
 
 DIM, QUERIES, TIMED, SINGLE, K = 512, 1000, 300, 5, 10
+STEP = 1 << 18  # descriptors encoded together
 SHARES = (0.35, 0.35, 0.3)  # of district, place and image in the energy of a descriptor
-ENGINES = ("faiss-flat", "hnsw", "ivf-pq", "compact")
+CODES = "pq codes"  # those of a map with --storage pq, compared one and all
+ENGINES = ("faiss-flat", "hnsw", "ivf-pq", "compact", CODES)
 
 
 def make(folder: Path, references: int, seed: int = 0) -> None:
@@ -72,11 +78,16 @@ def seconds(call: object) -> float:
     return time.perf_counter() - start
 
 
-def measure(folder: Path, name: str) -> dict[str, float | int | str]:
+def coded(descriptors: NDArray[np.float16]) -> Coded:
+    """All descriptors as a map's codes."""
+    book = learn_codebook(descriptors)
+    parts = [book.encode(np.asarray(descriptors[i : i + STEP])) for i in range(0, len(descriptors), STEP)]
+    return Coded(np.concatenate(parts), book)
+
+
+def measure(folder: Path, name: str, timed: bool) -> dict[str, float | int | str]:
     """One engine against the exact one, in a process of its own so that the peak of memory is its own."""
     import torch
-
-    from kappaplace.retrieval.engines import open_engine
 
     descriptors = np.load(folder / "descriptors.npy", mmap_mode="r")
     queries, places, answers = (np.load(folder / f"{what}.npy") for what in ("queries", "places", "answers"))
@@ -85,25 +96,18 @@ def measure(folder: Path, name: str) -> dict[str, float | int | str]:
     file = kept / f"{name}.index"
     there = file.is_file()
     start = time.perf_counter()
-    engine = open_engine(descriptors, kind=name, folder=kept, fingerprint=folder.name)
+    if name == CODES:
+        engine = open_engine(coded(descriptors), kind="exact")
+    else:
+        engine = open_engine(descriptors, kind=name, folder=kept, fingerprint=folder.name)
     opened = time.perf_counter() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
     exact = open_engine(descriptors, kind="exact")
-    engine.search(queries, K)  # the first run reads from disk
     truth, found = exact.search(queries, K).indices, engine.search(queries, K).indices
-    # Interleaved, so that a busy machine slows both alike.
-    timed = queries[:TIMED]
-    times = [
-        (seconds(lambda: exact.search(timed, K)), min(seconds(lambda: engine.search(timed, K)) for _ in "ab"))
-        for _ in range(2)
-    ]
-    batch = float(np.median([theirs / ours for theirs, ours in times]))
-    alone = [
-        (seconds(lambda q=query: exact.search(q, K)), seconds(lambda q=query: engine.search(q, K)))
-        for query in np.split(queries[:SINGLE], SINGLE)
-    ]
     size = file.stat().st_size if file.is_file() else 4 * descriptors.size
+    if name == CODES:
+        size = CODE_BYTES * len(descriptors)
     return {
         "references": len(descriptors),
         "dim": DIM,
@@ -112,10 +116,7 @@ def measure(folder: Path, name: str) -> dict[str, float | int | str]:
         "recall@10": float(np.mean([len(set(a) & set(b)) / K for a, b in zip(found, truth, strict=True)])),
         "R@1": float(np.mean(places[found[:, 0]] == answers)),
         "exact R@1": float(np.mean(places[truth[:, 0]] == answers)),
-        "speed in batches": batch,
-        "speed one by one": float(np.median([theirs / ours for theirs, ours in alone])),
-        "ms a query": 1000 * min(ours for _, ours in times) / TIMED,
-        "exact ms a query": 1000 * min(theirs for theirs, _ in times) / TIMED,
+        **(speeds(exact, engine, queries) if timed else dict.fromkeys(SPEEDS, "")),
         "bytes a reference": size / len(descriptors),
         "build or load s": opened,
         "loaded": int(there),
@@ -124,11 +125,31 @@ def measure(folder: Path, name: str) -> dict[str, float | int | str]:
     }
 
 
+SPEEDS = ("speed in batches", "speed one by one", "ms a query", "exact ms a query")
+
+
+def speeds(exact: Engine, engine: Engine, queries: NDArray[np.float32]) -> dict[str, float]:
+    """Interleaved, so that a busy machine slows both alike."""
+    many = queries[:TIMED]
+    times = [
+        (seconds(lambda: exact.search(many, K)), min(seconds(lambda: engine.search(many, K)) for _ in "ab"))
+        for _ in range(2)
+    ]
+    alone = [
+        (seconds(lambda q=query: exact.search(q, K)), seconds(lambda q=query: engine.search(q, K)))
+        for query in np.split(queries[:SINGLE], SINGLE)
+    ]
+    ratios = [float(np.median([theirs / ours for theirs, ours in pairs])) for pairs in (times, alone)]
+    each = [1000 * min(column) / TIMED for column in zip(*times, strict=True)]
+    return dict(zip(SPEEDS, (*ratios, each[1], each[0]), strict=True))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--references", type=int, default=100_000)
     parser.add_argument("--engines", nargs="+", default=["hnsw", "ivf-pq", "compact"], choices=ENGINES)
     parser.add_argument("--folder", type=Path, help="keep data and indices here, to go on another time")
+    parser.add_argument("--untimed", action="store_true", help="what is found alone, not how fast")
     parser.add_argument("--csv", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
@@ -139,7 +160,7 @@ def main() -> None:
         for name in options.engines:
             spawned = multiprocessing.get_context("spawn")
             with ProcessPoolExecutor(1, mp_context=spawned) as pool:
-                row = pool.submit(measure, folder, name).result()
+                row = pool.submit(measure, folder, name, not options.untimed).result()
             said = (f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items())
             print(", ".join(said), flush=True)
             if options.csv:
