@@ -29,7 +29,7 @@ from record import append_row
 DIM, QUERIES, TIMED, SINGLE, K = 512, 1000, 300, 5, 10
 STEP = 1 << 18  # descriptors encoded together
 SHARES = (0.35, 0.35, 0.3)  # of district, place and image in the energy of a descriptor
-CODES = "pq codes"  # those of a map with --storage pq, compared one and all
+CODES = "pq-codes"  # those of a map with --storage pq, compared one and all
 ENGINES = ("faiss-flat", "hnsw", "ivf-pq", "compact", CODES)
 
 
