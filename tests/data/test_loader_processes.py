@@ -250,16 +250,20 @@ def test_processes_end_with_a_parent_that_is_killed(paths: list[Path], tmp_path:
 
 def ended_by(end: signal.Signals, script: Path, text: str) -> str:
     """What a script with two workers writes to stderr when it ends that way."""
-    script.write_text(text)
+    # Started in the background, a shell has its children ignore Ctrl-C.
+    script.write_text("import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n" + text)
     with subprocess.Popen(
         [sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as parent:
         assert parent.stdout is not None
-        assert [parent.stdout.readline() for _ in range(2)] == ["once\n", "running\n"]
-        assert len(_children(of=parent.pid)) == 2
-        parent.send_signal(end)
-        # Its workers share its stderr: only when all have ended does it close.
-        out, errors = parent.communicate(timeout=20)
+        try:
+            assert [parent.stdout.readline() for _ in range(2)] == ["once\n", "running\n"]
+            assert len(_children(of=parent.pid)) == 2
+            parent.send_signal(end)
+            # Its workers share its stderr: only when all have ended does it close.
+            out, errors = parent.communicate(timeout=20)
+        finally:
+            parent.kill()  # or a failure would wait for it without end
     assert out == ""
     return errors
 
