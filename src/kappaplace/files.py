@@ -36,6 +36,15 @@ def reserve_array(file: Path, shape: tuple[int, ...], dtype: Any) -> None:
             os.posix_fallocate(stream.fileno(), 0, os.path.getsize(file))
 
 
+def not_written(file: Path, error: OSError) -> Exception:
+    """The disk's reason in one sentence; an error that is not the disk's (a broken download) as it is."""
+    if error.errno is None:
+        return error
+    return KappaPlaceError(
+        f"Cannot write {file}: {os.strerror(error.errno)}; what was there before is unchanged."
+    )
+
+
 def replace_file(file: Path, write: Callable[[Path], object], *, sync: bool = True) -> None:
     """Write beside the target, then swap: readers and killed processes never see half a file.
 
@@ -50,11 +59,7 @@ def replace_file(file: Path, write: Callable[[Path], object], *, sync: bool = Tr
                 os.fsync(stream.fileno())
         os.replace(part, file)
     except OSError as error:
-        if error.errno is None:  # not the disk's: a download that broke off inside `write`, say
-            raise
-        raise KappaPlaceError(
-            f"Cannot write {file}: {os.strerror(error.errno)}; what was there before is unchanged."
-        ) from None
+        raise not_written(file, error) from None
     finally:
         with suppress(OSError):  # where it could not be made there is nothing to remove
             part.unlink(missing_ok=True)

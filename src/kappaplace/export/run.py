@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from kappaplace.export.openvino_file import convert
 from kappaplace.export.parity import Gap, check, gaps
 from kappaplace.export.quantise import Quantised, check_images, quantise
 from kappaplace.export.torchscript_file import write_torchscript
-from kappaplace.files import make_folder, replace_file
+from kappaplace.files import make_folder, not_written, replace_file
 from kappaplace.models.backbones import backbone_spec
 from kappaplace.models.digest import sha256_of
 from kappaplace.models.exported import KAPPA, ExportRecord, load_exported
@@ -94,11 +93,7 @@ def export_model(
             made: list[Exported] = []
             replace_file(file, lambda part: made.append(job.finish(part, file, record)))
     except OSError as error:  # the graph and its parts are written before the file
-        if error.errno is None:
-            raise
-        raise KappaPlaceError(
-            f"Cannot write {file}: {os.strerror(error.errno)}; what was there before is unchanged."
-        ) from None
+        raise not_written(file, error) from None
     finally:
         model.train(was_training)
     return made[0]
