@@ -36,7 +36,7 @@ COMBINATIONS: dict[str, tuple[str, ...]] = {
     "logistic of cosine and margin": ("cosine", "margin"),
     "logistic baseline": DESCRIPTOR,
     "logistic baseline + κ": (*DESCRIPTOR, "log-kappa"),
-    "patches": ("patches",),
+    "logistic of patches": ("patches",),
     "patches + patch margin": PATCH,
     "patches + cosine + margin": (*PATCH, "cosine", "margin"),
     "patches + cosine + margin + κ": (*PATCH, "cosine", "margin", "log-kappa"),
