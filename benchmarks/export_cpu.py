@@ -6,8 +6,8 @@ Latency is of one image; every round times each form once, in turn, so that a bu
 and the ratio is that of the medians. "cpu" is processor time instead, which other programs hardly change: on
 a busy machine look at it, with OMP_NUM_THREADS=1. Quality is measured on SET, a folder that `kappaplace data
 import gt-json` reads; without it on a synthetic city. int8 takes its ranges from references; its quality is
-judged on queries against references. ResNet-50 starts from WEIGHTS (torchvision's names) with an untrained
-projection and head, or untrained altogether: speed is the same, and so is what rounding does to ranks.
+judged on queries against references. ResNet-50 starts from WEIGHTS, a file (torchvision's names; projection
+and head are then untrained, and κ hardly varies) or a model's folder; untrained without it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--models", nargs="+", default=list(LATENCY_SIZE), choices=list(LATENCY_SIZE))
     parser.add_argument("--forms", nargs="+", default=FORMS, choices=FORMS)
-    parser.add_argument("--resnet50", type=Path, help="a weights file; untrained without it")
+    parser.add_argument("--resnet50", type=Path, help="a weights file or a model's folder")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--no-speed", action="store_true")
@@ -75,7 +75,7 @@ def model_named(name: str, resnet50: Path | None) -> PlaceModel:
         model = load_model()
     elif resnet50 is not None:
         torch.manual_seed(0)
-        model = load_model(resnet50, backbone="resnet50_v1")
+        model = load_model(resnet50, backbone="resnet50_v1" if resnet50.is_file() else None)
     else:
         torch.manual_seed(0)
         model = PlaceModel.create("resnet50")

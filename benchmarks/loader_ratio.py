@@ -6,9 +6,9 @@ run in turn over the same JPEG files, and each round gives one ratio, so a busy 
     python benchmarks/loader_ratio.py --images 400 --workers 2 --least 0.85 --csv results/loader_ratio.csv
 
 With `--scaling`, instead: images a second with so many threads and so many processes, their start included,
-and what an image costs the main process in CPU time. With processes, that is what no further core can speed
-up; with threads, it is what holds the interpreter's lock (the same steps on a tiny image, where nothing
-else is left, and unpacking the pixels, which Pillow does under the lock).
+also where resizing is left to a GPU, and what an image costs the main process in CPU time. With processes,
+that is what no further core can speed up; with threads, it is what holds the interpreter's lock (the same
+steps on a tiny image, where nothing else is left, and unpacking the pixels, which Pillow does under it).
 
     python benchmarks/loader_ratio.py --scaling 1 2 4 8 16 --images 2048 --rounds 3 --csv FILE
 """
@@ -100,23 +100,31 @@ def scaling(args: argparse.Namespace) -> None:
         held = lock_held(paths[0], preprocessing)
         print(f"{args.images} JPEGs of {args.width}×{args.height} to {args.size}×{args.size}")
         print(f"an image holds the interpreter's lock for {held:.0f} µs where threads decode it")
-        print("workers  threads/s  processes/s  main process with processes, µs an image")
+        print("workers  threads/s  processes/s  not resized/s  main process with processes, µs an image")
         bare(paths, preprocessing, max(args.scaling))  # warm the file cache
         for workers in args.scaling:
+            left = args.height, args.width
             loaders = [
-                ImageLoader(paths, preprocessing, args.batch_size, workers=workers, processes=processes)
-                for processes in (False, True)
+                ImageLoader(paths, preprocessing, args.batch_size, workers=workers, **options)
+                for options in (
+                    {"processes": False},
+                    {"processes": True},
+                    {"processes": True, "unresized": left},
+                )
             ]
             rounds = []
             for _ in range(args.rounds):
                 threads = rate(partial(loaded, loaders[0]), args.images)
                 before = time.process_time()  # of this process, without its children
                 processes = rate(partial(loaded, loaders[1]), args.images)
-                rounds.append((threads, processes, (time.process_time() - before) / args.images * 1e6))
-            threads, processes, main = (statistics.median(column) for column in zip(*rounds, strict=True))
-            print(f"{workers:7d}  {threads:9.1f}  {processes:11.1f}  {main:10.0f}")
+                main = (time.process_time() - before) / args.images * 1e6
+                unresized = rate(partial(loaded, loaders[2]), args.images)
+                rounds.append((threads, processes, unresized, main))
+            threads, processes, unresized, main = map(statistics.median, zip(*rounds, strict=True))
+            print(f"{workers:7d}  {threads:9.1f}  {processes:11.1f}  {unresized:13.1f}  {main:10.0f}")
             facts = {"images": args.images, "workers": workers, "rounds": args.rounds}
             speeds = {"threads_images_per_s": threads, "processes_images_per_s": processes}
+            speeds["unresized_images_per_s"] = unresized
             costs = {"threads_lock_us": held, "processes_main_us": main}
             if args.csv:
                 append_row(args.csv, facts | speeds | {"ratio": processes / threads} | costs)

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from kappaplace.data import decode_processes, decode_worker
-from kappaplace.data.decode_worker import READY, mapped, pixels_at, receive, send, shared_memory
+from kappaplace.data.decode_worker import READY, Pass, mapped, pixels_at, receive, send, shared_memory
 from kappaplace.data.images import Preprocessing
 
 pytestmark = pytest.mark.skipif(not decode_processes.available(), reason="needs memory without a name")
@@ -36,8 +36,9 @@ def worker(preprocessing: Preprocessing, memory: list[int], parent: int) -> Iter
     thread = threading.Thread(target=decode_worker.main, args=[theirs.detach(), parent], daemon=True)
     thread.start()
     with ours:
+        ours.settimeout(20)
         assert receive(ours) == (READY, [])
-        send(ours, preprocessing.to_dict(), memory)
+        send(ours, Pass(preprocessing).to_dict(), memory)
         yield ours
     thread.join(10)
     assert not thread.is_alive()

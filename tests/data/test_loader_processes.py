@@ -220,6 +220,7 @@ def test_interrupted_in_a_script_without_a_guard(paths: list[Path], tmp_path: Pa
         signal.SIGINT,
         tmp_path / "unguarded.py",
         "import itertools\n"
+        "from kappaplace.data.decode_worker import Pass\n"
         "from kappaplace.data.images import Preprocessing\n"
         "from kappaplace.data.loader import ImageLoader\n"
         "print('once', flush=True)\n"
@@ -233,14 +234,35 @@ def test_interrupted_in_a_script_without_a_guard(paths: list[Path], tmp_path: Pa
     assert errors.endswith("KeyboardInterrupt\n")
 
 
+@pytest.mark.parametrize("processes", [False, True])
+@pytest.mark.parametrize("order", [range(12), [1, 2, 4, 5, 7, 8]])
+def test_images_of_one_size_may_stay_as_they_are(
+    paths: list[Path], processes: bool, order: list[int]
+) -> None:
+    (paths[5].parent / "broken.png").write_bytes(b"no image")
+    paths = [*paths, paths[5].parent / "broken.png"]
+    options: dict[str, Any] = {"workers": 2, "processes": processes, "on_error": "skip"}
+    found = ImageLoader(paths, SQUARE, 6, rows=[*order, 12], unresized=(20, 30), **options)
+    rows = []
+    for batch in found:
+        for row, image in zip(batch.rows, batch.images, strict=True):
+            whole = np.asarray(SQUARE.decoded(paths[row]))
+            expected = whole if whole.shape == (20, 30, 3) else np.asarray(SQUARE.image(paths[row]))
+            np.testing.assert_array_equal(image.permute(1, 2, 0), expected)
+            rows.append(int(row))
+    assert rows == list(order)
+    assert [skipped.row for skipped in found.skipped] == [12]
+
+
 def test_processes_end_with_a_parent_that_is_killed(paths: list[Path], tmp_path: Path) -> None:
     errors = ended_by(
         signal.SIGKILL,
         tmp_path / "unguarded.py",
         "from kappaplace.data.decode_processes import DecodeProcesses\n"
+        "from kappaplace.data.decode_worker import Pass\n"
         "from kappaplace.data.images import Preprocessing\n"
         "print('once', flush=True)\n"
-        "processes = DecodeProcesses.start(2, Preprocessing(), 1, 1)\n"
+        "processes = DecodeProcesses.start(2, Pass(Preprocessing()), 1, 1)\n"
         f"processes.submit([{str(paths[0])!r}], None, None).result()\n"
         "print('running', flush=True)\n"
         f"while True: processes.submit([{str(paths[0])!r}], None, None).result()\n",

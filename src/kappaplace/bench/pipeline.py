@@ -14,8 +14,9 @@ from kappaplace.bench.photos import write_photos
 from kappaplace.bench.rows import Row
 from kappaplace.bench.timing import interleaved, ratio
 from kappaplace.data.images import Preprocessing
-from kappaplace.data.loader import ImageLoader
+from kappaplace.data.resample import resized
 from kappaplace.models.embedding import embed_images
+from kappaplace.models.prepare import loader_for
 from kappaplace.models.transfer import Upload
 
 PART = "embedding"
@@ -37,8 +38,8 @@ def measure_pipeline(
     model = model.to(device).eval()
     height, width = preprocessing.fixed_size or (512, 512)
     batches = [batch_size] * (images // batch_size) + [images % batch_size] * (images % batch_size > 0)
-    blank = torch.randint(0, 256, (batch_size, height, width, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
-    ready = preprocessing.normalise(blank.to(device)).to(next(model.parameters()).dtype)
+    ready = preprocessing.normalise(_noise(batch_size, (height, width)).to(device))
+    ready = ready.to(next(model.parameters()).dtype)
     upload = Upload(device)
 
     @torch.inference_mode()
@@ -46,16 +47,20 @@ def measure_pipeline(
         for count in batches:
             model(ready[:count])
 
-    @torch.inference_mode()
-    def transfer() -> None:
-        for count in batches:
-            preprocessing.normalise(upload(blank[:count]))
-
     with tempfile.TemporaryDirectory() as folder:
         paths = write_photos(Path(folder), images, PHOTO)
+        left = loader_for(paths, preprocessing, batch_size, device).unresized
+        pixels = _noise(batch_size, left or (height, width))
 
         def decode() -> None:
-            assert sum(len(batch.rows) for batch in ImageLoader(paths, preprocessing, batch_size)) == images
+            loader = loader_for(paths, preprocessing, batch_size, device)
+            assert sum(len(batch.rows) for batch in loader) == images
+
+        @torch.inference_mode()
+        def transfer() -> None:
+            for count in batches:
+                moved = upload(pixels[:count])
+                preprocessing.normalise(moved if left is None else resized(moved, preprocessing))
 
         whole = partial(
             embed_images, model, preprocessing, [str(p) for p in paths], batch_size=batch_size, progress=False
@@ -80,10 +85,14 @@ def measure_pipeline(
             limit,
         )
     ]
-    for stage in ("decode", "transfer"):
-        what = f"{stage} alone"
+    what_of = {"decode": "decode alone", "transfer": f"transfer{' and resizing' * bool(left)} alone"}
+    for stage, what in what_of.items():
         share = ratio(taken["model"], taken[stage])
         rows.append(
             Row(PART, where, what, rate[stage], rate["model"], "images/s", "model alone", share, "higher")
         )
     return rows
+
+
+def _noise(count: int, size: tuple[int, int]) -> torch.Tensor:
+    return torch.randint(0, 256, (count, *size, 3), dtype=torch.uint8).permute(0, 3, 1, 2)

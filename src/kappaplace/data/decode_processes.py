@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from typing import NamedTuple
 
 from kappaplace.data.batch_memory import SharedBatches
-from kappaplace.data.decode_worker import READY, Answer, Task, layout, mapped, pixels_at, receive, send
+from kappaplace.data.decode_worker import READY, Answer, Pass, Task, layout, mapped, pixels_at, receive, send
 from kappaplace.data.images import Preprocessing
 from kappaplace.data.pixels import Pixels
 from kappaplace.errors import KappaPlaceError
@@ -65,18 +65,16 @@ class DecodeProcesses:
         self._collector.start()
 
     @classmethod
-    def start(
-        cls, count: int, preprocessing: Preprocessing, batches: int, batch_size: int
-    ) -> DecodeProcesses | None:
+    def start(cls, count: int, wanted: Pass, batches: int, batch_size: int) -> DecodeProcesses | None:
         """Processes of which one at least is ready; None, with a warning, where they cannot be started.
 
-        Where all images get one size, they share the memory of so many batches.
+        Where images are to have one size, they share the memory of so many batches.
         """
         made: DecodeProcesses | None = None
         try:
             home = os.getpid(), os.getcwd()
             made = _take_kept(count, home) or cls(_start_workers(count), home)
-            made._begin(preprocessing, batches, batch_size)
+            made._begin(wanted, batches, batch_size)
         except OSError as error:
             log.warning("Images are decoded in threads, for processes could not be started: %s.", error)
         except BaseException:
@@ -89,13 +87,13 @@ class DecodeProcesses:
             made.close()
         return None
 
-    def _begin(self, preprocessing: Preprocessing, batches: int, batch_size: int) -> None:
-        size = preprocessing.fixed_size
+    def _begin(self, wanted: Pass, batches: int, batch_size: int) -> None:
+        size = wanted.size
         self._batches = None if size is None else SharedBatches(batches, (batch_size, *size, 3))
         try:
             memory = [] if self._batches is None else [self._batches.descriptor]
             for worker in self._workers:
-                send(worker.link, preprocessing.to_dict(), memory)
+                send(worker.link, wanted.to_dict(), memory)
         finally:
             if self._batches is not None:
                 self._batches.close()
@@ -126,7 +124,7 @@ class DecodeProcesses:
 
     def _keep(self) -> bool:
         try:
-            self._begin(Preprocessing(), 0, 0)  # so that they let go of the memory
+            self._begin(Pass(Preprocessing()), 0, 0)  # so that they let go of the memory
         except OSError:
             return False
         with _keeping:
@@ -290,10 +288,8 @@ def _end(workers: list[_Worker], collector: threading.Thread | None = None) -> N
 
 
 def _found(job: _Job, answer: Answer, memory: list[int]) -> Found:
-    if job.out is not None:
-        return [None if size is None else job.out[i] for i, size in enumerate(answer)]
     if not memory:
-        return [None for _ in answer]
+        return [None if size is None or job.out is None else job.out[i] for i, size in enumerate(answer)]
     try:
         own = mapped(memory[0])
     finally:

@@ -3,9 +3,9 @@
 It is started as a program of its own, so the parent may hold threads, a GPU and any script, and it imports
 neither that script nor torch. It lives as long as the socket to its parent, and writes no file.
 
-Messages are JSON, one packet each. A pass begins with the settings of `Preprocessing` and, where all images
-have one size, the memory of the batches; then come tasks. A task without a place in that memory is answered
-with memory of its own. An image that cannot be read here is left to the parent.
+Messages are JSON, one packet each. A pass begins with a `Pass` and, where all images are to have one size,
+the memory of the batches; then come tasks. A task without a place in that memory, or with an image that
+does not fit into it, is answered with memory of its own. An image that cannot be read is left to the parent.
 """
 
 from __future__ import annotations
@@ -26,6 +26,27 @@ from kappaplace.data.pixels import Pixels, unpack
 MAX_MESSAGE = 192 * 1024  # below what a socket takes at once; a few paths need a hundredth
 READY = b"ready"
 _LOOK_AROUND_S = 5.0
+
+
+class Pass(NamedTuple):
+    """What is to be done with all images of a pass."""
+
+    preprocessing: Preprocessing
+    unresized: tuple[int, int] | None = None
+    """Images that are decoded to this (height, width) stay as they are."""
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """What images have in the memory of batches; None if it may be anything."""
+        return self.unresized or self.preprocessing.fixed_size
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"preprocessing": self.preprocessing.to_dict(), "unresized": self.unresized}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Pass:
+        left = values["unresized"]
+        return cls(Preprocessing.from_dict(values["preprocessing"]), left and (left[0], left[1]))
 
 
 class Task(NamedTuple):
@@ -73,7 +94,7 @@ def main(link_number: int, parent: int) -> None:
                 return
             message = json.loads(data)
             if isinstance(message, dict):
-                decoder = _Decoder(Preprocessing.from_dict(message), memory)
+                decoder = _Decoder(Pass.from_dict(message), memory)
             elif decoder is not None:
                 decoder.answer(link, Task(*message))
     except BrokenPipeError:  # nobody waits for it any more
@@ -81,31 +102,27 @@ def main(link_number: int, parent: int) -> None:
 
 
 class _Decoder:
-    def __init__(self, preprocessing: Preprocessing, memory: list[int]) -> None:
-        self.preprocessing = preprocessing
+    def __init__(self, wanted: Pass, memory: list[int]) -> None:
+        self.wanted = wanted
         self.batches = mapped(memory[0]) if memory else None
         for descriptor in memory:
             os.close(descriptor)
 
     def answer(self, link: socket.socket, task: Task) -> None:
-        if task.place is None or self.batches is None:
-            self._into_own(link, task.paths)
-        else:
-            send(link, self._into_batch(self.batches, task.paths, task.place))
-
-    def _into_batch(self, batches: mmap.mmap, paths: list[str], place: int) -> Answer:
-        height, width = self.preprocessing.fixed_size or (0, 0)
-        answer: Answer = []
-        for i, path in enumerate(paths):
-            image = self._image(path)
-            if image is not None:
-                unpack(image, pixels_at(batches, place + i * height * width * 3, (height, width)))
-            answer.append(None if image is None else (height, width))
-        return answer
-
-    def _into_own(self, link: socket.socket, paths: list[str]) -> None:
-        images = [self._image(path) for path in paths]
+        images = [self._image(path) for path in task.paths]
         answer: Answer = [None if image is None else (image.height, image.width) for image in images]
+        size = self.wanted.size
+        fits = size is not None and all(one in (None, size) for one in answer)
+        if task.place is None or self.batches is None or not fits:
+            self._into_own(link, images, answer)
+            return
+        assert size is not None
+        for i, image in enumerate(images):
+            if image is not None:
+                unpack(image, pixels_at(self.batches, task.place + i * size[0] * size[1] * 3, size))
+        send(link, answer)
+
+    def _into_own(self, link: socket.socket, images: list[Image.Image | None], answer: Answer) -> None:
         places, total = layout(answer)
         if not total:
             send(link, answer)
@@ -122,7 +139,7 @@ class _Decoder:
 
     def _image(self, path: str) -> Image.Image | None:
         try:
-            return self.preprocessing.image(path)
+            return self.wanted.preprocessing.image(path, self.wanted.unresized)
         except Exception:
             # The parent tries it again: its Pillow may know more, and the error is then its own.
             return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -181,6 +181,20 @@ def _from_array(array: NDArray[Any], max_pixels: int) -> Image.Image:
     return Image.fromarray(np.ascontiguousarray(array))
 
 
+Box = tuple[float, float, float, float]
+"""Left, top, right, bottom of a part of an image."""
+
+
+class Resize(NamedTuple):
+    """From one size to another, both (height, width)."""
+
+    before: tuple[int, int]
+    after: tuple[int, int]
+    interpolation: Interpolation
+    box: Box | None = None
+    """The part that is taken; all by default."""
+
+
 @dataclass(frozen=True)
 class Preprocessing:
     """How an image becomes model input; stored with every model, so both always agree.
@@ -245,14 +259,27 @@ class Preprocessing:
         m = self.multiple
         return max(m, round(height / m) * m), max(m, round(width / m) * m)
 
-    def image(self, source: Source) -> Image.Image:
-        """The decoded image at its output size, RGB."""
-        picture = decode(source, target=None if self.mode == "none" else self._pair())
-        height, width = self.output_size(picture.height, picture.width)
-        if (picture.height, picture.width) == (height, width):
+    def image(self, source: Source, unresized: tuple[int, int] | None = None) -> Image.Image:
+        """The decoded image at its output size, RGB; one of the (height, width) `unresized` stays."""
+        picture = self.decoded(source)
+        return picture if (picture.height, picture.width) == unresized else self.resized(picture)
+
+    def decoded(self, source: Source) -> Image.Image:
+        """The image before it is resized; a large JPEG comes at a half, a quarter or an eighth (`decode`)."""
+        return decode(source, target=None if self.mode == "none" else self._pair())
+
+    def resized(self, picture: Image.Image) -> Image.Image:
+        """What was decoded, at its output size."""
+        how = self.resizing(picture.height, picture.width)
+        if how.before == how.after:
             return picture
-        box = _centre_box(picture, height, width) if self.mode == "crop" else None
-        return picture.resize((width, height), _RESAMPLING[self.interpolation], box=box)
+        return picture.resize(how.after[::-1], _RESAMPLING[how.interpolation], box=how.box)
+
+    def resizing(self, height: int, width: int) -> Resize:
+        """What `resized` does to a decoded image of this size."""
+        after = self.output_size(height, width)
+        box = _centre_box((height, width), after) if self.mode == "crop" else None
+        return Resize((height, width), after, self.interpolation, box)
 
     def to_uint8(self, source: Source) -> torch.Tensor:
         """uint8 3×H×W, before normalisation: a view of H×W×3 memory, so no pixel is moved."""
@@ -280,15 +307,16 @@ class Preprocessing:
         return (self.size, self.size) if isinstance(self.size, int) else self.size
 
 
-def _centre_box(picture: Image.Image, height: int, width: int) -> tuple[float, float, float, float]:
+def _centre_box(before: tuple[int, int], after: tuple[int, int]) -> Box:
     """The largest centred part with the aspect of the output: cutting before resizing saves work."""
-    scale = min(picture.width / width, picture.height / height)
-    left, top = (picture.width - width * scale) / 2, (picture.height - height * scale) / 2
+    scale = min(old / new for old, new in zip(before, after, strict=True))
+    down, right = (new * scale for new in after)
+    top, left = (before[0] - down) / 2, (before[1] - right) / 2
     return (
         max(left, 0),
         max(top, 0),
-        min(left + width * scale, picture.width),
-        min(top + height * scale, picture.height),
+        min(left + right, before[1]),
+        min(top + down, before[0]),
     )
 
 

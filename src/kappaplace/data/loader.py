@@ -19,6 +19,7 @@ from kappaplace.data import decode_processes
 from kappaplace.data.batch_memory import Spares
 from kappaplace.data.decode_crews import Crew, Processes, Result, Results, Threads
 from kappaplace.data.decode_processes import DecodeProcesses
+from kappaplace.data.decode_worker import Pass
 from kappaplace.data.images import Preprocessing, Source
 from kappaplace.data.pixels import Pixels, unpack
 from kappaplace.errors import KappaPlaceError
@@ -61,6 +62,9 @@ class ImageLoader:
     than `FEW_IMAGES` files are to be read, in processes of their own (Linux). `processes` says which, True or
     False. Pixels and errors are the same. 0 workers: decoding happens when a batch is asked for.
 
+    Images that are decoded to the (height, width) `unresized` stay as they are, to be resized on the device
+    that embeds them (`data/resample.py`).
+
     With `on_error="skip"` an unreadable image is left out, logged and listed in `skipped` once, and not
     tried again; with "raise" the first one ends the pass with its error.
     """
@@ -77,6 +81,7 @@ class ImageLoader:
         prefetch: int = 2,
         normalise: bool = False,
         on_error: Literal["raise", "skip"] = "raise",
+        unresized: tuple[int, int] | None = None,
     ) -> None:
         if batch_size < 1 or prefetch < 1 or (workers is not None and workers < 0):
             got = f"got {batch_size}, {prefetch} and {workers}"
@@ -93,6 +98,7 @@ class ImageLoader:
         self.prefetch = prefetch
         self.normalise = normalise
         self.on_error = on_error
+        self.unresized = unresized
         self.skipped: list[Skipped] = []
         self._unreadable: set[int] = set()
         # In use at a time: those under way, the one just yielded and the one before it.
@@ -101,7 +107,8 @@ class ImageLoader:
     def __iter__(self) -> Iterator[Batch]:
         for block in self._blocks():
             images = list(self._readable(block.rows, self._results(block)))
-            if images and block.buffer is not None and len(images) == len(block.buffer):
+            if images and _in_place(images, block.buffer):
+                assert block.buffer is not None
                 yield self._batch(block.rows, block.buffer)
                 continue
             for _, run in groupby(images, key=lambda pair: pair[1].shape):
@@ -151,7 +158,8 @@ class ImageLoader:
             most = self._count()
             size = self.batch_size if most is None else min(self.batch_size, most)
             # One more than in threads, for a consumer that looks back; untouched memory costs nothing.
-            started = DecodeProcesses.start(count, self.preprocessing, self.prefetch + 3, size)
+            wanted = Pass(self.preprocessing, self.unresized)
+            started = DecodeProcesses.start(count, wanted, self.prefetch + 3, size)
             if started is not None:
                 return Processes(count, started, self.paths)
         return Threads(self.workers, self._spares, self._load)
@@ -180,7 +188,7 @@ class ImageLoader:
 
     def _start(self, rows: list[int], crew: Crew) -> _Block:
         rows = [row for row in rows if row not in self._unreadable]
-        size = self.preprocessing.fixed_size
+        size = Pass(self.preprocessing, self.unresized).size
         # With one size for all, pixels go straight into the batch: no second copy, no memory in between.
         buffer, place = (None, None) if size is None else crew.room((len(rows), *size, 3))
         # A task is a few images: handing over single ones costs some percent in threads waking each other.
@@ -197,11 +205,12 @@ class ImageLoader:
         results: list[Result] = []
         for i, row in enumerate(rows):
             try:
-                image = self.preprocessing.image(self.paths[row])
+                image = self.preprocessing.image(self.paths[row], self.unresized)
             except KappaPlaceError as error:
                 results.append(error)
             else:
-                results.append(np.asarray(image) if out is None else unpack(image, out[i]))
+                fits = out is not None and (image.height, image.width) == out.shape[1:3]
+                results.append(unpack(image, out[i]) if fits and out is not None else np.asarray(image))
         return results
 
     def _readable(self, rows: list[int], results: list[Result]) -> Iterator[tuple[int, Pixels]]:
@@ -230,6 +239,15 @@ class _Block(NamedTuple):
     rows: list[int]
     buffer: Pixels | None
     futures: list[Future[Results]]
+
+
+def _in_place(images: list[tuple[int, Pixels]], buffer: Pixels | None) -> bool:
+    """Whether all images of a batch lie in its memory already."""
+    return (
+        buffer is not None
+        and len(images) == len(buffer)
+        and all(np.may_share_memory(pixels, buffer) for _, pixels in images)
+    )
 
 
 def default_workers() -> int:

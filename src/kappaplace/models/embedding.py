@@ -12,9 +12,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from kappaplace.data.images import Preprocessing, Source
-from kappaplace.data.loader import ImageLoader
 from kappaplace.errors import KappaPlaceError
-from kappaplace.models.transfer import Download, Upload, one_ahead
+from kappaplace.models.prepare import prepared
+from kappaplace.models.transfer import Download, one_ahead
 from kappaplace.progress import track
 from kappaplace.types import Embeddings
 
@@ -81,13 +81,11 @@ def embed_images(
     weight = next(model.parameters())
     was_training = model.training
     model.eval()
-    upload = Upload(weight.device)
     parts: list[Embeddings] = []
 
     def computed() -> Iterator[Download]:
-        for batch in ImageLoader(sources, preprocessing, batch_size):
-            made = model(preprocessing.normalise(upload(batch.images)).to(weight.dtype))
-            yield Download([None if x is None else x.float() for x in made])
+        for batch in prepared(sources, preprocessing, batch_size, weight):
+            yield Download([None if x is None else x.float() for x in model(batch)])
 
     try:
         with track("Embedding", len(sources)) if progress else nullcontext(None) as bar:
@@ -114,12 +112,10 @@ def embed_patches(
     was_training = model.training
     model.eval()
     sources = as_sources(images)
-    maps: list[Tensor] = [torch.empty(0)] * len(sources)
+    maps: list[Tensor] = []
     try:
-        for batch in ImageLoader(sources, preprocessing, batch_size):
-            pixels = preprocessing.normalise(batch.images.to(weight.device)).to(weight.dtype)
-            for row, one in zip(batch.rows, model.patch_maps(pixels).half(), strict=True):  # type: ignore[operator]
-                maps[int(row)] = one
+        for batch in prepared(sources, preprocessing, batch_size, weight):
+            maps.extend(model.patch_maps(batch).half())  # type: ignore[operator]
     finally:
         model.train(was_training)
     if len({one.shape for one in maps}) > 1:
