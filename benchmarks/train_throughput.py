@@ -6,22 +6,14 @@ python benchmarks/train_throughput.py [--backbone resnet50] [--size 512] [--batc
 from __future__ import annotations
 
 import argparse
-import tempfile
-import time
 from pathlib import Path
 
-import numpy as np
 import torch
 
-from kappaplace.training.assembly import Assembly
-from kappaplace.training.engine import Engine
-from kappaplace.training.recipes import recipe_named, settings_for
-from kappaplace.training.start import starting_model
-from kappaplace.training.training_set import TrainingSet
+from kappaplace.bench.steps import noise, step_rate
+from kappaplace.bench.training import FAST, PLAIN
 from record import append_row
 
-PLAIN = ["run.precision=fp32", "run.channels_last=false", "run.compile=false"]
-OURS = ["run.precision=bf16", "run.channels_last=true", "run.compile=true"]
 BARE = [
     "augment.brightness=0",
     "augment.contrast=0",
@@ -29,61 +21,25 @@ BARE = [
     "augment.hue=0",
     "augment.scale=1",
 ]
-WARM_UP = 5
-
-
-def rate(options: list[str], data: TrainingSet, batch: int, steps: int) -> float:
-    """Images per second of the training steps that `kappaplace train kappa-jt` makes."""
-    settings = settings_for("kappa-jt", "", options)
-    recipe = recipe_named("kappa-jt")
-    with tempfile.TemporaryDirectory() as folder:
-        engine = Engine.create(settings.run, "", Path(folder))
-        model = starting_model(settings, recipe)
-        loop = Assembly(settings, recipe, data, Path(folder), None, model, engine, print).loop()
-        model.train()
-        loop.steps.run(0, 0, WARM_UP)
-        wait()
-        start = time.perf_counter()
-        loop.steps.run(0, WARM_UP, WARM_UP + steps)
-        wait()
-        return steps * batch / (time.perf_counter() - start)
-
-
-def wait() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--backbone", default="resnet50")
     parser.add_argument("--size", type=int, default=512)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--csv", type=Path)
     arguments = parser.parse_args()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    count = 4 * arguments.batch
-    images = torch.randint(
-        0, 256, (count, 3, arguments.size, arguments.size), dtype=torch.uint8, device=device
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    data = noise(4 * arguments.batch, arguments.size, device)
+    model = f"model.backbone={arguments.backbone}"
+    plain, bare, full = (
+        step_rate([model, *options], data, arguments.batch, arguments.steps)
+        for options in ([*PLAIN, *BARE], [*FAST, *BARE], FAST)
     )
-    positions = np.stack([np.arange(count) // 4 * 10.0 + 5, np.full(count, 5.0)], 1)
-    data = TrainingSet(images, positions)
-    common = [
-        f"model.backbone={arguments.backbone}",
-        "model.pretrained=false",
-        f"model.size={arguments.size}",
-        f"optimiser.batch_size={arguments.batch}",
-        f"optimiser.iterations={WARM_UP + arguments.steps}",
-        "classes.min_images=4",
-        "classes.groups_per_axis=1",
-        "run.trackers=[]",
-    ]
-    plain = rate([*common, *PLAIN, *BARE], data, arguments.batch, arguments.steps)
-    bare = rate([*common, *OURS, *BARE], data, arguments.batch, arguments.steps)
-    full = rate([*common, *OURS], data, arguments.batch, arguments.steps)
     row: dict[str, float | int | str] = {
-        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
         "backbone": arguments.backbone,
         "size": arguments.size,
         "batch": arguments.batch,

@@ -14,6 +14,7 @@ from kappaplace.bench.metrics import agree
 from kappaplace.bench.overhead import Setting, measure_overhead, models
 from kappaplace.bench.pipeline import measure_pipeline
 from kappaplace.bench.search import measure_search
+from kappaplace.bench.steps import measure_steps
 from kappaplace.bench.training import measure_training
 from kappaplace.data.images import Preprocessing
 from kappaplace.models.place_model import PlaceModel
@@ -83,6 +84,12 @@ def test_loops_and_metrics_agree() -> None:
     for task in METRICS:
         if task.name != "smooth ECE":
             agree(task.name, task.ours(data), task.loop(data), task.tolerance)
+
+
+def test_joint_training_is_timed_by_its_steps() -> None:
+    (row,) = measure_steps(CPU, batch=4, steps=2)
+    assert row.ours > 0
+    assert row.ratio == pytest.approx(row.ours / row.peer)
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from kappaplace.bench.plots import growth_figure
 from kappaplace.bench.record import cores, dated, write_rows
 from kappaplace.bench.rows import Row
 from kappaplace.bench.search import measure_search
+from kappaplace.bench.steps import measure_steps
 from kappaplace.bench.training import measure_training
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
@@ -109,6 +110,8 @@ def _metrics(plan: Plan, bench: Bench) -> None:
 
 def _training(plan: Plan, bench: Bench) -> None:
     bench.rows += measure_training(plan.device, images=256 if plan.quick else 512, epochs=4)
+    steps = {"batch": 128, "steps": 20} if plan.on_gpu else {"batch": 32, "steps": 10 if plan.quick else 40}
+    bench.rows += measure_steps(plan.device, **steps)
 
 
 def _growth(plan: Plan, bench: Bench) -> None:
