@@ -73,7 +73,7 @@ def test_a_page_to_label(kappaplace, built, drive, tmp_path):  # noqa: F811
     assert "no two show one place" not in said
     assert f"Open {page}" in said
     assert page.read_text().count("data:image/jpeg") == 14
-    assert (tmp_path / "l.csv").read_text().count("\n") == 10 + 1 + 7
+    assert (tmp_path / "l.csv").read_text().count("\n") == 11 + 1 + 7
 
 
 def test_monitor_over_several_calls(kappaplace, built, drive, town_folder, tmp_path, monkeypatch):  # noqa: F811

@@ -1,4 +1,4 @@
-"""Every tutorial from its first block to its last, as it stands, in a folder with photos.
+"""Every tutorial from its first block to its last, as it stands but for the port, in a folder with photos.
 
 A ``text`` block right after one that ran is what that prints; … stands for anything.
 """
@@ -11,6 +11,7 @@ import io
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,8 @@ from tests.docs.photos import write_photos
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 _BLOCK = re.compile(r"^```(bash|python|text)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 CHECKER = doctest.OutputChecker()
+PORT = "8642"
+"""Of the service, in the pages; here a free one takes its place, for another test may have that."""
 LOOSE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -45,6 +48,7 @@ def test_a_tutorial_runs(
     monkeypatch.setenv("KAPPAPLACE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     known: dict[str, object] = {"__name__": "tutorial"}
+    port = _free_port()
     printed, ran = "", 0
     for language, block in _BLOCK.findall(tutorial.read_text(encoding="utf-8")):
         if language == "text":
@@ -53,9 +57,16 @@ def test_a_tutorial_runs(
                 assert CHECKER.check_output(wanted, printed, LOOSE), f"wanted:\n{block}\ngot:\n{printed}"
             printed = ""
             continue
+        block = block.replace(PORT, port)
         printed = _bash(block) if language == "bash" else _python(block, tutorial, known)
         ran += 1
     assert ran >= 3
+
+
+def _free_port() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
 
 
 def _bash(block: str) -> str:

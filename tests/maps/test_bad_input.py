@@ -162,6 +162,12 @@ def test_nothing_is_removed_before_its_replacement_is_there(town, town_map, tmp_
     assert list(again.store.names()) == town.references.paths.tolist()
 
 
+def test_a_layout_without_a_folder_is_told(town, town_map):
+    for given in (town, town.image_paths()[:2], town.image_path(0)):
+        with pytest.raises(KappaPlaceError, match=r"layout \(at-names\) is that of a folder"):
+            town_map.add(given, layout="at-names")
+
+
 def test_positions_that_are_not_numbers(town, tiny, tmp_path):
     """NaN for both is an image without a position; anything else is refused before a map is made."""
     rows, file = town.reference_rows[:4], tmp_path / "poses.csv"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.evaluation.cache import model_fingerprint
 from kappaplace.maps import PlaceMap
 from kappaplace.maps.borrowed import ACCEPT_RISK, MODEL, REJECT_RISK, read_shipped
+from kappaplace.maps.label_pairs import open_sheet
+from kappaplace.maps.label_sample import Sample
 from kappaplace.maps.localize import NOT_CALIBRATED, PRIOR
 from kappaplace.models import shipped
 from kappaplace.models.checkpoint import save_model
@@ -50,6 +53,25 @@ def ship(folder: Path, model, calibration: Calibration | None) -> str:
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(shipped, "FOLDER", tmp_path / "shipped")
     return tmp_path / "shipped"
+
+
+def test_labels_follow_what_a_borrowed_calibration_compares(home, tiny, town, queries, tmp_path):
+    made = made_up(("cosine", "margin", "patches"), facts={"verify": 3})
+    ship(home, tiny, made)
+    town_map = PlaceMap.build(town, tmp_path / "m")
+    sample = Sample(tuple(town.paths[town.query_rows].tolist()), str(town.root), 0, 12, 12, "25 m")
+    sheet = open_sheet(town_map, sample, tmp_path / "labels.csv")
+    assert sheet.sampling.verify == 3
+    answers = town_map.localize(queries, k=1, verify=3)
+    assert [row.match for row in sheet.rows] == [answer.matches[0].name for answer in answers]
+    assert town_map.localize(queries[0], verify=2).probability is None  # not what was lent
+    shutil.move(town.root, tmp_path / "away")
+    try:
+        kept = [str(tmp_path / "away" / Path(query).name) for query in queries]
+        sample = replace(sample, names=tuple(Path(query).name for query in kept), root=str(tmp_path / "away"))
+        assert open_sheet(town_map, sample, tmp_path / "others.csv").sampling.verify == 0
+    finally:
+        shutil.move(tmp_path / "away", town.root)
 
 
 def test_a_map_of_our_model_answers_with_probabilities_at_once(home, tiny, town, queries, tmp_path):

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import re
+import shutil
 import signal
 import time
 from dataclasses import replace
@@ -25,6 +26,7 @@ from kappaplace.maps.calibrate import Terms
 from kappaplace.maps.database import collection_name
 from kappaplace.maps.localization import Localization
 from kappaplace.maps.self_calibrate import self_calibrate_map
+from kappaplace.maps.writer import writer_of
 from kappaplace.models.checkpoint import save_model
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.retrieval.engines.records import References
@@ -238,6 +240,39 @@ def test_the_command_asks_a_database(database, town_map, tiny, queries, monkeypa
     assert not stop.value.code
     answer = json.loads(capsys.readouterr().out)
     assert answer["matches"][0]["name"] == town_map.localize(queries[0]).matches[0].name
+
+
+def give_kappa(folder: Path, kappa: float) -> None:
+    """Another κ for every reference in one swap, as `map fit` does it."""
+    with writer_of(folder) as writer:
+        changed = [
+            writer.adopt(folder, each, {"kappa": np.full(each.count, kappa, np.float32)})
+            for each in writer.manifest.segments
+        ]
+        writer.commit(segments=tuple(changed))
+        writer.clean()
+
+
+@pytest.mark.slow
+def test_a_database_with_another_kappa_is_filled_anew_or_refused(database, town_map, tiny, queries):
+    there = PlaceMap.open(town_map.folder, tiny, **database)
+    there.localize(queries[0])
+    copied = shutil.copytree(town_map.folder, town_map.folder.parent / "copied.map")
+    give_kappa(town_map.folder, 7.0)
+    there.refresh()
+    town_map.refresh()
+    assert_same_answers(there.localize(queries), town_map.localize(queries))
+    assert {match.kappa for match in there.localize(queries[0]).matches} == {7.0}
+    assert set(there.gatherer.search.engine.fetch(np.arange(56)).kappa) == {7.0}
+    there.close()
+    # The copy has a note that says that all is there, and so it was.
+    with pytest.raises(
+        KappaPlaceError, match=r"no longer holds what the map .*copied.map put there.*--collection"
+    ):
+        PlaceMap.open(copied, tiny, **database).localize(queries[0])
+    mine = PlaceMap.open(copied, tiny, **database, replace=True)
+    assert_same_answers(mine.localize(queries), PlaceMap.open(copied, tiny).localize(queries))
+    mine.close()
 
 
 def test_names_of_collections() -> None:

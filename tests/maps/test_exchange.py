@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps import PlaceMap
+from kappaplace.maps import PlaceMap, exchange, manifest
 from kappaplace.maps.answers import read_pairs, write_csv, write_pairs
 from kappaplace.maps.exchange import export_map, import_map
+from kappaplace.maps.manifest import read_manifest
 from kappaplace.maps.page import write_page
+from kappaplace.maps.writer import writer_of
+from kappaplace.models.place_model import PlaceModel
 from tests.maps.fakes import assert_same
 
 
@@ -37,6 +41,37 @@ def test_there_and_back(town, tiny, queries, tmp_path, suffix, storage):
     assert back.build(town, tmp_path / "back", tiny, storage=storage, thumbnails=True).report.already == 55
     with pytest.raises(KappaPlaceError, match="is there already"):
         import_map(file, tmp_path / "back")
+
+
+def test_an_imported_map_keeps_its_model_whatever_becomes_of_the_other(town_map, tiny, queries, tmp_path):
+    file = export_map(town_map.store, tmp_path / "town.npz")
+    import_map(file, tmp_path / "back")
+    town_map.reembed(PlaceModel.create("resnet_tiny", dim=16, preprocessing=tiny.preprocessing).eval())
+    assert PlaceMap.open(tmp_path / "back").localize(queries[0]).matches
+
+
+@pytest.mark.parametrize("said", [None, 1, 2, 3])
+def test_a_calibration_is_imported_where_it_was_fitted_to_these_signals(
+    town_map, tmp_path, monkeypatch, said
+):
+    record = {"origin": "somewhere", "references": 56, "calibration": {}}
+    with writer_of(town_map.folder) as writer:
+        writer.commit(calibration=record)
+    town_map.refresh()
+    facts = exchange._facts(town_map.store)
+    assert facts["protocol"] == 1
+    facts = {key: value for key, value in facts.items() if key != "protocol"}
+    told = facts if said is None else facts | {"protocol": said}
+    monkeypatch.setattr(exchange, "_facts", lambda store: told)
+    file = export_map(town_map.store, tmp_path / "town.parquet")
+    monkeypatch.setattr(manifest, "PROTOCOL", 2)
+    if said == 3:
+        with pytest.raises(KappaPlaceError, match=r"town.parquet was written by .*newer.*upgrade kappaplace"):
+            import_map(file, tmp_path / "back")
+        assert not (tmp_path / "back").exists()
+    else:
+        import_map(file, tmp_path / "back")
+        assert read_manifest(tmp_path / "back").calibration == (record if said == 2 else None)
 
 
 def test_descriptors_from_elsewhere(tiny, pictures, tmp_path):
@@ -99,6 +134,9 @@ def test_answers_as_files(town_map, queries, tmp_path):
     spaced = town_map.localize_embeddings(town_map.embed(queries[:1]), ["a b.png"], 1)
     with pytest.raises(KappaPlaceError, match=r"'a b.png' holds one"):
         write_pairs(spaced, tmp_path / "pairs.txt")
+    raw = replace(answers[0], query="caf\udce9.png")  # a name in bytes that are no UTF-8
+    assert read_pairs(write_pairs([raw], tmp_path / "raw.txt"))[0][0] == raw.query
+    assert (tmp_path / "raw.txt").read_bytes().startswith(b"caf\xe9.png ")
     write_page(town_map.store, answers, tmp_path / "many.html")
     write_page(town_map.store, answers[:1], tmp_path / "one.html")
     for name, pictures in (("many.html", 1 + 3 * 3), ("one.html", 1 + 3)):

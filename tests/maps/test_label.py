@@ -192,7 +192,7 @@ def test_what_is_no_random_sample_is_told(sheet):
         ("order,query,match,label\none,q,r,yes\n", "not a whole number"),
         ("order,query,match,label\n1,q,r,yes\n1,p,r,yes\n", "order 1 comes twice"),
         ("order,query,match,label\n1,q,r,yes\n2,q,r,no\n", "query 'q' comes twice"),
-        ("# kappaplace-labels: 2\norder,query,match,label\n", "format 2"),
+        ("# kappaplace-labels: 3\norder,query,match,label\n", "format 3"),
         ("# kappaplace-labels: 1\n# seed: 0\norder,query,match,label\n", "damaged"),
     ],
 )

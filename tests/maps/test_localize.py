@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import PlaceMap, searching
 from kappaplace.maps.localization import fused_pose
 from kappaplace.maps.localize import _reranked
+from kappaplace.maps.self_calibrate import self_calibrate_map
 from kappaplace.maps.signals import QUERY_SIGNALS, query_features
 from kappaplace.retrieval.engines import choose, faiss_engine
 from kappaplace.retrieval.exact import search
@@ -150,6 +152,30 @@ def test_the_spatial_prior_is_brute_force_within_the_circle(town, town_map, quer
     answers = town_map.localize(queries, k=6, near=(tuple(centre), radius))
     for row, answer in enumerate(answers):
         assert [m.reference for m in answer.matches] == inside[order[row, :6]].tolist()
+
+
+@pytest.mark.parametrize("posed", [True, False])
+def test_a_map_of_one_reference(town, tiny, queries, tmp_path, posed):
+    """Fewer than are asked for or compared, none near, then none at all."""
+    one = town.select(town.reference_rows[:1])
+    if not posed:
+        one = replace(one, positions=np.full((1, 2), np.nan))
+    made = PlaceMap.build(one, tmp_path / "one", tiny)
+    for verify in (0, 10):
+        answer = made.localize(queries[0], k=20, verify=verify)
+        assert [match.name for match in answer.matches] == ["000.png"]
+        assert (answer.pose is not None) == posed
+        assert answer.sentence.startswith("Best match 000.png")
+    assert made.localize(queries[0], verify=10, near=((0.0, 0.0), 1.0)).matches == ()
+    with pytest.raises(KappaPlaceError, match=r"too small|cannot tell"):
+        self_calibrate_map(made)
+    made.remove(["000.png"])
+    with pytest.raises(KappaPlaceError, match="is empty"):
+        made.localize(queries[0])
+
+
+def test_an_iterator_is_a_list_of_images(town_map, queries):
+    assert [answer.query for answer in town_map.localize(iter(queries[:1]))] == queries[:1]
 
 
 def test_nothing_near(town_map, queries):

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps import PlaceMap, verify
-from kappaplace.maps.manifest import read_manifest
+from kappaplace.maps import PlaceMap, manifest, notes, verify
+from kappaplace.maps.manifest import PROTOCOL, read_manifest
 from kappaplace.maps.segments import Segment, StaleMap
+from kappaplace.maps.writer import writer_of
 from kappaplace.models.embedding import embed_images
+from kappaplace.models.place_model import PlaceModel
 from tests.maps.fakes import Counting
 
 
@@ -178,12 +181,84 @@ def test_bad_manifests_are_told(town_map, tmp_path):
     file = town_map.folder / "manifest.json"
     values = json.loads(file.read_text())
     file.write_text(json.dumps(values | {"format": 99, "kappaplace": "9.0"}))
-    with pytest.raises(KappaPlaceError, match=r"kappaplace 9.0, which is newer"):
+    with pytest.raises(KappaPlaceError, match=r"kappaplace 9.0, which is newer: its format is 99.*upgrade"):
         read_manifest(town_map.folder)
     for broken in ("{", "[]", json.dumps({"format": 1}), json.dumps(values | {"segments": 3})):
         file.write_text(broken)
         with pytest.raises(KappaPlaceError, match="is damaged"):
             read_manifest(town_map.folder)
+
+
+def test_a_map_of_a_newer_protocol_is_refused(town_map, queries):
+    file = town_map.folder / "manifest.json"
+    newer = json.loads(file.read_text()) | {"protocol": PROTOCOL + 1, "kappaplace": "9.0"}
+    file.write_text(json.dumps(newer))
+    before = file.read_bytes()
+    said = rf"town.map was written by kappaplace 9.0.*protocol is {PROTOCOL + 1}, this version knows.*upgrade"
+    for ask in (
+        lambda: PlaceMap.open(town_map.folder),
+        lambda: town_map.refresh(),
+        lambda: town_map.compact(),
+        lambda: town_map.remove(["000.png"]),
+    ):
+        with pytest.raises(KappaPlaceError, match=said):
+            ask()
+    assert file.read_bytes() == before
+    for wrong in ("2", None, 1.5, -1):
+        file.write_text(json.dumps(newer | {"protocol": wrong}))
+        with pytest.raises(KappaPlaceError, match="is damaged"):
+            PlaceMap.open(town_map.folder)
+
+
+def test_a_map_of_an_older_protocol_opens_without_its_calibration(town_map, queries, monkeypatch):
+    record = {"origin": "somewhere", "references": 56, "calibration": {}}
+    with writer_of(town_map.folder) as writer:
+        writer.commit(calibration=record)
+    assert read_manifest(town_map.folder).calibration == record
+    for module in (manifest, notes):
+        monkeypatch.setattr(module, "PROTOCOL", PROTOCOL + 1)
+    older = PlaceMap.open(town_map.folder)
+    assert older.calibration is None
+    answer = older.localize(queries[0])
+    assert answer.matches
+    assert answer.probability is None
+    assert any("protocol 1, now it is 2" in note and "calibrate again" in note for note in answer.notes)
+    older.remove(["000.png"])  # whoever writes writes as this version does
+    values = json.loads((town_map.folder / "manifest.json").read_text())
+    assert (values["protocol"], values["calibration"]) == (PROTOCOL + 1, None)
+    assert older.notes() == []
+
+
+def test_a_model_that_the_map_no_longer_uses_goes(town_map, tiny, queries, town):
+    (first,) = town_map.folder.glob("model-*")
+    mine = town_map.folder / "model-mine"  # not a name of ours
+    mine.mkdir()
+    late, other = PlaceMap.open(town_map.folder), PlaceModel.create("resnet_tiny", dim=16).eval()
+    other.preprocessing = tiny.preprocessing
+    town_map.reembed(other)
+    assert not first.exists()
+    assert mine.exists()
+    (second,) = set(town_map.folder.glob("model-*")) - {mine}
+    assert town_map.manifest.model.source == f"./{second.name}"
+    assert town_map.verify() == []
+    # Opened before, and its model never loaded: it looks again, as after compacting.
+    assert late.localize(queries[0]).matches[0].name == town_map.localize(queries[0]).matches[0].name
+    assert late.manifest.model.dim == 16
+    stale = PlaceMap.open(town_map.folder)
+    shutil.rmtree(second)
+    with pytest.raises(KappaPlaceError, match="cannot be loaded"):  # lost, and nothing new in its place
+        stale.localize(queries[0])
+
+
+def test_a_model_left_by_a_killed_reembedding_goes_and_one_named_by_its_path_stays(town_map):
+    (kept,) = town_map.folder.glob("model-*")
+    left = town_map.folder / "model-0123456789ab"
+    shutil.copytree(kept, left)
+    with writer_of(town_map.folder) as writer:
+        assert not left.exists()
+        writer.commit(model=replace(writer.manifest.model, source=str(kept.resolve())))
+    town_map.compact()
+    assert kept.is_dir()
 
 
 def test_what_a_dead_writer_left_is_ignored_and_removed(town_map, town, tmp_path):

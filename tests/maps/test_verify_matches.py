@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from shutil import copytree
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +15,16 @@ from kappaplace.data.images import Preprocessing
 from kappaplace.data.place_images import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import PlaceMap
-from kappaplace.maps.calibrate import Terms, calibrate_map
+from kappaplace.maps.calibrate import Examples, Terms, calibrate_map, no_longer_compared
+from kappaplace.maps.label_calibrate import calibrate_on_labels
+from kappaplace.maps.label_file import NO, YES, Sheet, read_labels, write_labels
+from kappaplace.maps.label_pairs import open_sheet
+from kappaplace.maps.label_sample import Sample
+from kappaplace.maps.localize import verified_by
+from kappaplace.maps.self_calibrate import self_calibrate_map
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.uncertainty.patch_matching import patch_agreement
+from kappaplace.uncertainty.patches import AGREEMENT
 
 
 @pytest.fixture(scope="module")
@@ -56,21 +66,112 @@ def test_fewer_matches_shown_than_compared(shown, queries):
     assert few.signals == pytest.approx(many.signals)
 
 
-def test_a_map_is_asked_as_it_was_calibrated(town, shown, queries, tmp_path):
-    elsewhere = copytree(town.root, tmp_path / "elsewhere")  # images of the map itself are refused
-    labelled = PlaceImages.create(
-        town.paths, town.positions, root=elsewhere, frame=town.frame, name="labelled"
-    )
-    terms = Terms(max_risk=0.5, confidence=0.6, thin=False, verify=4)
-    made = calibrate_map(shown, labelled, terms)
+def test_signals_are_of_the_matches_compared_however_many_are_shown(shown, queries):
+    few, many = (shown.localize(queries[:6], k=k, verify=3) for k in (1, 20))
+    for one, other in zip(few, many, strict=True):
+        assert one.signals == pytest.approx(other.signals)
+
+
+@pytest.fixture
+def again(town: PlaceImages, tmp_path: Path) -> PlaceImages:
+    """The town's images elsewhere: images of the map itself are refused."""
+    root = copytree(town.root, tmp_path / "elsewhere")
+    return PlaceImages.create(town.paths, town.positions, root=root, frame=town.frame, name="labelled")
+
+
+LAX = Terms(max_risk=0.5, confidence=0.6, thin=False)
+
+
+def test_a_map_is_asked_as_it_was_calibrated(again, shown, queries):
+    made = calibrate_map(shown, again, replace(LAX, verify=4))
     assert made.scores[-2:] == ("patches", "patch-margin")
     assert made.pair_scores[-1] == "patches"
-    again = PlaceMap.open(shown.folder)
-    answer = again.localize(queries[0], k=3)
+    opened = PlaceMap.open(shown.folder)
+    answer = opened.localize(queries[0], k=3)
     assert answer.signals.keys() >= {"patches", "patch-margin"}
-    assert not any("do not fit" in note for note in answer.notes)
-    other = again.localize(queries[0], k=3, verify=0)
-    assert any("calibrated with 4 matches" in note and "without comparing" in note for note in other.notes)
+    assert answer.probability is not None
+    assert not any("was asked" in note for note in answer.notes)
+    assert no_longer_compared(made, replace(made, facts={})).endswith("--verify 4 to keep that.")
+    assert no_longer_compared(None, made) == no_longer_compared(made, made) == ""
+
+
+@pytest.mark.parametrize("fitted", [0, 4])
+def test_asked_otherwise_than_calibrated_there_is_no_probability(again, shown, queries, fitted):
+    made = calibrate_map(shown, again, replace(LAX, verify=fitted))
+    assert verified_by(made) == fitted
+    ways = {0: "without comparing cells", 4: "with 4 matches compared", 7: "with 7 matches compared"}
+    for asked in sorted(set(ways) - {fitted}):
+        answer = shown.localize(queries[0], k=3, verify=asked)
+        assert (answer.probability, answer.inside, answer.decision, answer.calibration) == (None,) * 3 + ("",)
+        assert all(match.probability is None and match.decision is None for match in answer.matches)
+        (said,) = (note for note in answer.notes if "was asked" in note)
+        assert f"calibrated {ways[fitted]}" in said
+        assert f"asked {ways[asked]}" in said
+        assert not any("is not calibrated" in note for note in answer.notes)
+        with pytest.raises(KappaPlaceError, match="was asked"):
+            shown.localize(queries[0], verify=asked, rerank=True)
+    (blind,) = shown.localize_embeddings(shown.embed(queries[:1]), ["q"])  # nothing to compare with
+    assert (blind.probability is None) == bool(fitted)
+    assert shown.localize(queries[0], rerank=True).probability is not None
+
+
+def labelled(sheet: Sheet) -> Sheet:
+    for i, row in enumerate(sheet.rows):
+        sheet = sheet.with_label(i, YES if row.query == row.match else NO)
+    return sheet
+
+
+def test_labels_are_about_matches_as_they_were_found(again, shown, queries, tmp_path):
+    sample = Sample(tuple(again.paths.tolist()), str(again.root), 0, len(again), len(again), "25 m")
+    plain, file = (open_sheet(shown, sample, tmp_path / name, verify=v) for name, v in (("p", 0), ("f", 5)))
+    assert (plain.sampling.verify, file.sampling.verify) == (0, 5)
+    assert [row.match for row in plain.rows] != [row.match for row in file.rows]
+    assert open_sheet(shown, sample, tmp_path / "f") == file  # gone on with
+    with pytest.raises(KappaPlaceError, match=r"found with 5 matches compared.*without --verify"):
+        open_sheet(shown, sample, tmp_path / "f", verify=2)
+    write_labels(labelled(file), tmp_path / "f")
+    for other in (0, 2):
+        with pytest.raises(KappaPlaceError, match=rf"with 5 matches compared.*map label --verify {other}`"):
+            calibrate_on_labels(shown, tmp_path / "f", replace(LAX, verify=other))
+    made = calibrate_on_labels(shown, tmp_path / "f", LAX)
+    assert (made.facts["verify"], made.facts["stale"]) == (5, 0)
+    assert made.scores[-2:] == ("patches", "patch-margin")
+    assert shown.localize(queries[0]).signals.keys() >= {"patches"}
+    assert open_sheet(shown, sample, tmp_path / "third").sampling.verify == 5  # as the map is asked now
+
+
+def test_labels_of_the_first_format_knew_no_comparing(again, shown, tmp_path):
+    sample = Sample(tuple(again.paths.tolist()), str(again.root), 0, len(again), len(again), "25 m")
+    sheet, file = open_sheet(shown, sample, tmp_path / "labels.csv"), tmp_path / "labels.csv"
+    text = file.read_text().replace("kappaplace-labels: 2", "kappaplace-labels: 1")
+    file.write_text(text.replace("# verify: 0\n", ""))
+    assert "verify" not in file.read_text()
+    assert read_labels(file) == sheet
+
+
+def test_a_map_compares_cells_of_its_own_damaged_images(shown, queries, monkeypatch):
+    seen: list[tuple[Any, ...]] = []
+    real = Examples.add
+    monkeypatch.setattr(Examples, "add", lambda self, *given: (seen.append(given), real(self, *given))[1])
+    made = self_calibrate_map(shown, Terms(verify=6))
+    assert made.facts["verify"] == 6
+    assert made.scores[-2:] == ("patches", "patch-margin")
+    assert made.pair_scores[-1] == "patches"
+    store = shown.store
+    for evidence, right, outside, asked in seen:
+        agreement = evidence.memo[AGREEMENT][:, :6]
+        assert (np.diff(agreement, axis=1) <= 0).all()
+        assert (np.diff(evidence.matches.similarities[:, :6], axis=1) > 0).any()  # no longer by similarity
+        found = store.positions[evidence.references[evidence.matches.indices]]
+        near = np.hypot(*(found - store.positions[asked][:, None]).transpose(2, 0, 1)) <= 25
+        np.testing.assert_array_equal(right, near & ~outside[:, None])
+    answer = shown.localize(queries[0])
+    assert answer.signals.keys() >= {"patches", "patch-margin"}
+    assert answer.probability is not None
+    with pytest.raises(KappaPlaceError, match=r"56 references is too small.*takes 60 references.*at most 14"):
+        self_calibrate_map(shown, Terms(verify=15))
+    with pytest.raises(KappaPlaceError, match="0 or more, not -1"):
+        Terms(verify=-1)
 
 
 def test_what_is_missing_is_told(shown, queries, town, monkeypatch):

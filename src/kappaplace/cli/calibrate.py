@@ -28,8 +28,9 @@ def calibrate(
         float | None, typer.Option(help="Share of queries expected from outside the map.")
     ] = None,
     verify: Annotated[
-        int, typer.Option(help="Compare so many matches cell by cell (10 is good), here and in use.")
-    ] = 0,
+        int | None,
+        typer.Option(help="Compare so many matches cell by cell (10 is good), here and in use."),
+    ] = None,
     thin: Annotated[bool, typer.Option(help="Keep one labelled query a place.")] = True,
     root: Annotated[Path | None, typer.Option(help="Where the queries' images lie now.")] = None,
     model: Annotated[str, typer.Option(help="The map's model, if it does not lie where it did.")] = "",
@@ -57,7 +58,7 @@ def calibrate(
             "without any (--self): one of them."
         )
     from kappaplace.maps import PlaceMap
-    from kappaplace.maps.calibrate import Terms, calibrate_map
+    from kappaplace.maps.calibrate import Terms, calibrate_map, no_longer_compared
     from kappaplace.maps.label_calibrate import calibrate_on_labels
     from kappaplace.maps.self_calibrate import self_calibrate_map, sparse_note
     from kappaplace.maps.sources import as_table
@@ -65,10 +66,7 @@ def calibrate(
     opened = PlaceMap.open(place_map, model or None, device=device or None)
     notes: list[str] = []
     terms = Terms(max_risk, confidence, outside_rate, thin=thin, seed=seed, verify=verify)
-    if verify and queries is None:
-        raise KappaPlaceError(
-            "Comparing cells (--verify) is calibrated on labelled queries (--queries) only."
-        )
+    before = opened.calibration or opened.borrowed
     if queries is not None:
         from kappaplace.data.place_images import PlaceImages
 
@@ -79,6 +77,7 @@ def calibrate(
     else:
         made = self_calibrate_map(opened, terms)
         notes = [note] if (note := sparse_note(made)) else []
+    notes += [note] if (note := no_longer_compared(before, made)) else []
     promise = [] if made.rule is None else made.rule.promise()
     if as_json:
         guaranteed = made.rule is not None and made.rule.guaranteed

@@ -298,8 +298,8 @@ def export(
 
     table = as_table(_images(queries))
     table = table.queries if len(table.query_rows) else table
-    made = opened.embed(table.image_paths())
-    answers = opened.localize_embeddings(made, table.paths.tolist(), k)
+    images = table.image_paths()
+    answers = opened.localize_embeddings(opened.embed(images), table.paths.tolist(), k, images=images)
     beside = write_pairs(answers, out, least=least)
     typer.echo(f"Pairs of {len(answers):,} queries written to {out}, with probabilities to {beside}.")
 

@@ -24,6 +24,10 @@ def label(
     size: Annotated[int, typer.Option(help="Queries to draw.")] = 300,
     seed: Annotated[int, typer.Option(help="Of the random choice.")] = 0,
     thin: Annotated[bool, typer.Option(help="Draw one query a place, by position or time.")] = True,
+    verify: Annotated[
+        int | None,
+        typer.Option(help="Matches compared cell by cell before one is shown; as the map is asked now."),
+    ] = None,
     model: Annotated[str, typer.Option(help="The map's model, if it does not lie where it did.")] = "",
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "",
     batch_size: Annotated[int, typer.Option(help="Images embedded together.")] = 32,
@@ -51,7 +55,7 @@ def label(
     opened = PlaceMap.open(place_map, model or None, device=device or None)
     table = as_table(queries[0] if len(queries) == 1 else queries)
     sample = draw_sample(table, opened.manifest.radius, size=size, seed=seed, thin=thin)
-    sheet = open_sheet(opened, sample, out, batch_size=batch_size)
+    sheet = open_sheet(opened, sample, out, verify=verify, batch_size=batch_size)
     apart = "" if sample.thinned == "nothing" else f", {sample.places:,} of them apart by {sample.thinned}"
     typer.echo(f"{len(sheet.rows):,} queries drawn at random from {sample.of:,}{apart} (seed {seed}).")
     if sample.thinned == "nothing" and thin:

@@ -75,17 +75,21 @@ def write_pairs(answers: Sequence[Localization], file: str | Path, *, least: flo
         for query, reference, p, s in pairs
     )
     beside = file.with_suffix(f".scores{file.suffix}")
-    replace_file(beside, lambda part: part.write_text(scored, encoding="utf-8"))
-    replace_file(file, lambda part: part.write_text(plain, encoding="utf-8"))
+    replace_file(beside, lambda part: part.write_bytes(_bytes(scored)))
+    replace_file(file, lambda part: part.write_bytes(_bytes(plain)))
     return beside
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")  # names of files need not be UTF-8, and hloc opens them
 
 
 def read_pairs(file: str | Path) -> list[tuple[str, str, float | None, float | None]]:
     """Query, reference, probability and similarity of each pair; plain hloc pairs have no numbers."""
     pairs: list[tuple[str, str, float | None, float | None]] = []
     try:
-        lines = Path(file).read_text(encoding="utf-8").splitlines()
-        for line in filter(None, lines):
+        lines = Path(file).read_bytes().decode("utf-8", "surrogateescape").split("\n")
+        for line in filter(str.strip, lines):
             query, reference, *numbers = line.split()
             p, s = (float(number) for number in numbers) if numbers else (math.nan, math.nan)
             pairs.append((query, reference, None if math.isnan(p) else p, None if math.isnan(s) else s))

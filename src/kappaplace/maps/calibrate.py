@@ -15,6 +15,7 @@ from kappaplace.calibration.outside import thin_to_rate
 from kappaplace.calibration.splits import split_queries, thin_to_places
 from kappaplace.data.place_images import PlaceImages
 from kappaplace.errors import KappaPlaceError
+from kappaplace.maps.localize import check_compared, verified_by
 from kappaplace.maps.monitor_inputs import DISTANCE
 from kappaplace.maps.place_map import PlaceMap
 from kappaplace.maps.signals import (
@@ -56,8 +57,9 @@ class Terms:
     thin: bool = True
     """Keep one labelled query a place: neighbours fail together, and the promise counts independent ones."""
     seed: int = 0
-    verify: int = 0
-    """Matches that are compared cell by cell and ordered by it, here and whenever the map is asked."""
+    verify: int | None = None
+    """Matches that are compared cell by cell and ordered by it, here and whenever the map is asked; None: as
+    when the matches were found that labels speak of, else none."""
 
     def __post_init__(self) -> None:
         """Told at once, not after an hour of embedding."""
@@ -66,6 +68,7 @@ class Terms:
         if self.outside_rate is not None:
             share(self.outside_rate, "stated share", ends=True)
         checked_seed(self.seed)
+        check_compared(self.verify or 0)
 
 
 @dataclass
@@ -176,11 +179,11 @@ def calibrate_map(place_map: PlaceMap, table: PlaceImages, terms: Terms | None =
             f"{place_map.manifest.radius:g} m, calibration needs {FEWEST} or more; label queries of more "
             "places, or do without thinning (--no-thin) if they were taken independently of each other."
         )
-    examples = Examples()
+    examples, verify = Examples(), terms.verify or 0
     with track("Calibrating", len(rows)) as bar:
         for part in _blocks(rows):
             images = queries.image_paths(part)
-            evidence = look(place_map, images, terms.verify)
+            evidence = look(place_map, images, verify)
             found = evidence.references[evidence.matches.indices]
             _refuse_own(place_map, images, found[:, 0])
             if positives is None:
@@ -194,7 +197,7 @@ def calibrate_map(place_map: PlaceMap, table: PlaceImages, terms: Terms | None =
             bar.advance(len(part))
     origin = f"{len(rows):,} labelled queries of {table.name or 'a table'}"
     thinned = len(queries) - len(rows)
-    facts = {"origin": origin, "thinned": thinned, "table": table.content_hash, "verify": terms.verify}
+    facts = {"origin": origin, "thinned": thinned, "table": table.content_hash, "verify": verify}
     calibration = examples.fit(terms, True, facts)
     if calibration.rule is not None and not apart:
         said = (*calibration.rule.assumptions, NOT_THINNED)
@@ -228,6 +231,17 @@ def keep(place_map: PlaceMap, calibration: Calibration, origin: str, **facts: An
     """Store a calibration with the map, whether it promises anything, and what else is known of it."""
     guaranteed = calibration.rule is not None and calibration.rule.guaranteed
     place_map.calibrate_with(calibration, origin, guarantee=guaranteed, **facts)
+
+
+def no_longer_compared(before: Calibration | None, now: Calibration) -> str:
+    """One sentence where matches were compared cell by cell so far and are no longer, else nothing."""
+    count = verified_by(before)
+    if not count or verified_by(now):
+        return ""
+    return (
+        f"So far {count} matches of a query were compared cell by cell, from now on none are; calibrate with "
+        f"--verify {count} to keep that."
+    )
 
 
 def _labelled(place_map: PlaceMap, table: PlaceImages) -> tuple[PlaceImages, list[NDArray[np.int64]] | None]:

@@ -20,7 +20,7 @@ from kappaplace.files import replace_file
 from kappaplace.maps.blobs import Blobs
 from kappaplace.maps.distinctiveness import finish
 from kappaplace.maps.extend import SEGMENT_ROWS
-from kappaplace.maps.manifest import Manifest, ModelRecord
+from kappaplace.maps.manifest import MODEL_FOLDER, Manifest, ModelRecord, as_understood
 from kappaplace.maps.map_models import loaded, record_of
 from kappaplace.maps.segments import POSE, Rows
 from kappaplace.maps.store import MapStore
@@ -30,6 +30,8 @@ from kappaplace.models.loading import AnyModel
 
 FORMATS = (".parquet", ".npz", ".geojson")
 META = "kappaplace_map"
+FIRST = {"protocol": 1}
+"""Of files that do not say it."""
 
 
 class Part(NamedTuple):
@@ -70,7 +72,7 @@ def import_map(file: str | Path, out: str | Path, model: AnyModel | str | Path |
     try:
         with telling(f"{file} cannot be imported as a map"):
             facts, parts = readers[file.suffix.lower()](file)
-            manifest = _manifest_from(facts, model, file, out.stem)
+            manifest = _with_model(_manifest_from(facts, model, file, out.stem), part)
             seen: set[str] = set()
             with writer_of(part, create=manifest) as writer:
                 for each in parts:
@@ -88,7 +90,7 @@ def _facts(store: MapStore) -> dict[str, Any]:
     model = asdict(m.model)
     if m.model.source.startswith("./"):  # a model inside the map is found from outside by its full path
         model["source"] = str((store.folder / m.model.source).resolve())
-    kept = ("frame", "radius", "neighbourhood", "storage", "thumbnails", "name", "calibration")
+    kept = ("frame", "radius", "neighbourhood", "storage", "thumbnails", "name", "calibration", "protocol")
     facts = {"model": model, **{key: getattr(m, key) for key in kept}}
     if m.storage == "pq":  # what is exported are descriptors, not codes
         facts["storage"] = "float16"
@@ -114,7 +116,17 @@ def _manifest_from(
     if record is not None and record.fingerprint != stated.fingerprint:
         raise KappaPlaceError(f"The descriptors in {file} were made by another model than the one given.")
     rest = {key: value for key, value in facts.items() if key != "model"}
-    return Manifest(stated if record is None or not record.source else record, **rest)
+    made = Manifest(stated if record is None or not record.source else record, **(FIRST | rest))
+    return as_understood(made, file)
+
+
+def _with_model(manifest: Manifest, folder: Path) -> Manifest:
+    """A model that lies in the map that was exported is copied: there it goes when that map gets another."""
+    home = Path(manifest.model.source)
+    if not (MODEL_FOLDER.fullmatch(home.name) and (home / "card.json").is_file()):
+        return manifest
+    shutil.copytree(home, folder / home.name)
+    return replace(manifest, model=replace(manifest.model, source=f"./{home.name}"))
 
 
 def _check(rows: Rows, dim: int, seen: set[str], file: Path) -> None:

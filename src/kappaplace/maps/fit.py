@@ -29,7 +29,7 @@ from kappaplace.maps.fit_check import look, passes
 from kappaplace.maps.fit_estimate import PROBE, Estimate, timed
 from kappaplace.maps.fit_images import Chosen, choose, image_files
 from kappaplace.maps.fit_kappa import KappaFile, check_descriptors, find_kappa, from_features
-from kappaplace.maps.fit_record import FILE, FitRecord, fit_key, read_record, write_record
+from kappaplace.maps.fit_record import FitRecord, fit_key, read_record, write_record
 from kappaplace.maps.map_models import has_kappa, preprocessing_of, record_of
 from kappaplace.maps.writer import MapWriter, writer_of
 from kappaplace.models.checkpoint import ModelCard, save_model
@@ -123,9 +123,10 @@ def fit_map(
     say: Say = lambda sentence: None,
 ) -> Fitted:
     """Fit κ on the map's own images, put it into the map, then calibrate on them; see the module."""
+    from kappaplace.maps.calibrate import no_longer_compared
     from kappaplace.maps.self_calibrate import self_calibrate_map, sparse_note
 
-    options = options or FitOptions()
+    options, before = options or FitOptions(), place_map.calibration or place_map.borrowed
     with writer_of(place_map.folder) as writer:
         if writer.manifest.model.fingerprint != place_map.manifest.model.fingerprint:
             raise KappaPlaceError(f"The map {place_map.folder} got another model meanwhile; open it again.")
@@ -145,8 +146,8 @@ def fit_map(
         calibration = self_calibrate_map(place_map, terms)
     except KappaPlaceError as error:  # κ is fitted all the same
         return Fitted(record, new, None, (f"The map is not calibrated: {error}",))
-    note = sparse_note(calibration)
-    return Fitted(record, new, calibration, (note,) if note else ())
+    notes = (sparse_note(calibration), no_longer_compared(before, calibration))
+    return Fitted(record, new, calibration, tuple(note for note in notes if note))
 
 
 def estimate_fit(
@@ -234,16 +235,13 @@ def _put(writer: MapWriter, fitted: TrainableModel, record: FitRecord, kappa: np
 
 
 def _work_folder(writer: MapWriter, key: str) -> Path:
-    """Where this fit lies while it is made; what another one left goes, and so does a model it replaced."""
+    """Where this fit lies while it is made; what another one left goes."""
     work = writer.folder / WORK
     mark = work / "key"
     if not mark.is_file() or mark.read_text(encoding="ascii") != key:
         shutil.rmtree(work, ignore_errors=True)
         make_folder(work)
         replace_file(mark, lambda part: part.write_text(key, encoding="ascii"))
-    for kept in writer.folder.glob("model-*"):
-        if (kept / FILE).is_file() and writer.manifest.model.source != f"./{kept.name}":
-            shutil.rmtree(kept, ignore_errors=True)
     return work
 
 

@@ -25,8 +25,9 @@ from kappaplace.calibration.decision import DecisionRule
 from kappaplace.calibration.model import Calibration
 from kappaplace.calibration.splits import split_queries
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps.calibrate import BLOCK, FEWEST, MATCHES, Examples, Terms, keep
+from kappaplace.maps.calibrate import BLOCK, FEWEST, Examples, Terms, keep, look
 from kappaplace.maps.label_file import NO, YES, Row, Sheet, read_labels
+from kappaplace.maps.localize import how_compared
 from kappaplace.maps.place_map import PlaceMap
 from kappaplace.progress import track
 
@@ -60,10 +61,12 @@ def calibrate_on_labels(
         )
     sheet = read_labels(file)
     rows = _usable(place_map, sheet, file)
+    verify = _verify(sheet, terms, file)
     paths = _paths(sheet, rows, Path(file), root)
-    found = _outcomes(place_map, rows, paths)
+    found = _outcomes(place_map, rows, paths, verify)
     origin = f"{len(rows):,} labelled matches of {Path(file).name}"
     facts = {"origin": origin, "unknown": found.unknown, "stale": found.stale, "sampling_flaw": sheet.flaw}
+    facts["verify"] = verify
     _refuse_one_outcome(found.right, terms.seed)
     made = found.examples.fit(terms, True, facts)
     if made.rule is not None:
@@ -94,6 +97,19 @@ def _usable(place_map: PlaceMap, sheet: Sheet, file: str | Path) -> tuple[Row, .
     return rows
 
 
+def _verify(sheet: Sheet, terms: Terms, file: str | Path) -> int:
+    """How many matches were compared cell by cell for the one that was shown: labels speak of no other."""
+    if sheet.sampling is None:
+        return terms.verify or 0
+    shown = sheet.sampling.verify
+    if terms.verify not in (None, shown):
+        raise KappaPlaceError(
+            f"The matches in {file} were found {how_compared(shown)}, so labels of them calibrate nothing "
+            f"else; leave --verify out, or label anew with `kappaplace map label --verify {terms.verify}`."
+        )
+    return shown
+
+
 def _paths(sheet: Sheet, rows: tuple[Row, ...], file: Path, root: str | Path | None) -> list[str]:
     folder = root if root is not None else sheet.sampling.root if sheet.sampling else file.absolute().parent
     paths = [os.path.join(folder, row.query) for row in rows]
@@ -106,7 +122,7 @@ def _paths(sheet: Sheet, rows: tuple[Row, ...], file: Path, root: str | Path | N
     return paths
 
 
-def _outcomes(place_map: PlaceMap, rows: tuple[Row, ...], paths: list[str]) -> Outcomes:
+def _outcomes(place_map: PlaceMap, rows: tuple[Row, ...], paths: list[str], verify: int) -> Outcomes:
     """Ask the map again, for its signals; a label holds where the answer is the one that was shown."""
     examples, right = Examples(best_only=True), np.zeros(len(rows), bool)
     shown = place_map.store.find([row.match for row in rows])
@@ -114,9 +130,7 @@ def _outcomes(place_map: PlaceMap, rows: tuple[Row, ...], paths: list[str]) -> O
     with track("Calibrating", len(rows)) as bar:
         for start in range(0, len(rows), BLOCK):
             part = slice(start, start + BLOCK)
-            made = place_map.embed(paths[part])
-            deep = place_map.gatherer.matches(made.descriptor, MATCHES)
-            evidence = place_map.gatherer.evidence(made, deep, MATCHES)
+            evidence = look(place_map, paths[part], verify)
             top = evidence.references[evidence.matches.indices[:, 0]]
             same[part] = top == shown[part]
             right[part] = same[part] & np.array([row.label == YES for row in rows[part]])

@@ -1,8 +1,9 @@
 """Labels of a person as one CSV file: what was drawn and how, which match was shown, what was said of it.
 
-    # kappaplace-labels: 1
+    # kappaplace-labels: 2
     # model: 5b1c…           the map's model when the matches were found
     # sample: 90f2…          tells whether rows were taken out or put in since
+    # verify: 0              matches that were compared cell by cell to find them
     …
     order,query,match,label
     1,drive/0412.jpg,a/0031.jpg,yes
@@ -27,7 +28,9 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.files import replace_file
 from kappaplace.maps.label_sample import Sample
 
-FORMAT = "1"
+FORMAT = "2"
+KNOWN = ("1", FORMAT)
+"""Files of format 1 do not say how many matches were compared: none."""
 MARK = "kappaplace-labels"
 COLUMNS = ("order", "query", "match", "label")
 YES, NO, UNKNOWN = "yes", "no", "unknown"
@@ -50,6 +53,8 @@ class Sampling:
     thinned: str
     sample: str
     """Hash of the drawn queries in their order; see `sample_id`."""
+    verify: int = 0
+    """Matches of a query that were compared cell by cell to find the one shown."""
 
 
 @dataclass(frozen=True)
@@ -102,10 +107,10 @@ def sample_id(model: str, seed: int, names: Sequence[str]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def new_sheet(sample: Sample, matches: Sequence[str], *, model: str, map_name: str) -> Sheet:
+def new_sheet(sample: Sample, matches: Sequence[str], *, model: str, map_name: str, verify: int = 0) -> Sheet:
     """All rows of a sample, none of them labelled."""
     known = (model, map_name, sample.root, sample.seed, len(sample.names), sample.of, sample.places)
-    sampling = Sampling(*known, sample.thinned, sample_id(model, sample.seed, sample.names))
+    sampling = Sampling(*known, sample.thinned, sample_id(model, sample.seed, sample.names), verify)
     pairs = zip(sample.names, matches, strict=True)
     return Sheet(tuple(Row(i, query, match) for i, (query, match) in enumerate(pairs, 1)), sampling)
 
@@ -159,13 +164,16 @@ def read_labels(file: str | Path) -> Sheet:
 def _sampling(head: dict[str, str], file: str | Path) -> Sampling | None:
     if MARK not in head:
         return None
-    if head[MARK] != FORMAT:
+    if head[MARK] not in KNOWN:
         raise KappaPlaceError(
             f"{file} is a labels file of format {head[MARK]}, this version knows {FORMAT}; upgrade it."
         )
     try:
+        if head[MARK] == "1":
+            head = head | {"verify": "0"}
         parts: dict[str, Any] = {part.name: head[part.name] for part in fields(Sampling)}
-        return Sampling(**(parts | {key: int(parts[key]) for key in ("seed", "drawn", "of", "places")}))
+        counts = ("seed", "drawn", "of", "places", "verify")
+        return Sampling(**(parts | {key: int(parts[key]) for key in counts}))
     except (KeyError, ValueError) as error:
         raise KappaPlaceError(
             f"The first lines of {file} are damaged ({error}); restore them, or draw anew."

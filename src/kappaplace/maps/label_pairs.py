@@ -8,15 +8,26 @@ from pathlib import Path
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.label_file import Sheet, new_sheet, read_labels, sample_id, write_labels
 from kappaplace.maps.label_sample import Sample
+from kappaplace.maps.localize import how_compared, verified_by
 from kappaplace.maps.place_map import PlaceMap
+from kappaplace.maps.signals import PATCH_SIGNALS
 from kappaplace.maps.sources import is_same_image
 from kappaplace.reports.label_pictures import small_picture
 
 
-def open_sheet(place_map: PlaceMap, sample: Sample, file: str | Path, *, batch_size: int = 32) -> Sheet:
+def open_sheet(
+    place_map: PlaceMap,
+    sample: Sample,
+    file: str | Path,
+    *,
+    verify: int | None = None,
+    batch_size: int = 32,
+) -> Sheet:
     """The sheet of this sample: the one in ``file`` with its labels, or a new one, which is written there.
 
-    A file of another sample is refused, never overwritten.
+    A file of another sample is refused, never overwritten. ``verify`` is that of `PlaceMap.localize`: None
+    shows the answers that the map gives now. The sheet says how many were compared, for labels of its matches
+    can calibrate nothing else.
     """
     file, model = Path(file), place_map.manifest.model.fingerprint
     if file.exists():
@@ -27,9 +38,14 @@ def open_sheet(place_map: PlaceMap, sample: Sample, file: str | Path, *, batch_s
                 f"{file} holds labels of another sample (other queries, size, seed or model); go on with the "
                 "options it was made with, or write to another file."
             )
+        if verify not in (None, sheet.sampling.verify):
+            raise KappaPlaceError(
+                f"The matches in {file} were found {how_compared(sheet.sampling.verify)}; go on without "
+                "--verify, or write to another file."
+            )
         return sheet
     paths = [os.path.join(sample.root, name) for name in sample.names]
-    answers = place_map.localize(paths, 1, batch_size=batch_size)
+    answers = place_map.localize(paths, 1, verify=verify, batch_size=batch_size)
     themselves = sum(is_same_image(path, a.matches[0].image) for path, a in zip(paths, answers, strict=True))
     if themselves:
         raise KappaPlaceError(
@@ -38,7 +54,11 @@ def open_sheet(place_map: PlaceMap, sample: Sample, file: str | Path, *, batch_s
         )
     matches = [answer.matches[0].name for answer in answers]
     name = place_map.manifest.name or place_map.folder.name
-    sheet = new_sheet(sample, matches, model=model, map_name=name)
+    if verify is None:
+        verify = verified_by(place_map.calibration or place_map.borrowed)
+    # A map that only borrows probabilities does without comparing where its own images are gone.
+    compared = verify if PATCH_SIGNALS[0] in answers[0].signals else 0
+    sheet = new_sheet(sample, matches, model=model, map_name=name, verify=compared)
     write_labels(sheet, file)
     return sheet
 

@@ -29,7 +29,7 @@ from kappaplace.maps.signals import (
 from kappaplace.retrieval.engines import Circle
 from kappaplace.types import Embeddings, Matches
 from kappaplace.uncertainty.evidence import Scores
-from kappaplace.uncertainty.patches import AGREEMENT
+from kappaplace.uncertainty.patches import AGREEMENT, COMPARED
 from kappaplace.uncertainty.registry import SCORES
 
 NOT_CALIBRATED = (
@@ -49,7 +49,8 @@ MORE_OUTSIDE = (
 )
 VERIFIED = "The first {count} matches are ordered by how many of their cells agree with the query."
 NOT_SO_CALIBRATED = (
-    "Probabilities were calibrated {then}, and asked for {now}: they do not fit. Leave `verify` to the map."
+    "Probabilities were calibrated {then}, and the query was asked {now}, so it has none: leave `verify` to "
+    "the map and give it the image, or calibrate so."
 )
 NO_IMAGES = "Comparing matches cell by cell needs the query images themselves; give images, not embeddings."
 NO_RANKING = (
@@ -135,11 +136,14 @@ def locate(
     shown = (*QUERY_SIGNALS, *(PATCH_SIGNALS if count else ()))
     signals = {name: SCORES[name].query(evidence) for name in usable_signals(evidence, shown)}
     clock.lap("signals")
-    if calibration is None and borrowed is not None and _speaks_of(borrowed, evidence):
+    if calibration is None and borrowed is not None and _speaks_of(borrowed, evidence, count):
         calibration = borrowed
         said.append(borrowed_note(borrowed))
-    if calibration is not None and verified_by(calibration) != count:
-        said.append(NOT_SO_CALIBRATED.format(then=_how(verified_by(calibration)), now=_how(count)))
+    elif calibration is None:
+        said.append(NOT_CALIBRATED)
+    elif verified_by(calibration) != count:  # another order of matches, other signals: nothing is known of it
+        said.append(_not_so_calibrated(calibration, count))
+        calibration = None
     judged = judge(evidence, calibration, outside_rate)
     if rerank:
         if judged.pairs is None:
@@ -163,6 +167,12 @@ def _compared(verify: int | None, judge_by: Calibration | None, images: Any) -> 
     return verified_by(judge_by) if verify is None and images is not None else verify or 0
 
 
+def check_compared(count: int) -> None:
+    """Refuse a number of matches to compare that is none."""
+    if count < 0:
+        raise KappaPlaceError(f"A number of matches to compare cell by cell is 0 or more, not {count}.")
+
+
 def _check_request(
     gatherer: Gatherer, k: int, compared: int, images: Any, rerank: bool, judge_by: Calibration | None
 ) -> None:
@@ -170,19 +180,18 @@ def _check_request(
         raise KappaPlaceError(f"At least one match must be asked for, not {k}.")
     if not len(gatherer.store):
         raise KappaPlaceError(f"The map {gatherer.store.folder} is empty; add images to it first.")
-    if compared < 0:
-        raise KappaPlaceError(f"A number of matches to compare cell by cell is 0 or more, not {compared}.")
+    check_compared(compared)
     if compared and images is None:
         raise KappaPlaceError(NO_IMAGES)
     if rerank and (judge_by is None or not judge_by.pair_scores):
         raise KappaPlaceError(NO_RANKING)
+    if rerank and judge_by is not None and verified_by(judge_by) != compared:
+        raise KappaPlaceError(_not_so_calibrated(judge_by, compared))
 
 
 def _doubts(calibration: Calibration | None, outside_rate: float | None) -> list[str]:
-    """What the user must know of probabilities and decisions."""
-    if calibration is None:
-        return [NOT_CALIBRATED]
-    if calibration.rule is None or outside_rate is None:
+    """What the user must know of decisions."""
+    if calibration is None or calibration.rule is None or outside_rate is None:
         return []
     then = calibration.right.fitted_rate if calibration.outside_rate is None else calibration.outside_rate
     if outside_rate <= then:
@@ -216,13 +225,18 @@ def verified_by(calibration: Calibration | None) -> int:
     return 0 if calibration is None else int(calibration.facts.get("verify", 0))
 
 
-def _how(count: int) -> str:
+def how_compared(count: int) -> str:
+    """In words, how matches were ranked."""
     return f"with {count} matches compared cell by cell" if count else "without comparing cells"
 
 
-def _speaks_of(calibration: Calibration, evidence: MapEvidence) -> bool:
+def _not_so_calibrated(calibration: Calibration, count: int) -> str:
+    return NOT_SO_CALIBRATED.format(then=how_compared(verified_by(calibration)), now=how_compared(count))
+
+
+def _speaks_of(calibration: Calibration, evidence: MapEvidence, count: int) -> bool:
     """Whether all scores of a calibration from elsewhere are at hand here: with one match some are not."""
-    if verified_by(calibration) and AGREEMENT not in evidence.memo:
+    if verified_by(calibration) != count:
         return False
     names = {*calibration.scores, *calibration.pair_scores}
     return all(name in SCORES and SCORES[name].reason(evidence) is None for name in names)
@@ -246,7 +260,9 @@ def _reranked(
     if known is not None and known.shape == order.shape:
         agreement = np.take_along_axis(known, order, 1)
     again = Matches(indices, similarities)
-    return gatherer.evidence(evidence.query, again, count, near, images=images, agreement=agreement)
+    made = gatherer.evidence(evidence.query, again, count, near, images=images, agreement=agreement)
+    made.memo[COMPARED] = evidence.memo.get(COMPARED, count)
+    return made
 
 
 def _gaps(poses: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -7,8 +7,9 @@ before a change or after it, never in between. Files that it does not name do no
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +23,10 @@ MANIFEST = "manifest.json"
 FORMAT = 1
 """Raised when the files mean something else; a newer map is refused, an older one is read."""
 PROTOCOL = 1
-"""Raised when the signals of the same files would be other numbers: what a calibration was fitted for."""
+"""Raised when the signals of the same files would be other numbers: what a calibration was fitted for. A
+newer map is refused, an older one is read without its calibration."""
+MODEL_FOLDER = re.compile(r"model-[0-9a-f]{12}")
+"""Name of a folder inside a map that keeps a model of the map's own, after its fingerprint."""
 STORAGE = ("float32", "float16", "int8", "pq")
 
 
@@ -145,8 +149,9 @@ _Record = TypeVar("_Record")
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Swap the manifest for another."""
-    text = json.dumps(asdict(manifest), indent=1, ensure_ascii=False) + "\n"
+    """Swap the manifest for another, in this version's way whatever it was read from."""
+    values = asdict(manifest) | {"format": FORMAT, "protocol": PROTOCOL}
+    text = json.dumps(values, indent=1, ensure_ascii=False) + "\n"
     replace_file(folder / MANIFEST, lambda part: part.write_text(text, encoding="utf-8"))
 
 
@@ -164,15 +169,27 @@ def read_manifest(folder: str | Path) -> Manifest:
     try:
         values = json.loads(text)
         if values["format"] > FORMAT:
-            raise KappaPlaceError(
-                f"The map {folder} was written by kappaplace {values.get('kappaplace')}, which is newer; "
-                "upgrade this one."
-            )
-        return _manifest(values)
+            raise _newer(folder, values, "format", FORMAT)
+        return as_understood(_manifest(values), folder)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise KappaPlaceError(
             f"The manifest {file} is damaged ({type(error).__name__} {error}); restore it from a copy."
         ) from None
+
+
+def as_understood(manifest: Manifest, where: str | Path) -> Manifest:
+    """A map of another protocol: a newer one is refused, an older one loses its calibration."""
+    if manifest.protocol > PROTOCOL:
+        raise _newer(where, asdict(manifest), "protocol", PROTOCOL)
+    return replace(manifest, calibration=None) if manifest.protocol < PROTOCOL else manifest
+
+
+def _newer(where: str | Path, values: Mapping[str, Any], what: str, known: int) -> KappaPlaceError:
+    made_by = f"kappaplace {values.get('kappaplace')}" if values.get("kappaplace") else "a kappaplace"
+    return KappaPlaceError(
+        f"The map {where} was written by {made_by}, which is newer: its {what} is {values[what]}, this "
+        f"version knows {known}; upgrade kappaplace."
+    )
 
 
 def _manifest(values: Mapping[str, Any]) -> Manifest:

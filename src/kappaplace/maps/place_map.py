@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor
 
 from kappaplace.calibration.model import Calibration
 from kappaplace.data.images import Source
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps.borrowed import borrowed_calibration
 from kappaplace.maps.build import add_images, build_map
 from kappaplace.maps.change import compact_map, remove_names
-from kappaplace.maps.drift_note import standing_note
 from kappaplace.maps.extend import Options, Report
 from kappaplace.maps.localization import Localization
 from kappaplace.maps.localize import locate
-from kappaplace.maps.manifest import Manifest, read_manifest
-from kappaplace.maps.map_models import model_of, preprocessing_of
+from kappaplace.maps.manifest import read_manifest
+from kappaplace.maps.opened import OpenMap
+from kappaplace.maps.queries import Near, circle_of, is_one_image, query_names
 from kappaplace.maps.reembed import reembed_map
-from kappaplace.maps.searching import open_search
 from kappaplace.maps.segments import StaleMap
-from kappaplace.maps.signals import Gatherer
 from kappaplace.maps.sources import Images
-from kappaplace.maps.store import MapStore
 from kappaplace.maps.verify import verified
 from kappaplace.maps.writer import writer_of
-from kappaplace.models.embedding import as_sources, embed_images, embed_patches
-from kappaplace.models.exported import ExportedModel
+from kappaplace.models.embedding import as_sources
 from kappaplace.models.loading import AnyModel
-from kappaplace.models.place_model import PlaceModel
-from kappaplace.retrieval.engines import Circle
 from kappaplace.types import Embeddings
 
 if TYPE_CHECKING:
@@ -43,39 +34,18 @@ if TYPE_CHECKING:
     from kappaplace.maps.calibrate import Terms
     from kappaplace.maps.fit import FitOptions, Fitted
 
-GROWN = 0.2
-"""A map that grew or shrank by more than this share since its calibration says so in every answer."""
 LOOKS = 5
 """Times that a map is looked at anew while another process compacts it again and again."""
-COARSER = (
-    "Similarities are those of the compact engine's codes, coarser than at calibration, so no risk is "
-    "guaranteed here."
-)
 
 
-class PlaceMap:
+class PlaceMap(OpenMap):
     """A map on disk. Get one with `PlaceMap.open` or `PlaceMap.build`.
 
     It shows the map as it was when it was opened, whatever others write since; `refresh` looks again.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        manifest: Manifest,
-        model: AnyModel | str | Path | None = None,
-        device: str | None = None,
-        engine: str = "auto",
-        engine_options: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.folder, self.given_model, self.device = folder, model, device
-        self.engine, self.engine_options = engine, engine_options
-        self.report: Report | None = None
-        """What the last `build`, `add` or `reembed` of this object did."""
-        self._model: AnyModel | None = None
-        self._gatherer: Gatherer | None = None
-        self._calibration: Calibration | None = None
-        self._use(manifest)
+    report: Report | None = None
+    """What the last `build`, `add` or `reembed` of this object did."""
 
     @classmethod
     def open(
@@ -135,46 +105,6 @@ class PlaceMap:
         made = cls.open(out, model, device=options.get("device"))
         made.report = report
         return made
-
-    def __len__(self) -> int:
-        return self.manifest.count
-
-    @property
-    def store(self) -> MapStore:
-        """The references: names, poses, descriptors."""
-        return self._store
-
-    @property
-    def model(self) -> AnyModel:
-        """The model of the map, loaded when it is first needed."""
-        if self._model is None:
-            self._model = model_of(self.folder, self.manifest.model, self.given_model)
-        return self._model
-
-    @property
-    def calibration(self) -> Calibration | None:
-        """What turns scores into probabilities; None for a map that is not calibrated."""
-        if self._calibration is None and self.manifest.calibration is not None:
-            self._calibration = Calibration.from_dict(self.manifest.calibration["calibration"])
-        return self._calibration
-
-    @property
-    def borrowed(self) -> Calibration | None:
-        """What came with the model, for a map without a calibration of its own; it promises nothing."""
-        if self.manifest.calibration is not None:
-            return None
-        return borrowed_calibration(self.manifest)
-
-    def refresh(self) -> bool:
-        """See what others have written; says whether there was anything new."""
-        manifest = read_manifest(self.folder)
-        if manifest == self.manifest:
-            return False
-        before = self.manifest.model.fingerprint
-        self._use(manifest)
-        if self.manifest.model.fingerprint != before:
-            self._model = None
-        return True
 
     def add(self, images: Images, *, layout: str = "", prefix: str = "", **options: Any) -> Report:
         """Add images; those that are there already and unchanged are left alone."""
@@ -249,7 +179,7 @@ class PlaceMap:
         images: Iterable[Source] | Source,
         k: int = 10,
         *,
-        near: tuple[tuple[float, float], float] | None = None,
+        near: Near | None = None,
         rerank: bool = False,
         outside_rate: float | None = None,
         verify: int | None = None,
@@ -265,6 +195,7 @@ class PlaceMap:
         >>> import tempfile
         >>> from PIL import Image
         >>> from kappaplace.data.images import Preprocessing
+        >>> from kappaplace.models.place_model import PlaceModel
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     names = [f"{folder}/{colour}.png" for colour in ("red", "green", "blue")]
         ...     for name, colour in zip(names, ("red", "green", "blue"), strict=True):
@@ -284,16 +215,7 @@ class PlaceMap:
         options: dict[str, Any] = {"k": k, "near": near, "rerank": rerank, "outside_rate": outside_rate}
         options |= {"verify": verify, "images": sources, "seconds": seconds}
         answers = self.localize_embeddings(made, query_names(sources), **options)
-        single = isinstance(images, str | os.PathLike | bytes) or not isinstance(
-            images, Sequence | np.ndarray
-        )
-        single = single or (isinstance(images, np.ndarray) and images.ndim < 4)
-        return answers[0] if single and len(answers) == 1 else answers
-
-    def embed(self, sources: Sequence[Source], batch_size: int = 32) -> Embeddings:
-        """Embed queries as the map's own images were."""
-        settings: dict[str, Any] = {"batch_size": batch_size, "device": self.device}
-        return embed_images(self.model, preprocessing_of(self.manifest.model), sources, **settings)
+        return answers[0] if is_one_image(images) and len(answers) == 1 else answers
 
     def localize_embeddings(
         self,
@@ -301,7 +223,7 @@ class PlaceMap:
         names: Sequence[str],
         k: int = 10,
         *,
-        near: tuple[tuple[float, float], float] | None = None,
+        near: Near | None = None,
         rerank: bool = False,
         outside_rate: float | None = None,
         verify: int | None = None,
@@ -314,9 +236,8 @@ class PlaceMap:
                 f"Descriptors of shape {np.shape(embeddings.descriptor)} do not fit {len(names)} queries and "
                 f"{self.manifest.model.dim} dimensions; embed them with the map's own model."
             )
-        circle = _circle(near)
-        settings: dict[str, Any] = {"k": k, "near": circle, "rerank": rerank, "outside_rate": outside_rate}
-        settings |= {"verify": verify, "images": images}
+        settings: dict[str, Any] = {"k": k, "near": circle_of(near), "rerank": rerank}
+        settings |= {"outside_rate": outside_rate, "verify": verify, "images": images}
         for left in reversed(range(LOOKS)):
             try:
                 return locate(
@@ -334,119 +255,5 @@ class PlaceMap:
                 if not left or not self.refresh():
                     raise
                 if self.manifest.model.fingerprint != fingerprint:
-                    raise KappaPlaceError(
-                        f"The map {self.folder} was embedded with another model meanwhile; ask again."
-                    ) from None
+                    raise self._another_model() from None
         raise AssertionError("unreachable")
-
-    @property
-    def gatherer(self) -> Gatherer:
-        """Search and signals on this version of the map."""
-        if self._gatherer is None:
-            search = open_search(self._store, self.device, self.engine, self.engine_options)
-            self._gatherer = Gatherer(self._store, search, self._patch_maps)
-        return self._gatherer
-
-    def _patch_maps(self, images: Sequence[Source]) -> Tensor:
-        if not isinstance(self.model, PlaceModel | ExportedModel):
-            raise KappaPlaceError(
-                "Comparing matches cell by cell needs a model that shows its stages (ResNet, "
-                "EfficientNet-Lite); the map's encoder does not."
-            )
-        return embed_patches(self.model, preprocessing_of(self.manifest.model), images)
-
-    def notes(self) -> list[str]:
-        """What an answer of this map must say of itself."""
-        said = []
-        record = self.manifest.calibration
-        if record is not None:
-            if not record.get("guarantee", False):
-                said.append(f"Calibrated on {record['origin']}; no risk is guaranteed.")
-            then = int(record["references"])
-            if abs(len(self) - then) > GROWN * max(then, 1):
-                said.append(
-                    f"Calibrated when the map had {then:,} references, now it has {len(self):,}: do it again."
-                )
-            if self.engine == "compact":
-                said.append(COARSER)
-            assert self.calibration is not None
-            if drift := standing_note(self.folder, self.calibration.fingerprint):
-                said.append(drift)
-        if self.manifest.unposed:
-            said.append(f"{self.manifest.unposed:,} of {len(self):,} references have no position.")
-        return said
-
-    def info(self) -> dict[str, Any]:
-        """What the map is, as plain values."""
-        m, here = self.manifest, self.folder
-        sizes = sum(file.size for segment in m.segments for file in segment.files.values())
-        distinct, record = m.distinctiveness, m.calibration
-        unknown = m.rows - (distinct.rows if distinct else 0)
-        return {
-            "map": str(here),
-            "name": m.name,
-            "references": len(self),
-            "removed": m.rows - m.count,
-            "unposed": m.unposed,
-            "segments": len(m.segments),
-            "bytes": sizes,
-            "dim": m.model.dim,
-            "storage": m.storage,
-            "thumbnails": m.thumbnails,
-            "model": m.model.source or "to be given",
-            "model_fingerprint": m.model.fingerprint,
-            "kappa": m.model.kappa,
-            "preprocessing": m.model.preprocessing,
-            "frame": m.frame,
-            "radius": m.radius,
-            "neighbourhood": m.neighbourhood,
-            "distinctiveness": (distinct.how if distinct else "none")
-            + (f", {unknown} open" if unknown else ""),
-            "calibration": None if record is None else record["origin"],
-            "borrowed": self.borrowed is not None,
-            "version": m.version,
-            "format": m.format,
-            "kappaplace": m.kappaplace,
-        }
-
-    def close(self) -> None:
-        """Let go of the search engine, be it a connection; the next question opens it again."""
-        if self._gatherer is not None:
-            self._gatherer.search.close()
-            self._gatherer = None
-
-    def _use(self, manifest: Manifest) -> None:
-        self.close()
-        while True:
-            try:
-                self._store = MapStore(self.folder, manifest)
-                break
-            except StaleMap:  # compacted between the manifest and the look at its segments
-                before, manifest = manifest, read_manifest(self.folder)
-                if manifest == before:
-                    raise
-        self.manifest = manifest
-        self._calibration = None
-
-    def __repr__(self) -> str:
-        return f"PlaceMap({self.folder}: {len(self):,} references, {self.manifest.frame})"
-
-
-def query_names(sources: Sequence[Source]) -> list[str]:
-    """A name for each query: its path, or its number."""
-    return [
-        os.fspath(source) if isinstance(source, str | os.PathLike) else f"query {i}"
-        for i, source in enumerate(sources)
-    ]
-
-
-def _circle(near: tuple[tuple[float, float], float] | None) -> Circle | None:
-    if near is None:
-        return None
-    try:
-        (x, y), radius = near
-        return float(x), float(y), float(radius)
-    except (TypeError, ValueError):
-        raise KappaPlaceError(
-            f"A place to search near is given as ((x, y), radius) in metres of the map, not {near!r}."
-        ) from None

@@ -15,7 +15,7 @@ Damage and viewpoint are of our making, so no risk is guaranteed, and every answ
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,17 +28,17 @@ from kappaplace.calibration.labels import SelfQueries, burst_mask, self_queries
 from kappaplace.calibration.model import Calibration
 from kappaplace.data.augment import crop_resize, sample_crops
 from kappaplace.data.degrade import random_degradation
-from kappaplace.data.images import Preprocessing
+from kappaplace.data.images import Preprocessing, Source
 from kappaplace.data.randomness import item_key, item_uniforms
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.calibrate import MATCHES, Examples, Terms, keep
 from kappaplace.maps.distinctiveness import draw
 from kappaplace.maps.map_models import preprocessing_of
 from kappaplace.maps.place_map import PlaceMap
-from kappaplace.maps.signals import MapEvidence
+from kappaplace.maps.signals import MapEvidence, remember_agreement
 from kappaplace.maps.store import Indices, MapStore
 from kappaplace.progress import track
-from kappaplace.types import Embeddings, Matches
+from kappaplace.types import Embeddings
 
 QUERIES = 1000
 """References that are asked about, at most: each gives two queries."""
@@ -87,8 +87,14 @@ def self_examples(
         )
     if len(store) < 3:
         raise KappaPlaceError(f"A map of {len(store)} references is too small to be asked about itself.")
+    verify, most = terms.verify or 0, max(1, len(store) // 4)
+    if verify > most:
+        raise KappaPlaceError(
+            f"A map of {len(store):,} references is too small to be asked about itself with {verify} matches "
+            f"compared cell by cell: it takes {4 * verify:,} references; compare at most {most}."
+        )
     chosen = _askable(place_map, queries, terms.seed)
-    examples, k = Examples(), min(MATCHES, max(1, len(store) // 4))
+    examples, k = Examples(), max(min(MATCHES, most), verify)
     alone = found_alone(place_map, chosen)
     present_share = min(PRESENT, 1 - alone)
     preprocessing = preprocessing_of(store.manifest.model)
@@ -101,7 +107,7 @@ def self_examples(
                 _similarities(store, made), *_masks(place_map, part), present=present, at_least=max(k, 2)
             )
             if len(asked.rows):
-                evidence, right = _evidence(place_map, made, asked, k)
+                evidence, right = _evidence(place_map, made, asked, k, images, verify)
                 examples.add(evidence, right, asked.outside, part[asked.rows])
             bar.advance(len(part))
     if not examples.features:
@@ -109,7 +115,8 @@ def self_examples(
             f"All references of {store.folder} show one place: nothing is left to ask; use labelled queries."
         )
     origin = f"{len(chosen):,} {ORIGIN}, for {terms.outside_rate:.0%} of queries from outside it"
-    return examples, {"origin": origin, "references": len(chosen), "found_alone": alone}
+    facts = {"origin": origin, "references": len(chosen), "found_alone": alone, "verify": verify}
+    return examples, facts
 
 
 def found_alone(place_map: PlaceMap, rows: Indices) -> float:
@@ -189,11 +196,20 @@ def _masks(place_map: PlaceMap, rows: Indices) -> tuple[NDArray[np.bool_], NDArr
 
 
 def _evidence(
-    place_map: PlaceMap, made: Embeddings, asked: SelfQueries, k: int
+    place_map: PlaceMap,
+    made: Embeddings,
+    asked: SelfQueries,
+    k: int,
+    images: Sequence[Source],
+    verify: int,
 ) -> tuple[MapEvidence, NDArray[np.bool_]]:
     """What `localize` would see in a map without the references that were taken out."""
-    gatherer, store = place_map.gatherer, place_map.store
+    gatherer, store, query = place_map.gatherer, place_map.store, made.take(asked.rows)
     matches, right = asked.top(k)
+    shown = [images[row] for row in asked.rows.tolist()] if verify else None
+    if shown is not None:
+        matches, agreement = gatherer.verified(query, matches, shown, verify)
+        right = np.take_along_axis(asked.positives, matches.indices, axis=1)
     everyone = np.arange(len(store))
     top = matches.indices[:, 0]
     other_place = ~np.asarray(gatherer.near(top[:, None], everyone[None, :]))
@@ -201,10 +217,12 @@ def _evidence(
     outside = np.where(other_place & there, asked.similarities, -np.inf).max(axis=1)
     between = _similarities(store, Embeddings(store.descriptors[top]))
     aliases = np.where(other_place & there, between, -np.inf).max(axis=1)
-    query = made.take(asked.rows)
-    evidence = gatherer.of_matches(query, Matches(matches.indices, matches.similarities), outside, None)
+    evidence = gatherer.of_matches(query, matches, outside, shown)
     sample = asked.similarities[:, store.sample]
-    return replace(evidence, own_aliases=aliases, sample_similarities=_filled(sample)), right
+    evidence = replace(evidence, own_aliases=aliases, sample_similarities=_filled(sample))
+    if shown is not None:
+        remember_agreement(evidence, agreement)
+    return evidence, right
 
 
 def _filled(sample: NDArray[Any]) -> NDArray[np.float32]:

@@ -6,7 +6,6 @@ from a folder goes with the map.
 
 from __future__ import annotations
 
-import re
 import shutil
 import tempfile
 from dataclasses import replace
@@ -15,7 +14,7 @@ from pathlib import Path
 from kappaplace.errors import KappaPlaceError
 from kappaplace.huggingface import Repository, arriving, push_files
 from kappaplace.maps.fit_record import FILE as FIT
-from kappaplace.maps.manifest import MANIFEST, Manifest, read_manifest, write_manifest
+from kappaplace.maps.manifest import MANIFEST, MODEL_FOLDER, Manifest, read_manifest, write_manifest
 from kappaplace.maps.map_models import keep_model, model_of
 from kappaplace.maps.segments import SEGMENTS
 from kappaplace.maps.verify import verified
@@ -25,7 +24,6 @@ from kappaplace.models.shipped import is_shipped
 
 PAGE = "README.md"
 OURS = (f"{SEGMENTS}/*", "extras/*", "model-*/*")
-_INSIDE = re.compile(r"\./model-[0-9a-f]{12}")
 
 
 def push_map(folder: str | Path, repo: str, *, public: bool = False) -> str:
@@ -51,7 +49,8 @@ def pull_map(repo: str, out: str | Path, *, revision: str = "") -> Path:
         found.fetch(MANIFEST, part)
         manifest = read_manifest(part)
         source = manifest.model.source
-        if source and not (_INSIDE.fullmatch(source) or source in HUB or is_shipped(source)):
+        inside = source.startswith("./") and MODEL_FOLDER.fullmatch(source.removeprefix("./"))
+        if source and not (inside or source in HUB or is_shipped(source)):
             raise KappaPlaceError(
                 f"The map {repo} names {source!r} as its model, which is neither in it nor a known name; it "
                 "was not downloaded."
@@ -59,10 +58,10 @@ def pull_map(repo: str, out: str | Path, *, revision: str = "") -> Path:
         for name in data_files(manifest):
             found.fetch(name, part)
         if source.startswith("./"):
-            inside = f"{source.removeprefix('./')}/"
-            fetch_model(found, part, inside)
-            if inside + FIT in found.files:
-                found.fetch(inside + FIT, part)
+            kept = f"{source.removeprefix('./')}/"
+            fetch_model(found, part, kept)
+            if kept + FIT in found.files:
+                found.fetch(kept + FIT, part)
         broken = verified(part)[1]
         if broken:
             raise KappaPlaceError(f"The map {repo} arrived damaged, or was so before: {broken[0]}")

@@ -26,7 +26,7 @@ from kappaplace.types import Embeddings, Matches
 from kappaplace.uncertainty.base import Score
 from kappaplace.uncertainty.evidence import Evidence, Scores
 from kappaplace.uncertainty.fused import features_of
-from kappaplace.uncertainty.patches import AGREEMENT, agreements
+from kappaplace.uncertainty.patches import AGREEMENT, COMPARED, agreements
 from kappaplace.uncertainty.registry import SCORES, available, score_named
 
 DEEP = 64
@@ -130,7 +130,7 @@ class Gatherer:
         first = Matches(deep.indices[:, :k], deep.similarities[:, :k])
         evidence = self.of_matches(query, first, outside, images)
         if agreement is not None:
-            evidence.memo[AGREEMENT] = agreement
+            remember_agreement(evidence, agreement)
         return evidence
 
     def of_matches(self, query: Embeddings, matches: Matches, outside: Scores, images: Any) -> MapEvidence:
@@ -186,6 +186,13 @@ class Gatherer:
                 lambda a, b: self.near(a, numbers[b]),
             )
         return best
+
+
+def remember_agreement(evidence: MapEvidence, agreement: Scores) -> None:
+    """What `Gatherer.verified` found: the signals are those of the matches it compared, however many more are
+    shown."""
+    evidence.memo[AGREEMENT] = agreement
+    evidence.memo[COMPARED] = agreement.shape[1]
 
 
 def query_features(evidence: Evidence, names: Sequence[str]) -> Scores:

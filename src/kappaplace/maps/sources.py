@@ -92,16 +92,20 @@ def _joined(parts: list[Wanted]) -> Wanted:
 
 def as_table(images: Images, layout: str = "", *, skip_unreadable: bool = True) -> PlaceImages:
     """Images with what is known of their poses; without a ``layout`` a folder's photos tell it by EXIF."""
+    if isinstance(images, str | Path) and Path(images).is_dir():
+        return _folder(Path(images), layout, skip_unreadable)
+    if isinstance(images, str | Path) and not Path(images).exists():
+        raise KappaPlaceError(f"Nothing at {images}; give a folder of images, a table or image files.")
+    if layout not in ("", "photos"):
+        raise KappaPlaceError(
+            f"A layout ({layout}) is that of a folder, and none was given; leave it out, or give the folder."
+        )
     if isinstance(images, PlaceImages):
         return images
     if isinstance(images, str | Path):
         path = Path(images)
-        if path.is_dir():
-            return _folder(path, layout, skip_unreadable)
         if path.suffix.lower() in TABLES:
             return PlaceImages.open(path)
-        if not path.exists():
-            raise KappaPlaceError(f"Nothing at {path}; give a folder of images, a table or image files.")
         images = [path]
     if not isinstance(images, Iterable):
         raise KappaPlaceError(

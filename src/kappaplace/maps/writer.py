@@ -24,6 +24,7 @@ from kappaplace.lock import writing
 from kappaplace.maps.files import save_array, why
 from kappaplace.maps.manifest import (
     MANIFEST,
+    MODEL_FOLDER,
     Extra,
     FileRecord,
     Manifest,
@@ -108,8 +109,15 @@ class MapWriter:
         m = self.manifest
         parts = (m.removed, m.distinctiveness, m.sample, m.codebook)
         _remove_others(self.folder / EXTRAS, {Path(e.file).name for e in parts if e is not None})
+        for kept in self.folder.glob("model-*"):
+            if MODEL_FOLDER.fullmatch(kept.name) and not self._uses(kept):
+                shutil.rmtree(kept, ignore_errors=True)
         if pending:
             shutil.rmtree(self.folder / PENDING, ignore_errors=True)
+
+    def _uses(self, model: Path) -> bool:
+        """Whether the map's model lies in this folder, by whatever way the manifest names it."""
+        return (self.folder / self.manifest.model.source).resolve() == model.resolve()
 
     def next_name(self) -> str:
         """A number that no folder bears: one of a dead writer must not be taken for ours."""

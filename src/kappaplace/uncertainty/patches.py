@@ -21,6 +21,8 @@ DEEP = 10
 """Matches that compete for the patch margin; deeper ones hardly ever agree."""
 AGREEMENT = "patch agreement"
 """Where an evidence keeps what was computed, or known before."""
+COMPARED = "matches compared"
+"""Where an evidence says how many of its first matches compete, if fewer than all: more may be shown."""
 QUERIES = 16  # at a time: their maps and those of their matches are in memory together
 
 
@@ -62,15 +64,19 @@ def _reference_maps(evidence: Evidence, rows: NDArray[np.int64]) -> Tensor:
 
 
 def _query(evidence: Evidence) -> Scores:
-    return 1.0 - agreements(evidence, min(DEEP, evidence.matches.indices.shape[1]))[:, 0]
+    return 1.0 - agreements(evidence, _competing(evidence))[:, 0]
 
 
 def _match(evidence: Evidence) -> Scores:
     return 1.0 - agreements(evidence, evidence.matches.indices.shape[1])
 
 
+def _competing(evidence: Evidence) -> int:
+    return min(DEEP, evidence.matches.indices.shape[1], evidence.memo.get(COMPARED, DEEP))
+
+
 def _margin(evidence: Evidence) -> Scores:
-    count = min(DEEP, evidence.matches.indices.shape[1])
+    count = _competing(evidence)
     found = agreements(evidence, count)
     near = evidence.is_near(evidence.top[:, None], evidence.matches.indices[:, :count])
     return np.where(near, 0.0, found).max(axis=1) - found[:, 0]
