@@ -102,7 +102,8 @@ def residual(x: Array) -> tuple[Array, float]:
 
 
 CODES: dict[str, Callable[[Array], tuple[Array, float]]] = {
-    "pq 8 bits × 4 numbers, balanced (the map's)": own,
+    "weighted pq with a gain, 8 bits × 1 to 5 numbers (the map's)": own,
+    "pq 8 bits × 4 numbers, balanced": product(8, 128, 4),
     "residuals to means, pq 8 bits × up to 5 numbers": inverted(116, 5),
     "residuals to unit centres, pq 8 bits × up to 5 numbers": inverted(116, 5, means=False),
     "residuals to unit centres, pq 8 bits × 4 numbers, 464 directions": inverted(116, 4, means=False),
@@ -131,6 +132,7 @@ def main() -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--synthetic", type=int, metavar="REFERENCES")
     source.add_argument("--real", type=Path)
+    parser.add_argument("--queries", type=int, default=1000, help="of the synthetic ones")
     parser.add_argument("--codes", nargs="+", default=list(CODES), help="first words of their names")
     parser.add_argument("--csv", type=Path)
     options = parser.parse_args()
@@ -142,7 +144,7 @@ def main() -> None:
         right = lambda top: float(np.mean([row in rows for row, rows in zip(top, truth, strict=True)]))  # noqa: E731
     else:
         with tempfile.TemporaryDirectory() as scratch:
-            make(Path(scratch), options.synthetic)
+            make(Path(scratch), options.synthetic, asked_in_all=options.queries)
             x = np.load(Path(scratch) / "descriptors.npy").astype(np.float32)
             queries, places, answers = (
                 np.load(Path(scratch) / f"{what}.npy") for what in ("queries", "places", "answers")

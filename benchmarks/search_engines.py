@@ -33,7 +33,7 @@ CODES = "pq-codes"  # those of a map with --storage pq, compared one and all
 ENGINES = ("faiss-flat", "hnsw", "ivf-pq", "compact", CODES)
 
 
-def make(folder: Path, references: int, seed: int = 0) -> None:
+def make(folder: Path, references: int, seed: int = 0, asked_in_all: int = QUERIES) -> None:
     """Write descriptors.npy, places.npy, queries.npy and answers.npy (the place of each query)."""
     rng = np.random.default_rng(seed)
     energy = 1 / np.sqrt(np.arange(1, DIM + 1))
@@ -61,12 +61,12 @@ def make(folder: Path, references: int, seed: int = 0) -> None:
         of = np.repeat(np.arange(count), rng.integers(1, 20, count))[: references - done]
         descriptors[done : done + len(of)] = images(centres[of])
         places[done : done + len(of)] = known + of
-        asked = rng.choice(np.unique(of), max(1, 2 * QUERIES * len(of) // references))
+        asked = rng.choice(np.unique(of), max(1, 2 * asked_in_all * len(of) // references))
         queries.append(images(centres[asked]))
         answers.append(known + asked)
         done, known = done + len(of), known + count
     descriptors.flush()
-    chosen = rng.permutation(sum(map(len, answers)))[:QUERIES]
+    chosen = rng.permutation(sum(map(len, answers)))[:asked_in_all]
     np.save(folder / "places.npy", places)
     np.save(folder / "queries.npy", np.concatenate(queries)[chosen])
     np.save(folder / "answers.npy", np.concatenate(answers)[chosen])
@@ -148,6 +148,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--references", type=int, default=100_000)
     parser.add_argument("--engines", nargs="+", default=["hnsw", "ivf-pq", "compact"], choices=ENGINES)
+    parser.add_argument("--queries", type=int, default=QUERIES, help="more tell smaller differences apart")
     parser.add_argument("--folder", type=Path, help="keep data and indices here, to go on another time")
     parser.add_argument("--untimed", action="store_true", help="what is found alone, not how fast")
     parser.add_argument("--csv", type=Path)
@@ -156,7 +157,7 @@ def main() -> None:
         folder = Path(options.folder or scratch) / f"{options.references}"
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "answers.npy").is_file():
-            make(folder, options.references)
+            make(folder, options.references, asked_in_all=options.queries)
         for name in options.engines:
             spawned = multiprocessing.get_context("spawn")
             with ProcessPoolExecutor(1, mp_context=spawned) as pool:

@@ -81,7 +81,7 @@ def test_a_map_of_codes_answers_with_every_signal(made: PlaceMap) -> None:
     made.compact("pq")
     assert made.info()["storage"] == "pq"
     stored = made.store.segments[0].array("descriptors")
-    assert (stored.dtype, stored.shape) == (np.uint8, (1040, DIM))
+    assert (stored.dtype, stored.shape) == (np.uint8, (1040, DIM + 1))
     decoded = made.store.descriptors[:]
     assert np.einsum("nd,nd->n", decoded, descriptors).mean() > 0.995
     np.testing.assert_allclose(made.store.descriptors[np.array([[5, 900]])], decoded[[[5, 900]]], atol=1e-6)
@@ -90,7 +90,9 @@ def test_a_map_of_codes_answers_with_every_signal(made: PlaceMap) -> None:
         assert new.matches[0].x == old.matches[0].x
         assert set(new.signals) == set(old.signals) == SIGNALS
         assert all(np.isfinite(value) for value in new.signals.values())
-        for name in SIGNALS:
+        # How distinct the best match is depends on which of a place's four it is, and they are nearly equal.
+        same = new.matches[0].name == old.matches[0].name
+        for name in SIGNALS if same else SIGNALS - {"aliasing"}:
             assert new.signals[name] == pytest.approx(old.signals[name], abs=0.05, rel=0.2), name
     near = answers(made, near=((100.0, 0.0), 50.0))[1]
     assert {match.x for match in near.matches} == {100.0}
@@ -231,7 +233,7 @@ def test_another_model_gets_a_codebook_of_its_own(town_map, queries, monkeypatch
     town_map.remove([next(town_map.store.names())])
     town_map.reembed(other)
     fresh = PlaceMap.open(town_map.folder, other)
-    assert (fresh.manifest.storage, len(fresh), fresh.store.codebook.width) == ("pq", 55, 16)
+    assert (fresh.manifest.storage, len(fresh), fresh.store.codebook.width) == ("pq", 55, 17)
     assert fresh.verify() == []
     assert fresh.localize(queries[0]).matches[0].similarity > 0.5
     assert len(list((fresh.folder / "extras").glob("codebook*"))) == 1

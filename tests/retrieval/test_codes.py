@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -25,40 +28,95 @@ def book() -> Codebook:
     return learn_codebook(descriptors(1200, 24), rounds=4)
 
 
-def test_codes_are_the_nearest_centres_and_decode_to_unit_vectors(book: Codebook) -> None:
+def test_codes_are_the_nearest_centres_and_decode_to_what_they_were(book: Codebook) -> None:
     rows = descriptors(300, 24, seed=1)
     made = book.encode(rows)
-    assert (made.dtype, made.shape, book.width) == (np.uint8, (300, 24), 24)
-    pieces = book.turn(rows).reshape(300, 24, 1)
-    gaps = np.linalg.norm(pieces[:, :, None].astype(np.float64) - book.centres[None], axis=3)
-    chosen = np.take_along_axis(gaps, made[:, :, None].astype(np.int64), 2)[..., 0]
-    np.testing.assert_allclose(chosen, gaps.min(axis=2), atol=1e-4)
+    assert (made.dtype, made.shape, book.width) == (np.uint8, (300, 25), 25)
+    assert book.weights is not None
+    edges = np.cumsum([0, *book.sizes])
+    for byte, (first, end) in enumerate(pairwise(edges)):
+        gaps = book.turn(rows)[:, None, first:end].astype(np.float64) - book.values[None, :, first:end]
+        errors = (book.weights[first:end] * gaps**2).sum(2)
+        np.testing.assert_allclose(errors[np.arange(300), made[:, byte]], errors.min(1), atol=1e-6)
     back = book.decode(made)
-    np.testing.assert_allclose(np.linalg.norm(back, axis=1), 1, atol=1e-5)
     assert np.einsum("nd,nd->n", back, rows).mean() > 0.995
     # In the space of the codes similarities are the same.
     turned = book.turn(rows) @ book.decode(made, turned=True).T
     np.testing.assert_allclose(turned, rows @ back.T, atol=1e-5)
-    np.testing.assert_array_equal(book.decode(made.reshape(100, 3, 24)), back.reshape(100, 3, 24))
+    np.testing.assert_array_equal(book.decode(made.reshape(100, 3, 25)), back.reshape(100, 3, 24))
     assert book.decode(made[:0]).shape == (0, 24)
 
 
+def plain(rows: np.ndarray) -> Codebook:
+    """Codes as they were before there were weights: as many numbers in every byte, and unit length."""
+    width, together = codes._cut(rows.shape[1])
+    turn = balanced_rotation(rows, width, together)
+    pieces = codes._pieces(rows @ turn, (together,) * width)
+    values = np.concatenate([codes._k_means(piece, piece[:256], 3) for piece in pieces], axis=1)
+    return Codebook(turn, values, (together,) * width)
+
+
+def test_similarities_of_codes_are_right_on_average_and_err_less_than_those_of_plain_ones() -> None:
+    rng = np.random.default_rng(0)
+    rows = descriptors(2500, 300)
+    queries = 0.8 * rows + 0.6 * descriptors(2500, 300)[rng.permutation(2500)]
+    queries /= np.linalg.norm(queries, axis=1, keepdims=True)
+    true = np.einsum("nd,nd->n", queries, rows)
+    new, old = learn_codebook(rows, rounds=3), plain(rows)
+    assert new.width == 128
+    error = [np.einsum("nd,nd->n", queries, book.decode(book.encode(rows))) - true for book in (new, old)]
+    assert abs(error[0].mean()) < 0.3 * abs(error[1].mean())
+    assert error[0].std() < 0.8 * error[1].std()
+    # The product with itself is what the last byte is for.
+    own = np.einsum("nd,nd->n", rows, new.decode(new.encode(rows)))
+    assert abs(own - 1).mean() < 1e-3
+
+
 def test_a_codebook_comes_back_from_its_array(book: Codebook) -> None:
-    again = Codebook.from_array(book.to_array(), 24)
-    np.testing.assert_array_equal(again.rotation, book.rotation)
-    np.testing.assert_array_equal(again.centres, book.centres)
-    with pytest.raises(KappaPlaceError, match="does not fit 25 dimensions"):
-        Codebook.from_array(book.to_array(), 25)
-    with pytest.raises(KappaPlaceError, match="does not fit"):
-        Codebook.from_array(book.to_array() * np.nan, 24)
+    array = book.to_array()
+    again = Codebook.from_array(array, 24)
+    rows = descriptors(50, 24, seed=3)
+    np.testing.assert_array_equal(again.encode(rows), book.encode(rows))
+    np.testing.assert_array_equal(again.to_array(), array)
+    damaged = {
+        "another dimension": (array, 25),
+        "numbers that are none": (array * np.nan, 24),
+        "a weight of nothing": (np.where(np.arange(len(array))[:, None] == 280, 0, array), 24),
+        "bytes out of order": (np.where(np.arange(len(array))[:, None] == 281, 7, array), 24),
+        "no columns": (array[:, :0], 24),
+        "one row": (array[0], 24),
+    }
+    for wrong, dim in damaged.values():
+        with pytest.raises(KappaPlaceError, match=f"does not fit {dim} dimensions"):
+            Codebook.from_array(wrong, dim)
+
+
+@pytest.mark.parametrize("dim", [24, 130, 300])
+def test_codebooks_from_before_there_were_weights_are_read(dim: int) -> None:
+    rows = descriptors(600, dim)
+    old = plain(rows)
+    assert old.to_array().shape == (dim + 256, sum(old.sizes))
+    again = Codebook.from_array(old.to_array(), dim)
+    made = again.encode(rows)
+    assert made.shape == (600, codes._cut(dim)[0])
+    np.testing.assert_array_equal(made, old.encode(rows))
+    np.testing.assert_allclose(np.linalg.norm(again.decode(made), axis=1), 1, atol=1e-5)
 
 
 @settings(deadline=None, max_examples=60)
-@given(dim=st.integers(1, 5000))
-def test_no_more_than_128_bytes_and_no_number_left_out(dim: int) -> None:
-    width, together = codes._cut(dim)
-    assert width <= min(128, dim)
-    assert dim <= width * together < dim + together
+@given(dim=st.integers(1, 3000), fall=st.floats(0, 4), dead=st.floats(0, 0.9))
+def test_no_more_than_127_bytes_hold_directions_and_none_is_in_two(
+    dim: int, fall: float, dead: float
+) -> None:
+    spread = np.arange(1, dim + 1) ** -fall
+    spread[int((1 - dead) * dim) + 1 :] = 1e-9
+    dealt = codes._dealt(spread, min(127, dim))
+    flat = [direction for piece in dealt for direction in piece]
+    assert len(dealt) <= min(127, dim)
+    assert all(dealt)
+    assert len(set(flat)) == len(flat) > 0
+    kept = np.isin(np.arange(dim), flat)
+    assert spread[kept].min() >= spread[~kept].max(initial=0)  # what is left out is the weakest
 
 
 @settings(deadline=None, max_examples=20)
@@ -74,6 +132,13 @@ def test_the_rotation_keeps_products_and_balances_the_pieces(dim: int, together:
         alone = np.log((rows @ balanced_rotation(rows, dim, 1)).var(axis=0) + 1e-12)
         strongest_first = alone.reshape(pieces, together).sum(1)
         assert np.ptp(energy) <= np.ptp(strongest_first) + 1e-6
+
+
+def test_descriptors_with_dead_numbers_and_copies_are_coded() -> None:
+    rows = np.repeat(descriptors(10, 200), 120, axis=0)  # ten different ones, in ten directions of 200
+    book = learn_codebook(rows, rounds=2)
+    back = book.decode(book.encode(rows))
+    np.testing.assert_allclose(np.einsum("nd,nd->n", back, rows), 1, atol=0.01)
 
 
 def test_the_same_descriptors_give_the_same_codebook_and_too_few_are_refused() -> None:
@@ -97,9 +162,9 @@ def test_codes_are_searched_like_any_descriptors(book: Codebook) -> None:
     np.testing.assert_array_equal(mixed[np.array([399, 3])], np.stack([rows[399], book.decode(made[3:4])[0]]))
     found = open_engine(Coded(made, book)).search(rows[:50], 1)
     assert (found.indices[:, 0] == np.arange(50)).all()
-    other = Codebook(book.rotation, book.centres + 1e-6)
+    other = replace(book, values=book.values + 1e-6)
     assert Rows(Coded(made, book)).fingerprint() != Rows(Coded(made, other)).fingerprint()
-    with pytest.raises(KappaPlaceError, match="24 bytes a row"):
+    with pytest.raises(KappaPlaceError, match="25 bytes a row"):
         Rows(Coded(made[:, :5], book))
 
 
@@ -126,3 +191,24 @@ def test_codes_lose_at_most_half_a_point() -> None:
     exact, coded = (np.mean(of[(queries @ x.T).argmax(1)] == np.arange(2000)) for x in (rows, back))
     assert 0.9 < exact < 0.999
     assert coded >= exact - 0.005
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+def test_products_that_are_looked_up_are_those_of_the_decoded(book: Codebook, weighted: bool) -> None:
+    rows = descriptors(1200, 24)
+    used = book if weighted else plain(rows)
+    made, query = used.encode(rows), used.turn(descriptors(3, 24, seed=4))[2]
+    expected = used.decode(made, turned=True).astype(np.float64) @ query
+    np.testing.assert_allclose(used.products(query, made), expected, atol=1e-6)
+
+
+def test_one_query_finds_what_it_finds_among_many(book: Codebook) -> None:
+    rows = descriptors(700, 24)
+    made = book.encode(rows)
+    engine = open_engine([Coded(made[:400], book), Coded(made[400:], book)])
+    queries = descriptors(9, 24, seed=5)
+    many = engine.search(queries, 7)
+    for i, query in enumerate(queries):
+        one = engine.search(query[None], 7)
+        np.testing.assert_array_equal(one.indices[0], many.indices[i])
+        np.testing.assert_allclose(one.similarities[0], many.similarities[i], atol=1e-6)

@@ -43,7 +43,8 @@ def step_rate(options: Sequence[str], data: TrainingSet, batch: int, steps: int)
     )
     recipe = recipe_named("kappa-jt")
     with tempfile.TemporaryDirectory() as folder:
-        engine = Engine.create(settings.run, str(device), Path(folder))
+        # A GPU is chosen by the engine itself.
+        engine = Engine.create(settings.run, "cpu" if device.type == "cpu" else "", Path(folder))
         model = starting_model(settings, recipe)
         loop = Assembly(settings, recipe, data, Path(folder), None, model, engine, lambda line: None).loop()
         model.train()

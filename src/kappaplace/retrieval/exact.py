@@ -71,8 +71,7 @@ def search_matrix(similarities: NDArray[np.floating], k: int = 10) -> Matches:
     step = max(1, QUERY_BLOCK * REFERENCE_BLOCK // references)
     for start in range(0, queries, step):
         rows = slice(start, start + step)
-        block = torch.nan_to_num(torch.from_numpy(np.array(similarities[rows], np.float32)), nan=torch.inf)
-        values, columns = _first_top(block, k)
+        values, columns = _first_top(torch.from_numpy(np.array(similarities[rows], np.float32)), k)
         best[rows], indices[rows] = values.numpy(), columns.numpy()
     if not np.isfinite(best).all():
         raise KappaPlaceError("Some similarities are NaN or infinite; check how the matrix was made.")
@@ -98,9 +97,7 @@ def _search_block(
     rows = torch.empty((len(queries), 0), dtype=torch.int64, device=device)
     for start in range(0, len(references), block):
         part = _tensor(references[start : start + block], device)
-        # NaN compares with nothing: as +inf it cannot slip away and is reported at the end.
-        similarity = torch.nan_to_num(queries @ part.T, nan=torch.inf)
-        values, columns = _first_top(similarity, min(k, len(part)))
+        values, columns = _first_top(queries @ part.T, min(k, len(part)))
         best, rows = torch.cat([best, values], 1), torch.cat([rows, columns + start], 1)
         order = best.argsort(dim=1, descending=True, stable=True)[:, :k]  # earlier blocks come first
         best, rows = best.gather(1, order), rows.gather(1, order)
@@ -108,15 +105,17 @@ def _search_block(
 
 
 def _first_top(similarity: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k best columns in order; of equal ones the first, which `topk` alone does not promise."""
-    values, columns = similarity.topk(k, dim=1)
-    columns = _sort_ties(values, columns)
-    # Where the k-th value stands in more columns than were taken, `topk` may have taken the wrong ones.
-    last = values[:, -1:]
-    torn = torch.nonzero((similarity == last).sum(1) > (values == last).sum(1)).flatten()
+    """The k best columns in order; of equal ones the first, which `topk` alone does not promise.
+
+    NaN counts as the largest, so it cannot slip away and is reported at the end.
+    """
+    values, columns = similarity.topk(min(k + 1, similarity.shape[1]), dim=1)
+    # Where one more has the same value as the last, `topk` may have taken the wrong ones.
+    torn = torch.nonzero(values[:, k - 1 : k] == values[:, k:])[:, 0]
+    values = values[:, :k]
+    columns = _sort_ties(values, columns[:, :k])
     if len(torn):
-        order = similarity[torn].argsort(dim=1, descending=True, stable=True)[:, :k]
-        columns[torn] = order
+        columns[torn] = similarity[torn].argsort(dim=1, descending=True, stable=True)[:, :k]
     return values, columns
 
 

@@ -82,6 +82,9 @@ class Decoded(Rows):
         ivf.make_direct_map(True)
         ivf.fine_quantizer = ivf.pq  # faiss forgets it when it reads a file, and decoding then crashes
 
+    def in_code_space(self) -> None:
+        """They are in it already, and so are the queries they are given."""
+
     def __getitem__(self, rows: slice | NDArray[np.int64]) -> NDArray[np.float32]:
         chosen = np.arange(*rows.indices(len(self))) if isinstance(rows, slice) else rows
         codes = self.ivf.reconstruct_batch(np.ascontiguousarray(chosen, np.int64))

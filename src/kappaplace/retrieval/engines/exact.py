@@ -15,6 +15,9 @@ from kappaplace.retrieval.engines.nearby import Nearby
 from kappaplace.retrieval.engines.rows import Descriptors, Rows, Subset
 from kappaplace.types import Matches
 
+FEW = 4  # queries whose products are looked up instead of computed from decoded codes, which serves many
+CODES_BLOCK = 1 << 13  # codes decoded together: 16 MB of 512 numbers, memory that is used again and again
+
 
 class ExactEngine(BaseEngine):
     """Searches descriptors where they lie; memory is that of one block, whatever the number of references."""
@@ -34,20 +37,28 @@ class ExactEngine(BaseEngine):
             raise KappaPlaceError("There are no references to search: the map is empty.")
         self.nearby = Nearby(positions, len(self.rows))
         self.dim = self.rows.shape[1]
+        self._codes = self.rows.in_code_space()
         self.device = device
+        self._on_cpu = torch.device(device).type == "cpu"
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def _search(self, queries: NDArray[np.float32], k: int, near: Circle | None) -> Matches:
+        rows = self.rows
+        if self._codes is not None:  # the few queries are turned instead of all references
+            queries, rows = self._codes[0].turn(queries), self._codes[1]
+        if near is None and self._codes is not None and len(queries) <= FEW and self._on_cpu:
+            return exact.search_matrix(np.stack([rows.products(query) for query in queries]), k)
         if near is None:
-            return self._compare(queries, self.rows, k)
+            return self._compare(queries, rows, k)
         chosen = self.nearby.rows(near)
         if len(chosen) == 0:
             return Matches(np.empty((len(queries), 0), np.int64), np.empty((len(queries), 0), np.float32))
-        found = self._compare(queries, Subset(self.rows, chosen), min(k, len(chosen)))
+        found = self._compare(queries, Subset(rows, chosen), min(k, len(chosen)))
         return Matches(chosen[found.indices], found.similarities)  # ascending rows: ties stay in order
 
     def _compare(self, queries: NDArray[np.float32], rows: Rows | Subset, k: int) -> Matches:
+        block = exact.REFERENCE_BLOCK if self._codes is None else CODES_BLOCK
         # `exact.search` reads its references by slices only, which is all that Rows and Subset offer.
-        return exact.search(queries, cast(Any, rows), k, device=self.device)
+        return exact.search(queries, cast(Any, rows), k, device=self.device, block=block)

@@ -57,7 +57,8 @@ class Rows:
 
     ndim = 2
 
-    def __init__(self, descriptors: Descriptors) -> None:
+    def __init__(self, descriptors: Descriptors, *, turned: bool = False) -> None:
+        """``turned``: all are codes of one codebook, read in the space of the codes."""
         if isinstance(descriptors, Quantized | Coded) or not isinstance(descriptors, Sequence):
             descriptors = [descriptors]
         parts = cast(Sequence[Segment], descriptors)
@@ -66,7 +67,8 @@ class Rows:
             raise KappaPlaceError(
                 "There are no references to search: the list of descriptor arrays is empty."
             )
-        dims = {_dim(segment) for segment in self.segments}
+        self._turned = turned
+        dims = {_dim(segment, turned) for segment in self.segments}
         if len(dims) > 1:
             said = " and ".join(map(str, sorted(dims)))
             raise KappaPlaceError(f"Descriptors of {said} dimensions cannot be searched together.")
@@ -89,25 +91,38 @@ class Rows:
         for segment, first, end in zip(self.segments, self.starts[:-1], self.starts[1:], strict=True):
             low, high = max(start, first), min(stop, end)
             if low < high:
-                parts.append(_decode(segment, slice(low - first, high - first)))
+                parts.append(_decode(segment, slice(low - first, high - first), self._turned))
         if len(parts) == 1:
             return parts[0]
         return np.concatenate(parts) if parts else np.empty((0, self.shape[1]), np.float32)
 
     def _take(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         if len(self.segments) == 1:
-            return _decode(self.segments[0], rows)
+            return _decode(self.segments[0], rows, self._turned)
         taken = np.empty((len(rows), self.shape[1]), np.float32)
         owner = np.searchsorted(self.starts, rows, side="right") - 1
         for number in np.unique(owner):
             mine = owner == number
-            taken[mine] = _decode(self.segments[number], rows[mine] - self.starts[number])
+            taken[mine] = _decode(self.segments[number], rows[mine] - self.starts[number], self._turned)
         return taken
 
     def blocks(self, size: int = BLOCK) -> Iterator[tuple[int, NDArray[np.float32]]]:
         """First row and rows of one block after the other."""
         for start in range(0, len(self), size):
             yield start, self[start : start + size]
+
+    def products(self, query: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Of one query with all rows, which are codes, both in the space of the codes."""
+        assert self._turned
+        parts = [segment for segment in self.segments if isinstance(segment, Coded)]
+        return np.concatenate([segment.codebook.products(query, segment.codes) for segment in parts])
+
+    def in_code_space(self) -> tuple[Codebook, Rows] | None:
+        """Where all are codes of one codebook: it, and the rows in the space of the codes, read sooner."""
+        books = [segment.codebook for segment in self.segments if isinstance(segment, Coded)]
+        if len(books) < len(self.segments) or any(book is not books[0] for book in books):
+            return None
+        return books[0], Rows(self.segments, turned=True)
 
     def fingerprint(self) -> str:
         """SHA-256 of the stored bytes, whatever the segments: another type or one changed bit differs."""
@@ -140,8 +155,10 @@ def _array(segment: Segment) -> NDArray:
     return segment.codes if isinstance(segment, Quantized | Coded) else segment
 
 
-def _dim(segment: Segment) -> int:
-    return int(len(segment.codebook.rotation) if isinstance(segment, Coded) else _array(segment).shape[1])
+def _dim(segment: Segment, turned: bool) -> int:
+    if isinstance(segment, Coded):
+        return int(segment.codebook.rotation.shape[1 if turned else 0])
+    return int(_array(segment).shape[1])
 
 
 def _stored(segment: Segment) -> tuple[NDArray, ...]:
@@ -173,9 +190,9 @@ def _checked(segment: Segment) -> Segment:
     return segment
 
 
-def _decode(segment: Segment, rows: slice | NDArray[np.int64]) -> NDArray[np.float32]:
+def _decode(segment: Segment, rows: slice | NDArray[np.int64], turned: bool) -> NDArray[np.float32]:
     if isinstance(segment, Quantized):
         return segment.codes[rows].astype(np.float32) * segment.scale[rows][:, None]
     if isinstance(segment, Coded):
-        return segment.codebook.decode(segment.codes[rows])
+        return segment.codebook.decode(segment.codes[rows], turned=turned)
     return np.asarray(segment[rows], np.float32)
