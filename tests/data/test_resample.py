@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -19,6 +19,7 @@ FILTERS = st.sampled_from(["bilinear", "bicubic", "lanczos"])
 MODES = st.sampled_from(["exact", "crop", "shorter", "longer"])
 
 
+@settings(deadline=None)  # the first of each size asks Pillow
 @given(SIDES, SIDES, SIDES, FILTERS, MODES, st.integers(0, 2**32 - 1), st.booleans())
 def test_every_pixel_is_pillows(
     height: int, width: int, side: int, interpolation: str, mode: str, seed: int, harsh: bool
@@ -37,6 +38,7 @@ def test_every_pixel_is_pillows(
         np.testing.assert_array_equal(other.permute(1, 2, 0), np.asarray(preprocessing.image(one)))
 
 
+@settings(deadline=None)
 @given(SIDES, SIDES, st.tuples(SIDES, SIDES), FILTERS)
 def test_one_of_both_orders_is_pillows(height: int, width: int, after: tuple[int, int], name: str) -> None:
     how = Resize((height, width), after, name)  # type: ignore[arg-type]
