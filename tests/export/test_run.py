@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from kappaplace import FrozenEncoder, KappaPlaceError, load_model
+from kappaplace.data.images import Preprocessing
 from kappaplace.evaluation.cache import model_fingerprint
 from kappaplace.export import parity
 from kappaplace.export.run import SUFFIXES, export_model
@@ -102,6 +104,13 @@ def test_int8_is_smaller_close_and_a_model_of_its_own(model, exported, int8, pho
     assert 0.99 < cosines.mean() < 1 - 1e-6  # close, and really computed in eight bits
     assert model_fingerprint(opened) != model_fingerprint(model)
     assert opened.record.source == model_fingerprint(model)
+
+
+def test_int8_takes_images_of_several_sizes(model, photos, tmp_path):
+    two = [photo if i % 2 else photo[:48] for i, photo in enumerate(photos)]
+    native = copy.copy(model)
+    native.preprocessing = Preprocessing()
+    assert export_model(native, tmp_path / "m.onnx", int8_images=two).quantised.images == len(two)
 
 
 def test_int8_needs_images(model, photos, tmp_path):

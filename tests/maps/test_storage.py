@@ -170,7 +170,47 @@ def test_an_exported_map_of_codes_is_one_of_numbers(made: PlaceMap, tmp_path: Pa
     import_map(tmp_path / "m.parquet", tmp_path / "again", None)
     again = PlaceMap.open(tmp_path / "again")
     assert again.manifest.storage == "float16"
-    np.testing.assert_allclose(again.store.descriptors[:], made.store.descriptors[:], atol=1e-3)
+    coded = made.store.descriptors[:]
+    unit = coded / np.linalg.norm(coded, axis=1, keepdims=True)
+    np.testing.assert_allclose(again.store.descriptors[:], unit, atol=1e-3)
+
+
+def test_lengthened_codes_are_sound_and_numbers_again_have_unit_length(
+    made: PlaceMap, tmp_path: Path, monkeypatch
+) -> None:
+    made.compact("pq")
+    true = codes.Codebook.decode
+
+    def longer(self: codes.Codebook, *args: object, **options: object) -> np.ndarray:
+        return 1.04 * true(self, *args, **options)  # as of many dimensions
+
+    monkeypatch.setattr(codes.Codebook, "decode", longer)
+    assert np.linalg.norm(made.store.descriptors[:], axis=1).mean() > 1.02
+    assert made.verify() == []
+    export_map(made.store, tmp_path / "m.npz")
+    import_map(tmp_path / "m.npz", tmp_path / "again", None)
+    made.compact("float16")
+    for numbers in (PlaceMap.open(tmp_path / "again"), made):
+        assert numbers.verify() == []
+        np.testing.assert_allclose(np.linalg.norm(numbers.store.descriptors[:], axis=1), 1, atol=1e-3)
+
+
+def test_single_queries_of_a_map_are_looked_up(made: PlaceMap, monkeypatch) -> None:
+    made.compact("pq")
+    made.remove(["0003.jpg", "0500.jpg"])
+    queries = town()[1]
+    many = searching.open_search(made.store).search(queries, 6)
+    monkeypatch.setattr(codes.Codebook, "decode", None)  # it is not asked for
+    for i, query in enumerate(queries):
+        one = searching.open_search(made.store).search(query[None], 6)
+        np.testing.assert_array_equal(one.indices[0], many.indices[i])
+        np.testing.assert_allclose(one.similarities[0], many.similarities[i], atol=1e-6)
+
+
+def test_an_older_package_is_told_to_upgrade_before_it_reads_codes(made: PlaceMap) -> None:
+    assert json.loads((made.folder / "manifest.json").read_text())["format"] == 1
+    made.compact("pq")
+    assert json.loads((made.folder / "manifest.json").read_text())["format"] == 2
 
 
 def test_what_cannot_be_is_told_and_nothing_is_lost(made: PlaceMap, monkeypatch) -> None:

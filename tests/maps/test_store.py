@@ -257,8 +257,18 @@ def test_a_model_left_by_a_killed_reembedding_goes_and_one_named_by_its_path_sta
     with writer_of(town_map.folder) as writer:
         assert not left.exists()
         writer.commit(model=replace(writer.manifest.model, source=str(kept.resolve())))
-    town_map.compact()
-    assert kept.is_dir()
+    moved = town_map.folder.with_name("moved.map")
+    town_map.folder.rename(moved)
+    PlaceMap.open(moved, moved / kept.name).compact()
+    assert (moved / kept.name).is_dir()
+
+
+def test_a_model_of_another_map_is_copied(town_map, town, queries, tmp_path):
+    (theirs,) = town_map.folder.glob("model-*")
+    built = PlaceMap.build(town, tmp_path / "second.map", theirs)
+    shutil.rmtree(town_map.folder)
+    assert built.manifest.model.source == f"./{theirs.name}"
+    assert PlaceMap.open(built.folder).localize(queries[0]).matches
 
 
 def test_what_a_dead_writer_left_is_ignored_and_removed(town_map, town, tmp_path):

@@ -49,12 +49,14 @@ def test_images_of_several_sizes_come_as_they_are(paths: list[Path]) -> None:
 
 def test_only_a_gpu_resizes(paths: list[Path]) -> None:
     assert prepare.loader_for(paths, SQUARE, 4, torch.device("cpu")).unresized is None
-    assert prepare.loader_for(paths, SQUARE, 4, torch.device("cuda")).unresized == (30, 40)
-    assert prepare.loader_for(paths, Preprocessing(), 4, torch.device("cuda")).unresized is None
+    many = paths * 6
+    assert prepare.loader_for(many, SQUARE, 4, torch.device("cuda")).unresized == (30, 40)
+    assert prepare.loader_for(many, Preprocessing(), 4, torch.device("cuda")).unresized is None
+    assert prepare.loader_for(paths, SQUARE, 4, torch.device("cuda")).unresized is None  # not worth it
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_is_given_what_the_processor_would_be(paths: list[Path]) -> None:
-    before = torch.cat(list(prepare.prepared(paths, SQUARE, 4, WEIGHT)))
-    after = torch.cat(list(prepare.prepared(paths, SQUARE, 4, WEIGHT.cuda())))
+    before = torch.cat(list(prepare.prepared(paths * 6, SQUARE, 4, WEIGHT)))
+    after = torch.cat(list(prepare.prepared(paths * 6, SQUARE, 4, WEIGHT.cuda())))
     assert torch.allclose(before, after.cpu(), atol=1e-6)

@@ -212,3 +212,13 @@ def test_one_query_finds_what_it_finds_among_many(book: Codebook) -> None:
         one = engine.search(query[None], 7)
         np.testing.assert_array_equal(one.indices[0], many.indices[i])
         np.testing.assert_allclose(one.similarities[0], many.similarities[i], atol=1e-6)
+
+
+def test_one_odd_descriptor_does_not_spoil_the_others() -> None:
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((1500, 40)).astype(np.float32) * 0.3
+    rows[:, 0] += 1
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    mixed = np.concatenate([rows, -rows.mean(0, keepdims=True) / np.linalg.norm(rows.mean(0))])
+    steps = [np.diff(learn_codebook(learnt, rounds=2).gains).item() for learnt in (rows, mixed)]
+    assert steps[1] < 1.5 * steps[0]  # with room for its gain, forty times

@@ -88,7 +88,8 @@ def resize(images: Tensor, how: Resize, axes: tuple[int, ...]) -> Tensor:
     for axis in axes:
         start, end, length, count = along[axis]
         if (start, end, length) != (0, count, count):
-            pixels = _pass(pixels, axis, weighting(how.interpolation, length, start, end, count))
+            taps = _taps((how.interpolation, length, start, end, count), pixels.device)
+            pixels = _pass(pixels, axis, taps)
     return pixels.permute(0, 3, 1, 2)
 
 
@@ -110,19 +111,26 @@ def axes_like_pillow(how: Resize) -> tuple[int, ...] | None:
     return None
 
 
-def _pass(pixels: Tensor, axis: int, how: tuple[NDArray[np.int64], NDArray[np.int32]]) -> Tensor:
-    taken, weights = how
-    shape = [taken.shape[1] if i == axis else 1 for i in range(4)]
+@lru_cache(16)  # sent once: a GPU that is behind would hold up whoever sends it something with each batch
+def _taps(row: tuple[str, int, float, float, int], device: torch.device) -> list[tuple[Tensor, Tensor]]:
+    taken, weights = weighting(*row)
+    return [
+        (torch.from_numpy(where).to(device), torch.from_numpy(weight).to(device))
+        for where, weight in zip(taken, weights, strict=True)
+    ]
+
+
+def _pass(pixels: Tensor, axis: int, taps: list[tuple[Tensor, Tensor]]) -> Tensor:
+    shape = [len(taps[0][0]) if i == axis else 1 for i in range(4)]
     total = None
-    for where, weight in zip(taken, weights, strict=True):
-        tap = pixels.index_select(axis, torch.from_numpy(where).to(pixels.device)).to(torch.int32)
-        tap *= torch.from_numpy(weight).to(pixels.device).view(shape)
+    for where, weight in taps:
+        tap = pixels.index_select(axis, where).to(torch.int32)
+        tap *= weight.view(shape)
         total = tap if total is None else total.add_(tap)
     assert total is not None
     return total.add_(1 << (_BITS - 1)).bitwise_right_shift_(_BITS).clamp_(0, 255).to(torch.uint8)
 
 
-@lru_cache(64)
 def weighting(
     interpolation: str, length: int, start: float, end: float, count: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:

@@ -29,7 +29,6 @@ from kappaplace.models.runtimes import OnnxRuntime, imported
 IMAGES, JUDGED, TRIED = 128, 48, 8
 """Images that ranges are taken from, that the result is judged by, and that each layer is tried on."""
 LEAST_IMAGES = 16
-TOGETHER = 4
 PERCENTILE = 99.999
 """Of the activations that a range holds. The few beyond it are cut off: with room for the largest of all, a
 ResNet-50's others would have so few steps that its κ lost its order."""
@@ -119,8 +118,8 @@ class _Writer:
         self.outside = _after_backbone(graph)
 
         class Reader(tools.CalibrationDataReader):  # type: ignore[name-defined]
-            def __init__(self, some: Sequence[Tensor]) -> None:
-                self.left = iter(some)
+            def __init__(self, batch: Tensor) -> None:
+                self.left = iter([batch])
 
             def get_next(self) -> dict[str, Any] | None:
                 batch = next(self.left, None)
@@ -135,9 +134,9 @@ class _Writer:
             extra_options={"percentile": PERCENTILE},
         )
         try:
-            # A few at a time: all outputs of all layers are held until they are counted.
-            for start in range(0, len(batches), TOGETHER):
-                meter.collect_data(Reader(batches[start : start + TOGETHER]))
+            # One by one: all outputs of all layers are held until they are counted, and sizes may differ.
+            for batch in batches:
+                meter.collect_data(Reader(batch))
             self.ranges = meter.compute_data()
         finally:
             del meter

@@ -105,7 +105,9 @@ def _manifest_from(
         ready, source = loaded(model)
         record = record_of(ready, source)
         if record.source.startswith("./"):
-            record = replace(record, source="")  # it is not written into a map that others exported
+            # From memory it is not written into a map that others exported; from another map it is copied.
+            there = str(Path(model).resolve()) if isinstance(model, str | Path) else ""
+            record = replace(record, source=there)
     if facts is None:
         if record is None:
             raise KappaPlaceError(

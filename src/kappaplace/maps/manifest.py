@@ -20,8 +20,9 @@ from kappaplace.files import replace_file
 from kappaplace.maps.manifest_checks import check_inside, check_values
 
 MANIFEST = "manifest.json"
-FORMAT = 1
-"""Raised when the files mean something else; a newer map is refused, an older one is read."""
+FORMAT = 2
+"""Raised when the files mean something else; a newer map is refused, an older one is read. 2: codes may have
+weights and gains; a map without codes is still written as 1."""
 PROTOCOL = 1
 """Raised when the signals of the same files would be other numbers: what a calibration was fitted for. A
 newer map is refused, an older one is read without its calibration."""
@@ -150,7 +151,7 @@ _Record = TypeVar("_Record")
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Swap the manifest for another, in this version's way whatever it was read from."""
-    values = asdict(manifest) | {"format": FORMAT, "protocol": PROTOCOL}
+    values = asdict(manifest) | {"format": FORMAT if manifest.codebook else 1, "protocol": PROTOCOL}
     text = json.dumps(values, indent=1, ensure_ascii=False) + "\n"
     replace_file(folder / MANIFEST, lambda part: part.write_text(text, encoding="utf-8"))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
 from kappaplace.evaluation.cache import model_fingerprint
-from kappaplace.maps.manifest import ModelRecord
+from kappaplace.maps.manifest import MODEL_FOLDER, ModelRecord
 from kappaplace.models.checkpoint import save_model
 from kappaplace.models.exported import KAPPA, ExportedModel
 from kappaplace.models.frozen import FrozenEncoder
@@ -29,6 +29,8 @@ def loaded(model: AnyModel | str | Path | None) -> tuple[AnyModel, str]:
         return load_model(name), name
     source = str(model)
     here = Path(source)
+    if MODEL_FOLDER.fullmatch(here.name) and here.is_dir():
+        return load_model(source), ""  # of another map, which may drop it: as if made in memory
     return load_model(source), str(here.resolve()) if here.exists() else source
 
 

@@ -179,11 +179,13 @@ class Segment:
 
     def rows(self) -> Rows:
         """All of it, in memory."""
-        small = self.thumbnails
+        small, descriptors = self.thumbnails, self.descriptors(slice(None))
+        if self._codebook is not None:  # what is no longer a code has unit length, as all descriptors
+            descriptors /= np.maximum(np.linalg.norm(descriptors, axis=1, keepdims=True), 1e-6)
         mapped = {column: np.array(self.array(column)) for column in COLUMNS if column != "descriptors"}
         return Rows(
             [_text(piece) for piece in self.names.all()],
-            descriptors=self.descriptors(slice(None)),
+            descriptors=descriptors,
             **mapped,
             thumbnails=None if small is None else small.all(),
             codes=None if self._codebook is None else np.array(self.array("descriptors")),

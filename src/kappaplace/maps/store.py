@@ -216,6 +216,16 @@ class Descriptors:
             return queries, self
         return self.store.codebook.turn(queries), Descriptors(self.store, self.references, turned=True)
 
+    def products(self, queries: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Of a few queries with all references, codes that are looked up instead of decoded; N×R."""
+        store = self.store
+        parts = [
+            [store.codebook.products(query, segment.array("descriptors")) for query in queries]
+            for segment in store.segments
+        ]
+        whole = np.concatenate(parts, axis=1)
+        return whole if store.live is None else whole[:, store.live]
+
     def __getitem__(self, chosen: Any) -> NDArray[np.float32]:
         store = self.store
         if isinstance(chosen, slice) and chosen.step in (None, 1) and self.references is None:

@@ -17,6 +17,8 @@ from kappaplace.progress import track
 
 UNIT = 0.02
 """How far the length of a descriptor may be from 1: int8 rounds by a few thousandths."""
+CODED = 0.5
+"""The same for codes, which are longer by as much as makes their products right on average."""
 
 
 def find_damage(folder: Path, manifest: Manifest) -> list[str]:
@@ -98,7 +100,9 @@ def _broken_values(segment: Segment, manifest: Manifest) -> list[str]:
             descriptors.shape[1] != manifest.model.dim
         ),
         f"{where} holds descriptors that are NaN or infinite.": not np.isfinite(descriptors).all(),
-        f"{where} holds descriptors that are not of unit length.": bool((np.abs(length - 1) > UNIT).any()),
+        f"{where} holds descriptors that are not of unit length.": bool(
+            (np.abs(length - 1) > (CODED if manifest.storage == "pq" else UNIT)).any()
+        ),
         f"{where} holds positions with one coordinate only.": _half_known(poses),
         f"{where} holds κ that is zero or below.": bool((kappa <= 0).any()),
     }

@@ -116,8 +116,10 @@ class MapWriter:
             shutil.rmtree(self.folder / PENDING, ignore_errors=True)
 
     def _uses(self, model: Path) -> bool:
-        """Whether the map's model lies in this folder, by whatever way the manifest names it."""
-        return (self.folder / self.manifest.model.source).resolve() == model.resolve()
+        """Whether the map's model lies in this folder, by whatever way the manifest names it, also after the
+        map was moved."""
+        used = self.manifest.model
+        return model.name in (Path(used.source).name, f"model-{used.fingerprint[:12]}")
 
     def next_name(self) -> str:
         """A number that no folder bears: one of a dead writer must not be taken for ours."""

@@ -12,6 +12,9 @@ from kappaplace.data.loader import ImageLoader
 from kappaplace.data.resample import resized, size_to_leave
 from kappaplace.models.transfer import Upload
 
+MANY = 64
+"""Images from which on it pays to decode one more, and to try whether the GPU gives what Pillow gives."""
+
 
 def prepared(
     sources: Sequence[Source], preprocessing: Preprocessing, batch_size: int, weight: Tensor
@@ -35,7 +38,8 @@ def loader_for(
     sources: Sequence[Source], preprocessing: Preprocessing, batch_size: int, device: torch.device
 ) -> ImageLoader:
     """A loader that leaves resizing to a GPU, which does it in passing, where its result is the same."""
-    left = size_to_leave(sources, preprocessing) if device.type == "cuda" else None
+    worth_a_trial = device.type == "cuda" and len(sources) >= MANY
+    left = size_to_leave(sources, preprocessing) if worth_a_trial else None
     return ImageLoader(sources, preprocessing, batch_size, unresized=left)
 
 
