@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import tempfile
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -67,31 +68,34 @@ def measure_pipeline(
         )
         stages = {"model": model_alone, "decode": decode, "transfer": transfer}
         taken = interleaved({"all": whole, **stages}, device, runs=1, rounds=rounds, warm_up=1)
-    rate = {stage: images / statistics.median(values) for stage, values in taken.items()}
-    slowest = min(stages, key=lambda stage: rate[stage])
     where = f"{name}, {height}×{width}, {device.type}"
     limit = GPU_LIMIT if device.type == "cuda" else CPU_LIMIT
-    rows = [
+    sent = "transfer and resizing alone" if left else "transfer alone"
+    return _rows(taken, images, where, limit, {"decode": "decode alone", "transfer": sent})
+
+
+def _rows(
+    taken: Mapping[str, list[float]], images: int, where: str, limit: float, names: Mapping[str, str]
+) -> list[Row]:
+    """The whole, with the stage that holds it up, and then the other stages by name."""
+    rate = {stage: images / statistics.median(values) for stage, values in taken.items()}
+    slowest = min(("model", *names), key=lambda stage: rate[stage])
+    titles = {"all": f"disk to descriptors; bottleneck: {slowest}", **names}
+    return [
         Row(
             PART,
             where,
-            f"disk to descriptors; bottleneck: {slowest}",
-            rate["all"],
+            title,
+            rate[stage],
             rate["model"],
             "images/s",
             "model alone",
-            ratio(taken["model"], taken["all"]),
+            ratio(taken["model"], taken[stage]),
             "higher",
-            limit,
+            limit if stage == "all" else None,
         )
+        for stage, title in titles.items()
     ]
-    what_of = {"decode": "decode alone", "transfer": f"transfer{' and resizing' * bool(left)} alone"}
-    for stage, what in what_of.items():
-        share = ratio(taken["model"], taken[stage])
-        rows.append(
-            Row(PART, where, what, rate[stage], rate["model"], "images/s", "model alone", share, "higher")
-        )
-    return rows
 
 
 def _noise(count: int, size: tuple[int, int]) -> torch.Tensor:

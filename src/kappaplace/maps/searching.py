@@ -23,7 +23,7 @@ from kappaplace.retrieval import exact
 from kappaplace.retrieval.engines import Circle, Coded, Engine, Quantized, open_engine
 from kappaplace.retrieval.engines.base import checked_circle
 from kappaplace.retrieval.engines.choose import EXACT_UP_TO
-from kappaplace.retrieval.engines.exact import CODES_BLOCK, FEW
+from kappaplace.retrieval.engines.exact import search_codes
 from kappaplace.retrieval.engines.nearby import Nearby
 from kappaplace.types import Matches
 
@@ -62,12 +62,11 @@ class Search:
         if k == 0:
             return _nothing(len(queries))
         queries, references = references.beside(queries)
-        few = references.turned and len(queries) <= FEW and self.device == "cpu"
-        if few and references.references is None:
-            return exact.search_matrix(references.products(queries), k)
-        block = CODES_BLOCK if references.turned else exact.REFERENCE_BLOCK
+        if references.turned:
+            products = references.products if references.references is None else None
+            return search_codes(queries, references, k, self.device, products)
         # Read by slices only, which is all that `exact.search` asks of an array.
-        return exact.search(queries, cast(Any, references), k, device=self.device, block=block)
+        return exact.search(queries, cast(Any, references), k, device=self.device)
 
 
 class EngineSearch(Search):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
@@ -39,7 +40,6 @@ class ExactEngine(BaseEngine):
         self.dim = self.rows.shape[1]
         self._codes = self.rows.in_code_space()
         self.device = device
-        self._on_cpu = torch.device(device).type == "cpu"
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -48,8 +48,6 @@ class ExactEngine(BaseEngine):
         rows = self.rows
         if self._codes is not None:  # the few queries are turned instead of all references
             queries, rows = self._codes[0].turn(queries), self._codes[1]
-        if near is None and self._codes is not None and len(queries) <= FEW and self._on_cpu:
-            return exact.search_matrix(np.stack([rows.products(query) for query in queries]), k)
         if near is None:
             return self._compare(queries, rows, k)
         chosen = self.nearby.rows(near)
@@ -59,6 +57,22 @@ class ExactEngine(BaseEngine):
         return Matches(chosen[found.indices], found.similarities)  # ascending rows: ties stay in order
 
     def _compare(self, queries: NDArray[np.float32], rows: Rows | Subset, k: int) -> Matches:
-        block = exact.REFERENCE_BLOCK if self._codes is None else CODES_BLOCK
+        if self._codes is not None:
+            products = rows.products if isinstance(rows, Rows) else None
+            return search_codes(queries, rows, k, self.device, products)
         # `exact.search` reads its references by slices only, which is all that Rows and Subset offer.
-        return exact.search(queries, cast(Any, rows), k, device=self.device, block=block)
+        return exact.search(queries, cast(Any, rows), k, device=self.device)
+
+
+def search_codes(
+    queries: NDArray[np.float32],
+    codes: Any,
+    k: int,
+    device: str | torch.device,
+    products: Callable[[NDArray[np.float32]], NDArray[np.float32]] | None,
+) -> Matches:
+    """The best of codes, read by slices in their space; where there are `products` to look up, a few queries
+    on the CPU ask for those instead."""
+    if products is not None and len(queries) <= FEW and torch.device(device).type == "cpu":
+        return exact.search_matrix(products(queries), k)
+    return exact.search(queries, codes, k, device=device, block=CODES_BLOCK)

@@ -111,11 +111,12 @@ class Rows:
         for start in range(0, len(self), size):
             yield start, self[start : start + size]
 
-    def products(self, query: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Of one query with all rows, which are codes, both in the space of the codes."""
+    def products(self, queries: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Of a few queries with all rows, which are codes, both in the space of the codes; N×R."""
         assert self._turned
-        parts = [segment for segment in self.segments if isinstance(segment, Coded)]
-        return np.concatenate([segment.codebook.products(query, segment.codes) for segment in parts])
+        coded = [segment for segment in self.segments if isinstance(segment, Coded)]
+        parts = [[part.codebook.products(query, part.codes) for query in queries] for part in coded]
+        return np.concatenate(parts, axis=1)
 
     def in_code_space(self) -> tuple[Codebook, Rows] | None:
         """Where all are codes of one codebook: it, and the rows in the space of the codes, read sooner."""
