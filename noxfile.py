@@ -17,7 +17,7 @@ PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
 TOOLS = ("pytest>=8", "hypothesis>=6.100", "mpmath>=1.3", "tensorboard>=2.16")
 CORE = (
     *(
-        "tests/test_vmf.py",
+        "tests/vmf/test_vmf.py",
         "tests/metrics",
         "tests/calibration",
         "tests/data",

@@ -27,7 +27,7 @@ from tests.mutation.runner import Chosen, Selection, fails, prepare
 ROOT = Path(__file__).parents[2]
 EQUIVALENT = Path(__file__).with_name("equivalent.txt")
 PACKAGES = {
-    "vmf": ["tests/test_vmf.py", "tests/test_vmf_exact.py", "src/kappaplace/vmf"],
+    "vmf": ["tests/vmf", "src/kappaplace/vmf"],
     "uncertainty": ["tests/uncertainty", "src/kappaplace/uncertainty"],
     "metrics": ["tests/metrics", "src/kappaplace/metrics"],
 }

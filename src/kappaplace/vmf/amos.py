@@ -6,20 +6,46 @@ With ṽ = (d − 1)/2 and s = √(κ² + ṽ²) the ratio is κ/(ṽ + s) and i
 
 Every expression below is rewritten so that no two large numbers are subtracted, and every derivative is given
 by hand for the same reason: automatic differentiation would bring the subtraction back. The functions with
-`order` take ṽ itself; `bessel` reuses them at other orders.
+`order` take ṽ itself; `bessel` reuses them at other orders. `check_dim` and `working` prepare
+the arguments of every function of this package.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kappaplace.vmf.inputs import check_dim, working
+from kappaplace.errors import KappaPlaceError
 
 Curve = Callable[[Tensor, float], Tensor]
+
+
+def check_dim(dim: int) -> None:
+    """Refuse a dimension in which there is no sphere with a tangent direction."""
+    if dim < 2 or dim % 1 != 0:
+        raise KappaPlaceError(
+            f"The dimension of a von Mises-Fisher distribution must be 2 or more, got {dim}."
+        )
+
+
+def working(*values: Tensor | float) -> list[Tensor]:
+    """The values as tensors of one dtype, never below float32 (also inside autocast).
+
+    Python numbers follow the tensors beside them, and are float64 when there is no tensor.
+    """
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    if not tensors:
+        return [torch.as_tensor(value, dtype=torch.float64) for value in values]
+    dtype = reduce(torch.promote_types, (tensor.dtype for tensor in tensors), torch.float32)
+    device = tensors[0].device
+    return [
+        value.to(dtype) if isinstance(value, Tensor) else torch.tensor(value, dtype=dtype, device=device)
+        for value in values
+    ]
 
 
 class _WithDerivative(torch.autograd.Function):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kappaplace.vmf import amos
-from kappaplace.vmf.inputs import check_dim, working
+from kappaplace.vmf.amos import check_dim, working
 
 LOWEST_ORDER = 64  # Debye's expansion is used from this order upwards
 TERMS = 7  # terms after the leading one; the first neglected one is below 1e-14 at order 64

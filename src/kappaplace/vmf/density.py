@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.vmf import amos, bessel
-from kappaplace.vmf.inputs import check_dim, working
+from kappaplace.vmf.amos import check_dim, working
 
 NEWTON_STEPS = 8
 SMALLEST_KAPPA = 1e-30  # stands in for 0 where κ is divided by

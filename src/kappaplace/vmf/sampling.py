@@ -1,4 +1,7 @@
-"""Random draws: Ulrich's rejection scheme as corrected by Wood (1994), vectorised."""
+"""Random draws, and products of densities: agreeing directions add up, opposing ones cancel.
+
+Samples are drawn by Ulrich's rejection scheme as corrected by Wood (1994), vectorised.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.vmf.inputs import check_dim, working
+from kappaplace.vmf.amos import check_dim, working
 
 MAX_KAPPA = 1e12  # beyond it all samples equal the mean in float64
 
@@ -39,6 +42,37 @@ def sample(
         tangent = torch.nn.functional.normalize(tangent, dim=-1)
         sine = torch.sqrt(gap * (2 - gap))
         return _about_mean(1 - gap, sine.unsqueeze(-1) * tangent, mean).to(mean_direction.dtype)
+
+
+def resultant(kappa_a: Tensor | float, kappa_b: Tensor | float, cosine: Tensor | float) -> Tensor:
+    """Concentration √(κa² + κb² + 2κaκb·cosine) of the product of two densities; the paper's 1/U.
+
+    >>> resultant(3.0, 4.0, 0.0).item()
+    5.0
+    """
+    kappa_a, kappa_b, cosine = working(kappa_a, kappa_b, cosine)
+    # (κa − κb)² + 2κaκb(1 + c) is the same and loses no digits as c → −1.
+    square = (kappa_a - kappa_b) ** 2 + 2 * kappa_a * kappa_b * (1 + cosine).clamp(min=0)
+    positive = ~(square <= 0)  # NaN among them: it must not come out as a concentration of 0
+    # The inner `where` keeps the infinite slope of √ at 0 out of the gradient, which is 0 there by choice.
+    return torch.where(positive, torch.sqrt(torch.where(positive, square, 1)), 0)
+
+
+def fuse(directions: Tensor, kappas: Tensor | float, axis: int = -2) -> tuple[Tensor, Tensor]:
+    """Direction and concentration of the product of all densities along `axis`.
+
+    directions (..., n, d) with kappas (..., n) → direction (..., d) and kappa (...). Where the densities
+    cancel completely there is no direction: it is the zero vector, with κ = 0.
+    """
+    if directions.ndim < 2 or axis % directions.ndim == directions.ndim - 1:
+        raise KappaPlaceError(
+            f"Cannot fuse directions of shape {tuple(directions.shape)} along axis {axis}: the last axis "
+            "holds the components, fuse along another one."
+        )
+    directions, kappas = working(directions, kappas)
+    total = (directions * kappas.unsqueeze(-1)).sum(axis)
+    kappa = torch.linalg.vector_norm(total, dim=-1)
+    return total / torch.where(kappa > 0, kappa, 1).unsqueeze(-1), kappa
 
 
 def _sample_gap(kappa: Tensor, dim: int, generator: torch.Generator | None) -> Tensor:

@@ -41,7 +41,7 @@ def amos_reference(kappa: float, dim: int) -> tuple[float, float]:
     return k / (half + s), (s - half * np.log(half + s)) - (half - half * np.log(2 * half))
 
 
-@pytest.mark.parametrize("name", ["amos", "bessel", "density", "fusion", "sampling"])
+@pytest.mark.parametrize("name", ["amos", "bessel", "density", "sampling"])
 def test_doctests(name: str) -> None:
     module = importlib.import_module(f"kappaplace.vmf.{name}")
     assert doctest.testmod(module).failed == 0
