@@ -18,7 +18,7 @@ from kappaplace.maps.store import Indices, MapStore
 from kappaplace.maps.writer import MapWriter
 from kappaplace.progress import track
 from kappaplace.retrieval import exact
-from kappaplace.retrieval.outside import Near, best_outside, of_descriptors
+from kappaplace.retrieval.exact import Near, best_outside, of_descriptors
 
 EXACT_LIMIT = 100_000
 SAMPLE = 1 << 15

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.maps.store import MapStore
-from kappaplace.retrieval.outside import Near
+from kappaplace.retrieval.exact import Near
 
 
 def near_of(store: MapStore) -> Near:

@@ -21,7 +21,7 @@ from kappaplace.maps.near import near_of
 from kappaplace.maps.searching import Search
 from kappaplace.maps.store import Indices, MapStore
 from kappaplace.retrieval.engines import Circle
-from kappaplace.retrieval.outside import Near, Similarities, best_outside, of_descriptors, of_matrix
+from kappaplace.retrieval.exact import Near, Similarities, best_outside, of_descriptors, of_matrix
 from kappaplace.types import Embeddings, Matches
 from kappaplace.uncertainty.base import Score
 from kappaplace.uncertainty.evidence import Evidence, Scores

@@ -1,6 +1,13 @@
-"""Exact search in blocks of references: bounded memory, CPU or GPU, no index to build."""
+"""Exact search in blocks: the k best references, and the best one beyond a place.
+
+Nothing here holds more than one block of similarities, so millions of references fit in little memory, on CPU
+or GPU, without an index to build.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -12,6 +19,14 @@ from kappaplace.types import Matches
 
 REFERENCE_BLOCK = 1 << 16
 QUERY_BLOCK = 1 << 10  # 65,536 × 1,024 similarities are 268 MB: what one step may hold
+
+Near: TypeAlias = Callable[[Any, Any], NDArray[np.bool_]]
+"""Whether references ``a`` and ``b`` (rows, broadcast) show one place; `PlaceImages.is_near` is one."""
+Similarities: TypeAlias = Callable[[Any, Any], Tensor]
+"""Similarities of some rows (queries) and columns (references) as float32, each an index array or a slice."""
+
+ROWS = 256
+COLUMNS = 1 << 14  # 4 M pairs a step: 17 MB of similarities, and a few times that to ask what is near
 
 
 @torch.inference_mode()
@@ -31,27 +46,26 @@ def search(
     >>> matches.indices.tolist(), [f"{cosine:.1f}" for cosine in matches.similarities[0]]
     ([[1, 0]], ['0.8', '0.6'])
     """
-    if k < 1 or k > len(references):
-        raise KappaPlaceError(
-            f"Cannot retrieve {k} matches: there are {len(references)} references; choose k from 1 to that."
-        )
+    _check_k(k, len(references))
     if block < 1:
         raise KappaPlaceError(f"References are compared in blocks of at least 1, not {block}.")
-    device = _device(device)
+    try:
+        device = torch.device(device)
+    except RuntimeError:
+        raise KappaPlaceError(f"There is no kind of device {device!r}; use cpu or cuda.") from None
     if queries.ndim != 2 or references.ndim != 2 or queries.shape[1] != references.shape[1]:
         raise KappaPlaceError(
             f"Queries of shape {queries.shape} and references of shape {references.shape} do not fit; "
             "both must be N×d with the same d, from the same model."
         )
-    indices = np.empty((len(queries), k), np.int64)
-    similarities = np.empty((len(queries), k), np.float32)
-    for start in range(0, len(queries), QUERY_BLOCK):
-        rows = slice(start, start + QUERY_BLOCK)
-        best, found = _search_block(_tensor(queries[rows], device), references, k, block, device)
-        similarities[rows], indices[rows] = best.cpu().numpy(), found.cpu().numpy()
-    if not np.isfinite(similarities).all():
+
+    def best(rows: slice) -> tuple[Tensor, Tensor]:
+        return _best_of_blocks(_tensor(queries[rows], device), references, k, block)
+
+    found = _in_steps(len(queries), QUERY_BLOCK, k, best)
+    if not np.isfinite(found.similarities).all():
         raise KappaPlaceError("Some descriptors are NaN or infinite; check the model and the images.")
-    return Matches(indices, similarities)
+    return found
 
 
 @torch.inference_mode()
@@ -62,41 +76,46 @@ def search_matrix(similarities: NDArray[np.floating], k: int = 10) -> Matches:
             f"A similarity matrix has one row a query and one column a reference, got {similarities.shape}."
         )
     queries, references = similarities.shape
+    _check_k(k, references)
+
+    def best(rows: slice) -> tuple[Tensor, Tensor]:
+        return _first_top(_tensor(np.array(similarities[rows], np.float32)), k)
+
+    found = _in_steps(queries, max(1, QUERY_BLOCK * REFERENCE_BLOCK // references), k, best)
+    if not np.isfinite(found.similarities).all():
+        raise KappaPlaceError("Some similarities are NaN or infinite; check how the matrix was made.")
+    return found
+
+
+def _check_k(k: int, references: int) -> None:
     if k < 1 or k > references:
         raise KappaPlaceError(
             f"Cannot retrieve {k} matches: there are {references} references; choose k from 1 to that."
         )
-    indices = np.empty((queries, k), np.int64)
-    best = np.empty((queries, k), np.float32)
-    step = max(1, QUERY_BLOCK * REFERENCE_BLOCK // references)
+
+
+def _tensor(values: NDArray[np.floating], device: str | torch.device = "cpu") -> Tensor:
+    return torch.as_tensor(np.ascontiguousarray(values, np.float32), device=device)
+
+
+def _in_steps(queries: int, step: int, k: int, best: Callable[[slice], tuple[Tensor, Tensor]]) -> Matches:
+    """Similarities and references of all queries, so many at a time."""
+    found = Matches(np.empty((queries, k), np.int64), np.empty((queries, k), np.float32))
     for start in range(0, queries, step):
         rows = slice(start, start + step)
-        values, columns = _first_top(torch.from_numpy(np.array(similarities[rows], np.float32)), k)
-        best[rows], indices[rows] = values.numpy(), columns.numpy()
-    if not np.isfinite(best).all():
-        raise KappaPlaceError("Some similarities are NaN or infinite; check how the matrix was made.")
-    return Matches(indices, best)
+        values, columns = best(rows)
+        found.similarities[rows], found.indices[rows] = values.cpu().numpy(), columns.cpu().numpy()
+    return found
 
 
-def _device(device: str | torch.device) -> torch.device:
-    try:
-        return torch.device(device)
-    except RuntimeError:
-        raise KappaPlaceError(f"There is no kind of device {device!r}; use cpu or cuda.") from None
-
-
-def _tensor(descriptors: NDArray[np.floating], device: str | torch.device) -> Tensor:
-    return torch.as_tensor(np.asarray(descriptors, np.float32), device=device)
-
-
-def _search_block(
-    queries: Tensor, references: NDArray[np.floating], k: int, block: int, device: str | torch.device
+def _best_of_blocks(
+    queries: Tensor, references: NDArray[np.floating], k: int, block: int
 ) -> tuple[Tensor, Tensor]:
     """Best similarities and rows of a block of queries over all references, block by block."""
-    best = torch.empty((len(queries), 0), device=device)
-    rows = torch.empty((len(queries), 0), dtype=torch.int64, device=device)
+    best = torch.empty((len(queries), 0), device=queries.device)
+    rows = torch.empty((len(queries), 0), dtype=torch.int64, device=queries.device)
     for start in range(0, len(references), block):
-        part = _tensor(references[start : start + block], device)
+        part = _tensor(references[start : start + block], queries.device)
         values, columns = _first_top(queries @ part.T, min(k, len(part)))
         best, rows = torch.cat([best, values], 1), torch.cat([rows, columns + start], 1)
         order = best.argsort(dim=1, descending=True, stable=True)[:, :k]  # earlier blocks come first
@@ -124,3 +143,83 @@ def _sort_ties(values: Tensor, columns: Tensor) -> Tensor:
     by_column = columns.argsort(dim=1, stable=True)
     order = values.gather(1, by_column).argsort(dim=1, descending=True, stable=True)
     return columns.gather(1, by_column).gather(1, order)
+
+
+def of_descriptors(
+    queries: NDArray[np.floating], references: NDArray[np.floating], device: str | torch.device = "cpu"
+) -> Similarities:
+    """Cosine of unit vectors, multiplied out block by block; either side may be a memory map."""
+
+    def block(rows: Any, columns: Any) -> Tensor:
+        return _tensor(queries[rows], device) @ _tensor(references[columns], device).T
+
+    return block
+
+
+def of_matrix(matrix: NDArray[np.floating]) -> Similarities:
+    """Blocks of a given N×R matrix, which may be a memory map."""
+
+    def block(rows: Any, columns: Any) -> Tensor:
+        return _tensor(matrix[rows, columns])
+
+    return block
+
+
+@torch.inference_mode()
+def best_outside(
+    similarities: Similarities,
+    rows: NDArray[np.int64],
+    centres: NDArray[np.int64],
+    references: int,
+    near: Near,
+    *,
+    columns: int = COLUMNS,
+) -> NDArray[np.float32]:
+    """For each row the highest similarity to a reference that is not near its centre; −inf if all are near.
+
+    ``centres`` holds one reference a row, ``references`` says how many there are.
+    """
+    best = np.empty(len(rows), np.float32)
+    for start in range(0, len(rows), ROWS):
+        part = slice(start, start + ROWS)
+        best[part] = _best_of_rows(similarities, rows[part], centres[part], references, near, columns)
+    return best
+
+
+def _best_of_rows(
+    similarities: Similarities,
+    rows: NDArray[np.int64],
+    centres: NDArray[np.int64],
+    references: int,
+    near: Near,
+    columns: int,
+) -> NDArray[np.float32]:
+    best = torch.full((len(rows),), -torch.inf)
+    for start in range(0, references, columns):
+        block = similarities(rows, slice(start, min(start + columns, references)))
+        best = best.to(block.device)
+        # Only what beats the best so far need be asked whether it is near: after the first block very little.
+        row, column = (index.cpu().numpy() for index in torch.nonzero(block > best[:, None], as_tuple=True))
+        excluded = np.flatnonzero(near(centres[row], column + start))
+        block[torch.from_numpy(row[excluded]), torch.from_numpy(column[excluded])] = -torch.inf
+        best = torch.maximum(best, block.amax(1))
+    return best.cpu().numpy()
+
+
+@torch.inference_mode()
+def row_moments(
+    similarities: Similarities, rows: int, columns: NDArray[np.int64] | int, *, step: int = COLUMNS
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Mean and standard deviation of each row over some columns: given ones, or all of so many."""
+    total = columns if isinstance(columns, int) else len(columns)
+    mean, deviation = np.empty(rows), np.empty(rows)
+    for start in range(0, rows, ROWS):
+        part = slice(start, min(start + ROWS, rows))
+        first, second = (torch.zeros(part.stop - part.start, dtype=torch.float64) for _ in range(2))
+        for at in range(0, total, step):
+            chosen = slice(at, min(at + step, total))
+            wide = similarities(part, chosen if isinstance(columns, int) else columns[chosen]).double().cpu()
+            first, second = first + wide.sum(1), second + wide.square().sum(1)
+        mean[part] = first.numpy() / total
+        deviation[part] = np.sqrt(np.maximum(second.numpy() / total - mean[part] ** 2, 0.0))
+    return mean, deviation

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import replace_file
-from kappaplace.retrieval.exact import search
-from kappaplace.retrieval.outside import Near
+from kappaplace.retrieval.exact import Near, search
 from kappaplace.slam.poses import Poses, as_planar, positions
 from kappaplace.types import Embeddings
 from kappaplace.uncertainty.evidence import Evidence

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.retrieval.outside import Near, Similarities, best_outside, of_descriptors, of_matrix
+from kappaplace.retrieval.exact import Near, Similarities, best_outside, of_descriptors, of_matrix
 from kappaplace.types import Embeddings, Matches
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.retrieval.outside import row_moments
+from kappaplace.retrieval.exact import row_moments
 from kappaplace.uncertainty.base import Evidence, Score, Scores
 from kappaplace.uncertainty.needs import ALL_SIMILARITIES
 
