@@ -28,7 +28,7 @@ from kappaplace.demo.run import DemoSettings, _train
 from kappaplace.maps import PlaceMap, self_calibrate
 from kappaplace.maps.calibrate import MATCHES, _by_position
 from kappaplace.maps.signals import query_features
-from kappaplace.metrics.probability import brier, log_loss
+from kappaplace.metrics import brier, log_loss
 from record import append_row
 
 BY_DENSITY = "by density"

@@ -22,7 +22,7 @@ from scipy.sparse import csr_matrix
 
 from kappaplace.calibration.model import Calibration, fit_calibration
 from kappaplace.data.synthetic_city import SyntheticCity
-from kappaplace.metrics.ranking import auroc
+from kappaplace.metrics import auroc
 from kappaplace.retrieval.exact import search
 from kappaplace.slam.calibrate import WITH_KAPPA
 from kappaplace.slam.city_descriptors import look_at

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kappaplace.metrics.bootstrap import ROUTE_BLOCK, Resampling, bootstrap, compare
+from kappaplace.metrics import ROUTE_BLOCK, Resampling, bootstrap, compare
 from kappaplace.models.embedding import embed_patches
 from kappaplace.models.loading import load_model
 from kappaplace.slam import ClosingSettings, Frame, LoopCloser

@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from kappaplace.calibration.risk import RiskRefused, control_risk
-from kappaplace.metrics.acceptance import acceptance_curve
+from kappaplace.metrics import acceptance_curve
 
 ASSETS = Path(__file__).parent / "assets"
 LIMIT, CALIBRATIONS, QUERIES = 0.05, 400, 500

@@ -11,10 +11,7 @@ import matplotlib
 import numpy as np
 
 from kappaplace.calibration.calibrators import Logistic
-from kappaplace.metrics.probability import brier, mass_bins
-from kappaplace.metrics.ranking import auroc
-from kappaplace.metrics.selective import coverage_at_risk, risk_coverage_curve
-from kappaplace.metrics.smooth import smooth_ece
+from kappaplace.metrics import acceptance_curve, auroc, brier, coverage_at_risk, mass_bins, smooth_ece
 from kappaplace.reports.figures import COLOURS, PLOT_STYLE, RIGHT, WRONG, new_figure
 from kappaplace.reports.html import png_of
 
@@ -56,7 +53,7 @@ def _histogram(axis, values, success, name) -> None:
 
 
 def _risk(axis, values, success, colour) -> None:
-    curve = risk_coverage_curve(values, success)
+    curve = acceptance_curve(values, success)
     covered = coverage_at_risk(values, success, RISK)
     axis.fill_between(curve.coverage, curve.risk, color=colour, alpha=0.2)
     axis.plot(curve.coverage, curve.risk, color=colour)

@@ -16,8 +16,7 @@ import numpy as np
 
 from kappaplace.data.positives import positives_within
 from kappaplace.data.synthetic_city import SyntheticCity
-from kappaplace.metrics.calibration import BOTH_TAILS, UPPER_TAIL, expected_calibration_error
-from kappaplace.metrics.ranking import auroc
+from kappaplace.metrics import BOTH_TAILS, UPPER_TAIL, auroc, expected_calibration_error
 from kappaplace.models.loading import load_model
 from kappaplace.retrieval.exact import search
 from kappaplace.uncertainty.base import Evidence

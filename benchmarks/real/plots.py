@@ -17,9 +17,7 @@ from load import ALL, OPEN, Run, load_runs
 from signals import DAMAGE
 from tables import MAIN, left_out, mean_over, score
 
-from kappaplace.metrics.probability import mass_bins
-from kappaplace.metrics.ranking import auroc
-from kappaplace.metrics.selective import risk_coverage_curve
+from kappaplace.metrics import acceptance_curve, auroc, mass_bins
 
 SHOWN = {
     "κ alone (1/κ)": "inverse-kappa",
@@ -61,7 +59,7 @@ def overview(runs: list[Run], sets: tuple[str, ...]) -> plt.Figure:
     for title in LINES:
         p, right = left_out(runs[0], title, sets, "clean")
         whole, truth = (np.concatenate([x[s] for s in sets]) for x in (p, right))
-        curve = risk_coverage_curve(1 - whole, truth)
+        curve = acceptance_curve(1 - whole, truth)
         risk.plot(curve.coverage, curve.risk, color=COLOURS[title], label=TITLES[title])
         bins = mass_bins(whole, truth, 10)
         reliability.plot(

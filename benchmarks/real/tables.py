@@ -20,8 +20,7 @@ from sets import ROUTES
 from kappaplace.metrics.bootstrap import Resampling, bootstrap, compare
 from kappaplace.metrics.calibration import BOTH_TAILS, UPPER_TAIL, expected_calibration_error
 from kappaplace.metrics.probability import brier
-from kappaplace.metrics.ranking import auc_pr, auroc
-from kappaplace.metrics.selective import augrc, coverage_at_risk
+from kappaplace.metrics.selective import auc_pr, augrc, auroc, coverage_at_risk
 from kappaplace.metrics.smooth import smooth_ece
 from kappaplace.uncertainty.fused import Combination, fit_combination
 from kappaplace.uncertainty.registry import SCORES

@@ -20,7 +20,7 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.evaluation.cache import model_fingerprint
 from kappaplace.evaluation.run import evaluate_table
 from kappaplace.maps.borrowed import MODEL
-from kappaplace.metrics.retrieval import recall_at
+from kappaplace.metrics import recall_at
 from kappaplace.models import shipped
 from kappaplace.models.checkpoint import save_model
 from kappaplace.models.loading import load_model

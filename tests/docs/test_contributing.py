@@ -16,7 +16,7 @@ from PIL import Image
 from kappaplace.data.readers import registry as layouts
 from kappaplace.data.readers.registry import read_layout
 from kappaplace.errors import KappaPlaceError
-from kappaplace.metrics.ranking import auroc
+from kappaplace.metrics import auroc
 from kappaplace.models import backbones
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.uncertainty.registry import SCORES, available

@@ -17,8 +17,7 @@ from kappaplace.evaluation.cache import EmbeddingCache
 from kappaplace.evaluation.run import fit_on, preprocessing_for
 from kappaplace.evaluation.scoring import SLOW
 from kappaplace.evaluation.sources import from_descriptors, from_similarities, from_table
-from kappaplace.metrics.calibration import BOTH_TAILS, UPPER_TAIL, expected_calibration_error
-from kappaplace.metrics.ranking import auroc
+from kappaplace.metrics import BOTH_TAILS, UPPER_TAIL, auroc, expected_calibration_error
 from kappaplace.types import Embeddings
 from kappaplace.uncertainty.registry import SCORES
 

@@ -324,7 +324,7 @@ def test_search_answers_or_refuses(queries: np.ndarray, references: np.ndarray, 
 def test_scores_that_are_all_the_same_are_judged_without_a_crash() -> None:
     """Zero variance: every query looks as certain as every other."""
     from kappaplace.calibration.calibrators import CALIBRATORS
-    from kappaplace.metrics.ranking import auroc
+    from kappaplace.metrics import auroc
 
     same, right = np.full(40, 0.3), np.arange(40) % 2 == 0
     assert auroc(same, right) == pytest.approx(0.5)

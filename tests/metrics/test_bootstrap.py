@@ -10,20 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.metrics.bootstrap import (
+from kappaplace.metrics import (
     ROUTE_BLOCK,
     Replicates,
     Resampling,
+    auroc,
     bootstrap,
     bootstrap_many,
     compare,
     holm,
+    match_calibration_error,
     paired_bootstrap,
+    pool,
+    pooled,
+    score_summary,
 )
-from kappaplace.metrics.calibration import match_calibration_error
-from kappaplace.metrics.pooling import pool, pooled
-from kappaplace.metrics.ranking import auroc
-from kappaplace.metrics.summary import score_summary
 from tests.metrics.examples import quick
 
 

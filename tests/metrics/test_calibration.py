@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.metrics.calibration import (
+from kappaplace.metrics import (
     BOTH_TAILS,
     NO_CLAMP,
     UPPER_TAIL,

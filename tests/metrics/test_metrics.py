@@ -10,14 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.metrics.calibration import (
+from kappaplace.metrics import (
     BOTH_TAILS,
     UPPER_TAIL,
+    auroc,
     expected_calibration_error,
+    recall_at,
     reliability_curve,
+    success_at,
 )
-from kappaplace.metrics.ranking import auroc
-from kappaplace.metrics.retrieval import recall_at, success_at
 
 scores_and_success = st.integers(1, 60).flatmap(
     lambda n: st.tuples(

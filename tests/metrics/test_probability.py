@@ -14,16 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.metrics.probability import (
+from kappaplace.metrics import (
     brier,
     brier_parts,
     debiased_ece,
     equal_mass_ece,
     log_loss,
     mass_bins,
+    probability_summary,
+    smooth_ece,
 )
-from kappaplace.metrics.smooth import smooth_ece
-from kappaplace.metrics.summary import probability_summary
 from tests.metrics.examples import Pair, probabilities, quick
 
 METRICS: list[Callable[[np.ndarray, np.ndarray], float]] = [

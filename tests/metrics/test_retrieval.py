@@ -8,12 +8,7 @@ import numpy as np
 import pytest
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.metrics.retrieval import (
-    average_precision_at,
-    mean_average_precision_at,
-    recall_at,
-    success_at,
-)
+from kappaplace.metrics import average_precision_at, mean_average_precision_at, recall_at, success_at
 
 
 def average_precision_by_hand(row: list[bool], positives: int, k: int) -> float:

@@ -10,7 +10,8 @@ import scipy.optimize  # noqa: F401 (imported late by smooth_ece: not to be time
 from hypothesis import given
 from scipy.special import ndtr
 
-from kappaplace.metrics.smooth import FINEST, smooth_ece
+from kappaplace.metrics import smooth_ece
+from kappaplace.metrics.smooth import FINEST
 from tests.metrics.examples import Pair, probabilities, quick
 
 

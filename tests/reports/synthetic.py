@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from kappaplace.evaluation.results import EvaluationResult, ScoreColumns, SetResult
-from kappaplace.metrics.summary import score_summary
+from kappaplace.metrics import score_summary
 from kappaplace.types import Matches
 
 MATCHES = 10

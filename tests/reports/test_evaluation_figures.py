@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
-from kappaplace.metrics.calibration import ece_surface, reliability_curve
-from kappaplace.metrics.selective import risk_coverage_curve
+from kappaplace.metrics import acceptance_curve, ece_surface, reliability_curve
 from kappaplace.reports import place_map
 from kappaplace.reports.artefacts import Artefacts, slug
 from kappaplace.reports.ece_figures import ece_bars_figure, ece_sensitivity_figure
@@ -47,7 +46,7 @@ def test_reliability_writes_the_counts_of_many_scores(scored: tuple[np.ndarray, 
 def test_risk_coverage_ends_at_the_error_rate(scored: tuple[np.ndarray, np.ndarray]) -> None:
     values, success = scored
     worse = np.random.default_rng(1).random(200)
-    curves = {"worse": risk_coverage_curve(worse, success), "better": risk_coverage_curve(values, success)}
+    curves = {"worse": acceptance_curve(worse, success), "better": acceptance_curve(values, success)}
     figure = risk_coverage_figure(curves)
     for line in figure.axes[0].get_lines():
         assert line.get_ydata()[-1] == pytest.approx(1 - success.mean())
@@ -57,14 +56,14 @@ def test_risk_coverage_ends_at_the_error_rate(scored: tuple[np.ndarray, np.ndarr
 
 def test_long_curves_are_thinned() -> None:
     rng = np.random.default_rng(0)
-    curve = risk_coverage_curve(rng.random(50_000), rng.random(50_000) < 0.7)
+    curve = acceptance_curve(rng.random(50_000), rng.random(50_000) < 0.7)
     coverage, risk = thinned(curve)
     assert len(coverage) == POINTS
     assert (coverage[-1], risk[-1]) == (1.0, curve.risk[-1])
 
 
 def test_comparison_has_a_panel_a_score_and_a_line_a_run(scored: tuple[np.ndarray, np.ndarray]) -> None:
-    curve = risk_coverage_curve(*scored)
+    curve = acceptance_curve(*scored)
     figure = comparison_figure(
         {"L2": {"A": curve, "B": curve}, "PA": {"B": curve, "A": curve}, "x": {"A": curve}}
     )
@@ -185,7 +184,7 @@ def test_scores_that_reach_zero_show_themselves(tmp_path: Path) -> None:
 
 
 def test_dollar_signs_are_no_formula(scored: tuple[np.ndarray, np.ndarray]) -> None:
-    curve = risk_coverage_curve(*scored)
+    curve = acceptance_curve(*scored)
     assert png_of(risk_coverage_figure({"$\\bad{$": curve})).startswith(b"\x89PNG")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kappaplace.metrics.calibration import reliability_curve
+from kappaplace.metrics import reliability_curve
 from kappaplace.reports import html
 from kappaplace.reports.figures import (
     RIGHT,

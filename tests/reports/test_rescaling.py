@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kappaplace.metrics.calibration import UPPER_TAIL, expected_calibration_error
-from kappaplace.metrics.summary import score_summary
+from kappaplace.metrics import UPPER_TAIL, expected_calibration_error, score_summary
 from kappaplace.reports.html import png_of
 from kappaplace.reports.rescaling import rescaling_example, rescaling_figure
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.metrics.ranking import auroc
+from kappaplace.metrics import auroc
 from kappaplace.uncertainty.fused import CLIP, Combination, features_of, fit_combination, fused
 from kappaplace.uncertainty.registry import SCORES, available, score_named
 from tests.uncertainty.helpers import world

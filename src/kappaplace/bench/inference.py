@@ -15,7 +15,7 @@ from kappaplace.bench.rows import Row
 from kappaplace.bench.timing import interleaved, ratio
 from kappaplace.data.positives import positives_within
 from kappaplace.data.synthetic_city import SyntheticCity
-from kappaplace.metrics.retrieval import recall_at
+from kappaplace.metrics import recall_at
 from kappaplace.models.optimize import LEAST_COSINE, MOST_KAPPA, OptimizedModel, Way, fidelity
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.retrieval.exact import search

@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kappaplace.metrics import calibration, probability, ranking, retrieval, selective
-from kappaplace.metrics.smooth import smooth_ece
+from kappaplace.metrics import calibration, probability, retrieval, selective, smooth_ece
 
 MATCHES = 20
 
@@ -272,9 +271,9 @@ def at(k: int) -> list[Task]:
 
 METRICS = [
     *(task for k in (1, 5, 10, MATCHES) for task in at(k)),
-    scored("AUROC", ranking.auroc, loop_auroc),
-    scored("AUC-PR", ranking.auc_pr, loop_auc_pr),
-    scored("R@100%P", ranking.recall_at_full_precision, loop_r100p),
+    scored("AUROC", selective.auroc, loop_auroc),
+    scored("AUC-PR", selective.auc_pr, loop_auc_pr),
+    scored("R@100%P", selective.recall_at_full_precision, loop_r100p),
     scored("AURC", selective.aurc, loop_aurc),
     scored("E-AURC", selective.e_aurc, loop_e_aurc),
     scored("AUGRC", selective.augrc, loop_augrc),

@@ -12,7 +12,7 @@ import numpy as np
 from kappaplace.demo.run import DemoResult
 from kappaplace.evaluation import Evaluation
 from kappaplace.files import make_folder, replace_file
-from kappaplace.metrics.retrieval import success_at
+from kappaplace.metrics import success_at
 from kappaplace.models.checkpoint import ModelCard, save_model
 from kappaplace.reports import html
 from kappaplace.reports.figures import GalleryRow, gallery_figure, kappa_figure, reliability_figure

@@ -20,9 +20,7 @@ from kappaplace.evaluation import Evaluation, evaluate
 from kappaplace.evaluation.cache import EmbeddingCache
 from kappaplace.evaluation.sources import Retrieved, from_table
 from kappaplace.maps.borrowed import calibration_with
-from kappaplace.metrics.probability import brier
-from kappaplace.metrics.retrieval import success_at
-from kappaplace.metrics.smooth import smooth_ece
+from kappaplace.metrics import brier, smooth_ece, success_at
 from kappaplace.models.loading import AnyModel
 from kappaplace.uncertainty.base import Evidence, Score, Scores
 from kappaplace.uncertainty.fused import features_of

@@ -25,9 +25,8 @@ from kappaplace.evaluation.results import EvaluationResult, ScoreColumns, SetRes
 from kappaplace.evaluation.store import write_rows
 from kappaplace.files import make_folder
 from kappaplace.metrics.bootstrap import Replicates, Resampling, bootstrap, compare, holm
-from kappaplace.metrics.ranking import auc_pr, auroc
 from kappaplace.metrics.retrieval import success_at
-from kappaplace.metrics.selective import RISKS, augrc, aurc, coverage_at_risk, e_aurc
+from kappaplace.metrics.selective import RISKS, auc_pr, augrc, aurc, auroc, coverage_at_risk, e_aurc
 
 LEAST_RESAMPLES = 1000
 RESAMPLES_PER_TEST = (

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from kappaplace.errors import KappaPlaceError
 from kappaplace.evaluation.scoring import score_set
 from kappaplace.evaluation.sources import Retrieved
-from kappaplace.metrics.retrieval import success_at
+from kappaplace.metrics import success_at
 from kappaplace.uncertainty.base import Score
 from kappaplace.uncertainty.fused import Combination, features_of, fit_combination, fused
 from kappaplace.uncertainty.registry import score_named

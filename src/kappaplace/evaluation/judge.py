@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.metrics.calibration import BOTH_TAILS, UPPER_TAIL, ReliabilityCurve, reliability_curve
-from kappaplace.metrics.ranking import auroc
 from kappaplace.metrics.retrieval import recall_at, success_at
+from kappaplace.metrics.selective import auroc
 from kappaplace.uncertainty.base import Evidence, Score, Scores
 
 KS = (1, 5, 10)

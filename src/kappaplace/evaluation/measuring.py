@@ -19,9 +19,8 @@ from kappaplace.metrics.calibration import (
     expected_calibration_error,
     match_calibration_error,
 )
-from kappaplace.metrics.pooling import pool
 from kappaplace.metrics.retrieval import average_precision_at, success_at
-from kappaplace.metrics.summary import probability_summary, score_summary
+from kappaplace.metrics.summary import pool, probability_summary, score_summary
 from kappaplace.progress import track
 
 POOLED, MEAN = "pooled", "mean"

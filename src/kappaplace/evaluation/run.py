@@ -22,7 +22,7 @@ from kappaplace.evaluation.own_scores import check_own_score, read_own_score
 from kappaplace.evaluation.results import EvaluationResult, SetResult
 from kappaplace.evaluation.scoring import chosen_scores, score_set
 from kappaplace.evaluation.sources import Retrieved, from_table
-from kappaplace.metrics.bootstrap import MOST_RESAMPLES
+from kappaplace.metrics import MOST_RESAMPLES
 from kappaplace.models.loading import AnyModel
 from kappaplace.uncertainty.registry import score_named
 

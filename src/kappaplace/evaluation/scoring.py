@@ -15,7 +15,7 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.evaluation.names import ImageNames
 from kappaplace.evaluation.results import ScoreColumns, SetResult
 from kappaplace.evaluation.sources import Retrieved
-from kappaplace.metrics.bootstrap import ROUTE_BLOCK
+from kappaplace.metrics import ROUTE_BLOCK
 from kappaplace.types import Matches
 from kappaplace.uncertainty.base import Evidence, Score
 from kappaplace.uncertainty.fused import Combination

@@ -27,7 +27,7 @@ from kappaplace.maps.signals import (
     usable_signals,
 )
 from kappaplace.maps.sources import into_frame, is_same_image
-from kappaplace.metrics.probability import mass_bins
+from kappaplace.metrics import mass_bins
 from kappaplace.progress import track
 from kappaplace.uncertainty.patches import AGREEMENT
 from kappaplace.uncertainty.registry import SCORES

@@ -1,6 +1,41 @@
 """Pure functions on arrays: no I/O, no plotting.
 
-Uncertainty is higher where a query is less certain; success is one boolean a query (or a pair). What cannot
-be defined (one class only, say) is NaN, what cannot be meant (NaN scores, other lengths) is a
+Uncertainty is higher where a query is less certain; success is one boolean per query (or per pair). What is
+undefined (only one class, say) is NaN; invalid input (NaN scores, different lengths) raises a
 ``KappaPlaceError``.
 """
+
+# fmt: off
+# isort: off
+from kappaplace.metrics.bootstrap import (
+    MOST_RESAMPLES, ROUTE_BLOCK, Comparison, Interval, Replicates, Resampling, bootstrap, bootstrap_many,
+    compare, holm, paired_bootstrap,
+)
+from kappaplace.metrics.calibration import (
+    BOTH_TAILS, NO_CLAMP, UPPER_TAIL, EceSurface, ReliabilityCurve, clamp_tails, ece_surface,
+    expected_calibration_error, match_calibration_error, match_pairs, reliability_curve,
+)
+from kappaplace.metrics.probability import (
+    BrierParts, MassBins, brier, brier_parts, debiased_ece, equal_mass_ece, log_loss, mass_bins,
+)
+from kappaplace.metrics.retrieval import (
+    average_precision_at, mean_average_precision_at, recall_at, success_at,
+)
+from kappaplace.metrics.selective import (
+    RISKS, AcceptanceCurve, acceptance_curve, auc_pr, augrc, auroc, aurc, coverage_at_risk, e_aurc,
+    random_auc_pr, recall_at_full_precision,
+)
+from kappaplace.metrics.smooth import smooth_ece
+from kappaplace.metrics.summary import Pooled, pool, pooled, probability_summary, score_summary
+
+__all__ = [
+    "BOTH_TAILS", "MOST_RESAMPLES", "NO_CLAMP", "RISKS", "ROUTE_BLOCK", "UPPER_TAIL", "AcceptanceCurve",
+    "BrierParts", "Comparison", "EceSurface", "Interval", "MassBins", "Pooled", "ReliabilityCurve",
+    "Replicates", "Resampling", "acceptance_curve", "auc_pr", "augrc", "aurc", "auroc",
+    "average_precision_at", "bootstrap", "bootstrap_many", "brier", "brier_parts", "clamp_tails", "compare",
+    "coverage_at_risk", "debiased_ece", "e_aurc", "ece_surface", "equal_mass_ece",
+    "expected_calibration_error", "holm", "log_loss", "mass_bins", "match_calibration_error", "match_pairs",
+    "mean_average_precision_at", "paired_bootstrap", "pool", "pooled", "probability_summary", "random_auc_pr",
+    "recall_at", "recall_at_full_precision", "reliability_curve", "score_summary", "smooth_ece", "success_at",
+]
+# fmt: on

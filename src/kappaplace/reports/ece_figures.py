@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kappaplace.metrics.calibration import EceSurface
+from kappaplace.metrics import EceSurface
 from kappaplace.reports.figures import COLOURS, PLOT_STYLE, WIDTH, new_figure, panels, plain
 
 if TYPE_CHECKING:

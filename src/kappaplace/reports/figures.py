@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.metrics.calibration import ReliabilityCurve
+from kappaplace.metrics import ReliabilityCurve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,20 +11,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.metrics.acceptance import AcceptanceCurve
-from kappaplace.metrics.calibration import (
+from kappaplace.metrics import (
     BOTH_TAILS,
     UPPER_TAIL,
+    AcceptanceCurve,
     EceSurface,
     ReliabilityCurve,
+    acceptance_curve,
     ece_surface,
     match_calibration_error,
+    pool,
+    probability_summary,
+    recall_at,
     reliability_curve,
+    score_summary,
+    success_at,
 )
-from kappaplace.metrics.pooling import pool
-from kappaplace.metrics.retrieval import recall_at, success_at
-from kappaplace.metrics.selective import risk_coverage_curve
-from kappaplace.metrics.summary import probability_summary, score_summary
 
 if TYPE_CHECKING:
     from kappaplace.evaluation.results import EvaluationResult, SetResult
@@ -100,7 +102,7 @@ class Group:
 
     def risk_coverage(self, score: str) -> AcceptanceCurve:
         """Errors left at each share of answered queries."""
-        return risk_coverage_curve(self.scores[score].query, self.success)
+        return acceptance_curve(self.scores[score].query, self.success)
 
     def surface(self, score: str) -> EceSurface:
         """ECE@1 for every choice that its definition leaves open."""

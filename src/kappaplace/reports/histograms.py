@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.metrics.calibration import clamp_tails
+from kappaplace.metrics import clamp_tails
 from kappaplace.reports.figures import (
     COLOURS,
     PLOT_STYLE,

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.metrics.calibration import UPPER_TAIL, reliability_curve
-from kappaplace.metrics.ranking import auroc
-from kappaplace.metrics.selective import risk_coverage_curve
+from kappaplace.metrics import UPPER_TAIL, acceptance_curve, auroc, reliability_curve
 from kappaplace.reports.figures import COLOURS, PLOT_STYLE, WIDTH, new_figure
 
 if TYPE_CHECKING:
@@ -64,7 +62,7 @@ def _column(
     axes[1].set_title(f"ECE@1 {curve.error:.2f}")
     axes[1].set_xlabel("bin, certain → uncertain", fontsize=8)
     axes[1].set_xticks(bins[::3])
-    accepted = risk_coverage_curve(values, success)
+    accepted = acceptance_curve(values, success)
     axes[2].plot(accepted.coverage, accepted.risk, color=colour)
     axes[2].set_title(f"AUROC {auroc(values, success):.2f}, AURC {accepted.aurc:.3f}")
     axes[2].set_xlabel("coverage", fontsize=8)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kappaplace.metrics.acceptance import AcceptanceCurve
+from kappaplace.metrics import AcceptanceCurve
 from kappaplace.reports.figures import PLOT_STYLE, WIDTH, line_style, new_figure, panels, plain
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from kappaplace.data.positives import Positives
 from kappaplace.errors import KappaPlaceError
 from kappaplace.evaluation import KS
 from kappaplace.metrics.calibration import BOTH_TAILS, UPPER_TAIL, expected_calibration_error
-from kappaplace.metrics.ranking import auroc
 from kappaplace.metrics.retrieval import recall_at, success_at
+from kappaplace.metrics.selective import auroc
 from kappaplace.models.heads import Head
 from kappaplace.models.loading import TrainableModel
 from kappaplace.models.place_model import with_spread

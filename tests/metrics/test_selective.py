@@ -13,10 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.metrics.acceptance import acceptance_curve
-from kappaplace.metrics.ranking import auc_pr, auroc, random_auc_pr, recall_at_full_precision
-from kappaplace.metrics.selective import augrc, aurc, coverage_at_risk, e_aurc, risk_coverage_curve
-from kappaplace.metrics.summary import score_summary
+from kappaplace.metrics import (
+    acceptance_curve,
+    auc_pr,
+    augrc,
+    aurc,
+    auroc,
+    coverage_at_risk,
+    e_aurc,
+    random_auc_pr,
+    recall_at_full_precision,
+    score_summary,
+)
 from tests.metrics.examples import Pair, quick, scored
 
 METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
@@ -140,7 +148,7 @@ def test_coverage_at_risk_may_pass_a_risky_stretch() -> None:
 @quick
 @given(data=scored())
 def test_the_curve_ends_with_everything_accepted(data: Pair) -> None:
-    curve = risk_coverage_curve(*data)
+    curve = acceptance_curve(*data)
     assert curve.coverage[-1] == 1.0
     assert curve.risk[-1] == pytest.approx(1 - data[1].mean())
     assert curve.threshold.tolist() == sorted(set(data[0].tolist()))
