@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kappaplace.data.combine import concatenate
-from kappaplace.data.neighbourhood import Neighbourhood
+from kappaplace.data.near import Neighbourhood
 from kappaplace.data.place_images import PlaceImages
 from kappaplace.data.positives import Positives
 from kappaplace.errors import KappaPlaceError

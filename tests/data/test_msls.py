@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kappaplace.data.neighbourhood import Neighbourhood
+from kappaplace.data.near import Neighbourhood
 from kappaplace.data.readers.registry import read_layout
 from kappaplace.data.sessions import find_sessions
 from kappaplace.errors import KappaPlaceError

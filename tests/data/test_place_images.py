@@ -10,7 +10,7 @@ import pytest
 
 from kappaplace.data.checks import summarize
 from kappaplace.data.geodesy import project
-from kappaplace.data.neighbourhood import Neighbourhood
+from kappaplace.data.near import Neighbourhood
 from kappaplace.data.place_images import PlaceImages
 from kappaplace.data.positives import Positives
 from kappaplace.errors import KappaPlaceError

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kappaplace.data import table_io
-from kappaplace.data.neighbourhood import Neighbourhood
+from kappaplace.data.near import Neighbourhood
 from kappaplace.data.place_images import COLUMNS, PlaceImages
 from kappaplace.data.positives import Positives
 from kappaplace.data.table_io import open_table, recorded_hash, save_table

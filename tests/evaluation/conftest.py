@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from kappaplace.data.neighbourhood import Neighbourhood
+from kappaplace.data.near import Neighbourhood
 from kappaplace.data.place_images import PlaceImages
 from kappaplace.data.synthetic_city import SyntheticCity
 from kappaplace.models.checkpoint import save_model

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from kappaplace.data.images import Preprocessing
-from kappaplace.data.neighbourhood import Neighbourhood
+from kappaplace.data.near import Neighbourhood
 from kappaplace.data.place_images import PlaceImages
 from kappaplace.data.positives import Positives
 from kappaplace.errors import KappaPlaceError

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from kappaplace.data.images import Preprocessing
-from kappaplace.data.neighbourhood import Neighbourhood
+from kappaplace.data.near import Neighbourhood
 from kappaplace.data.place_images import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.evaluation import evaluate_sets, read_result, write_result

@@ -12,7 +12,7 @@ import typer
 
 from kappaplace.cli import data_split
 from kappaplace.data.checks import find_problems, summarize
-from kappaplace.data.neighbourhood import Neighbourhood
+from kappaplace.data.near import Neighbourhood
 from kappaplace.data.place_images import PlaceImages
 from kappaplace.data.positives import NoPositives
 from kappaplace.data.protocols import PROTOCOLS, Protocol, get_protocol, read_protocol

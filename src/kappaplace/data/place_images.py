@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from kappaplace.data.geodesy import LOCAL_FRAME, frame_codes
-from kappaplace.data.neighbourhood import FARTHEST, Neighbourhood
+from kappaplace.data.near import FARTHEST, Near, Neighbourhood
 from kappaplace.data.positives import Positives, positives_within
 from kappaplace.errors import KappaPlaceError
 
@@ -165,32 +165,18 @@ class PlaceImages:
             None if accuracy is None else accuracy[r],
         )
 
-    def is_near(self, a: ArrayLike, b: ArrayLike) -> NDArray[np.bool_]:
-        """Whether references ``a`` and ``b`` (indices among references, broadcast) show one place.
-
-        An image is always near itself; an unposed image is near nothing else under a neighbourhood in metres,
-        and frames of different conditions are different routes.
-        """
-        a, b = np.asarray(a), np.asarray(b)
-        kind, value = self.neighbourhood.kind, self.neighbourhood.value
-        near = a == b
-        if kind == "metres":
-            gap = self._reference_positions[a] - self._reference_positions[b]
-            return near | (gap[..., 0] ** 2 + gap[..., 1] ** 2 <= value**2)
-        if kind == "frames":
-            number, route = self._reference_frames
-            return near | ((np.abs(number[a] - number[b]) <= value) & (route[a] == route[b]))
-        return near
+    @cached_property
+    def is_near(self) -> Near:
+        """Whether references ``a`` and ``b`` (indices among references, broadcast) show one place."""
+        return Near.of(
+            self.neighbourhood, lambda: self.positions[self.reference_rows], lambda: self._reference_frames
+        )
 
     def near(self, reference: int) -> NDArray[np.int64]:
         """All references near one reference, itself included."""
         return np.flatnonzero(self.is_near(reference, np.arange(len(self.reference_rows))))
 
-    @cached_property
-    def _reference_positions(self) -> NDArray[np.float64]:
-        return self.positions[self.reference_rows]
-
-    @cached_property
+    @property
     def _reference_frames(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         rows = self.reference_rows
         _, route = np.unique(self.condition[rows], return_inverse=True)

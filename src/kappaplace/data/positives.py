@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kappaplace.data.near import within
 from kappaplace.errors import KappaPlaceError
 
 PAIRS_PER_BLOCK = 4_000_000  # bounds the temporary memory of a radius search (24 bytes a pair)
@@ -158,7 +159,7 @@ def positives_within(
         query, reference = rows[pairs["i"]], reference_rows[pairs["j"]]
         gap = queries[query] - references[reference]
         limit = radius + q_wide[query] + r_wide[reference]
-        inside = gap[:, 0] ** 2 + gap[:, 1] ** 2 <= limit**2
+        inside = within([gap[:, 0], gap[:, 1]], limit)
         query, reference = query[inside], reference[inside]
         order = np.lexsort((reference, query))
         counts += np.bincount(query, minlength=len(queries))

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.data.neighbourhood import Neighbourhood
+from kappaplace.data.near import Neighbourhood
 from kappaplace.data.place_images import COLUMNS, OPTIONAL_COLUMNS, PlaceImages
 from kappaplace.data.positives import Positives
 from kappaplace.data.table_metadata import checked_metadata, metadata_of

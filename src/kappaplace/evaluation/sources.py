@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.data.neighbourhood import Neighbourhood
+from kappaplace.data.near import Near, Neighbourhood
 from kappaplace.data.place_images import PlaceImages
 from kappaplace.data.positives import NoPositives, Positives
 from kappaplace.data.protocols import PROTOCOLS, check_protocol
@@ -211,8 +211,8 @@ def _context(table: PlaceImages | None, stated: Neighbourhood | None) -> dict[st
     """What is known of the map beyond its descriptors."""
     neighbourhood = _near_of(table, stated)
     if table is None:
-        reach = -1.0 if neighbourhood is None else neighbourhood.value  # "self" has the value 0
-        return {} if neighbourhood is None else {"near": lambda a, b: np.abs(np.subtract(a, b)) <= reach}
+        # The rows are the frames; "self" has the value 0.
+        return {} if neighbourhood is None else {"near": Near.frames(neighbourhood.value)}
     positions = table.positions[table.reference_rows]
     has_metres = table.neighbourhood.kind != "metres" or bool(np.isfinite(positions).all(axis=1).any())
     return {

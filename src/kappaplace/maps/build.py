@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kappaplace.data.images import Preprocessing
-from kappaplace.data.neighbourhood import Neighbourhood
+from kappaplace.data.near import Neighbourhood
 from kappaplace.data.place_images import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.extend import Options, Report, extend

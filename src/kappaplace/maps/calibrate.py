@@ -13,6 +13,7 @@ from kappaplace.calibration.checks import checked_seed, share
 from kappaplace.calibration.model import Calibration, fit_calibration
 from kappaplace.calibration.outside import thin_to_rate
 from kappaplace.calibration.splits import split_queries, thin_to_places
+from kappaplace.data.near import within
 from kappaplace.data.place_images import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.localize import check_compared, verified_by
@@ -272,8 +273,7 @@ def _by_position(
     """Whether each match lies within the radius of its query, and which queries have no such reference."""
     radius, search = place_map.manifest.radius, place_map.gatherer.search
     gap = place_map.store.positions[found] - positions[:, None, :]
-    with np.errstate(invalid="ignore"):
-        right = np.asarray((gap**2).sum(axis=2) <= radius**2)
+    right = within([gap[..., 0], gap[..., 1]], radius)
     outside = [not len(search.within((x, y, radius))) for x, y in positions.tolist()]
     return right, np.array(outside)
 

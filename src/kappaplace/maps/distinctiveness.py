@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.maps.manifest import Extra
-from kappaplace.maps.near import near_of
 from kappaplace.maps.store import Indices, MapStore
 from kappaplace.maps.writer import MapWriter
 from kappaplace.progress import track
@@ -40,7 +39,7 @@ def updated_distinctiveness(store: MapStore) -> tuple[NDArray[np.float32], str]:
         how = f"sampled {SAMPLE}"
         others = draw(count, SAMPLE)
         fresh = others[np.isnan(known[others])]
-    near = near_of(store)
+    near = store.near
     with track("Comparing places", len(new) + (len(old) if len(fresh) else 0)) as bar:
         known[new] = _best_far(store, new, others, near, bar)
         if len(fresh):

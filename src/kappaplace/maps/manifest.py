@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kappaplace.data.geodesy import LOCAL_FRAME, frame_codes
-from kappaplace.data.neighbourhood import FARTHEST, Neighbourhood
+from kappaplace.data.near import FARTHEST, Neighbourhood
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import replace_file
 from kappaplace.maps.manifest_checks import check_inside, check_values

@@ -29,6 +29,7 @@ from kappaplace.calibration.model import Calibration
 from kappaplace.data.augment import crop_resize, sample_crops
 from kappaplace.data.degrade import random_degradation
 from kappaplace.data.images import Preprocessing, Source
+from kappaplace.data.near import Near
 from kappaplace.data.randomness import item_key, item_uniforms
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.calibrate import MATCHES, Examples, Terms, keep
@@ -185,14 +186,15 @@ def _masks(place_map: PlaceMap, rows: Indices) -> tuple[NDArray[np.bool_], NDArr
     """Which references were taken together with each of these, and which show its place."""
     store = place_map.store
     routes, everyone = store.whole("routes"), np.arange(len(store))
-    near = np.asarray(place_map.gatherer.near(rows[:, None], everyone[None, :]))
-    if store.manifest.near.kind == "metres":
-        gap = store.positions[rows][:, None, :] - store.positions[None, :, :]
-        with np.errstate(invalid="ignore"):
-            near = near | np.asarray((gap**2).sum(axis=2) <= store.manifest.radius**2)
+    stated = store.manifest.near
+    if stated.kind == "metres":  # what is a right answer shows the place too
+        near = Near.metres(store.positions, max(stated.value, store.manifest.radius))
         times = np.asarray(store.whole("poses")[:, 3])
-        return burst_mask(rows, times, BURST_SECONDS, routes[:, 0]), near
-    return burst_mask(rows, routes[:, 1], BURST_FRAMES, routes[:, 0]), near
+        burst = burst_mask(rows, times, BURST_SECONDS, routes[:, 0])
+    else:
+        near = store.near
+        burst = burst_mask(rows, routes[:, 1], BURST_FRAMES, routes[:, 0])
+    return burst, near(rows[:, None], everyone[None, :])
 
 
 def _evidence(

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from kappaplace.data.images import Source
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps.near import near_of
 from kappaplace.maps.searching import Search
 from kappaplace.maps.store import Indices, MapStore
 from kappaplace.retrieval.engines import Circle
@@ -78,15 +77,12 @@ class Gatherer:
         self, store: MapStore, search: Search, patch_maps: Callable[[Sequence[Source]], Tensor] | None = None
     ) -> None:
         self.store, self.search, self.patch_maps = store, search, patch_maps
-        self._near: Near | None = None
         self._sample: NDArray[np.float32] | None = None
 
     @property
     def near(self) -> Near:
         """Which references show one place."""
-        if self._near is None:
-            self._near = near_of(self.store)
-        return self._near
+        return self.store.near
 
     @property
     def sample(self) -> NDArray[np.float32]:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kappaplace.data.near import Near
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.manifest import Extra, Manifest
 from kappaplace.maps.segments import Rows, Segment, name_keys, read_codebook, read_extra, row_name
@@ -90,6 +91,11 @@ class MapStore:
         parts = [segment.array("poses")[:, :2] for segment in self.segments]
         joined = np.concatenate(parts) if parts else np.empty((0, 2))
         return joined if self.live is None else joined[self.live]
+
+    @cached_property
+    def near(self) -> Near:
+        """Which references show one place: the question that margin, aliasing and pose fusion ask."""
+        return Near.of(self.manifest.near, lambda: self.positions, lambda: self.whole("routes").T[::-1])
 
     @cached_property
     def descriptors(self) -> Descriptors:

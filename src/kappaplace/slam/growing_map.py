@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from kappaplace.data.near import Near
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import replace_file
-from kappaplace.retrieval.exact import Near, search
+from kappaplace.retrieval.exact import search
 from kappaplace.slam.poses import Poses, as_planar, positions
 from kappaplace.types import Embeddings
 from kappaplace.uncertainty.evidence import Evidence
@@ -117,15 +118,9 @@ class GrowingMap:
 
         Frames that were driven one soon after the other are near, whatever is believed of their positions.
         """
-        where, way, radius, frames = positions(self._poses), self._way, self.radius, self.frames
         if not self.pose_size:
-            return lambda a, b: np.abs(np.subtract(a, b)) <= frames
-
-        def near(a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.bool_]:
-            gap = where[a] - where[b]
-            return ((gap**2).sum(axis=-1) <= radius**2) | (np.abs(way[a] - way[b]) <= radius)
-
-        return near
+            return Near.frames(self.frames)
+        return Near.metres(positions(self._poses), self.radius, self._way)
 
     def export(self, file: str | Path) -> Path:
         """All frames as an .npz that `kappaplace map import` reads; poses as believed now."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kappaplace.data import near as nearness
 from kappaplace.errors import KappaPlaceError
 from kappaplace.retrieval.exact import Near, Similarities, best_outside, of_descriptors, of_matrix
 from kappaplace.types import Embeddings, Matches
@@ -121,7 +122,7 @@ class Evidence:
         if self.near is not None:
             return self.near
         if self.reference_positions is not None:
-            return _within(np.asarray(self.reference_positions, np.float64), RADIUS)
+            return nearness.Near.metres(np.asarray(self.reference_positions, np.float64), RADIUS)
         raise KappaPlaceError(
             "This score needs to know which references show one place; give their neighbourhood or positions."
         )
@@ -205,15 +206,6 @@ def _kappa(embeddings: Embeddings | None, whose: str) -> Scores:
     if embeddings is None or embeddings.kappa is None:
         raise KappaPlaceError(f"This score needs κ of the {whose}; use a model with a kappa head.")
     return np.asarray(embeddings.kappa, dtype=np.float64)
-
-
-def _within(positions: Scores, radius: float) -> Near:
-    x, y = np.ascontiguousarray(positions.T)  # columns: two gathers of numbers are quicker than one of pairs
-
-    def near(a: Any, b: Any) -> NDArray[np.bool_]:
-        return np.equal(a, b) | ((x[a] - x[b]) ** 2 + (y[a] - y[b]) ** 2 <= radius**2)
-
-    return near
 
 
 def _check_length(what: str, values: Any, needed: int, exact: bool = False) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kappaplace.data.neighbourhood import Neighbourhood
+from kappaplace.data.near import Neighbourhood
 from kappaplace.data.place_images import PlaceImages
 from kappaplace.data.positives import Positives
 from kappaplace.data.readers.cells import read_rows

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from kappaplace.data.neighbourhood import Neighbourhood
+from kappaplace.data.near import Neighbourhood
 from kappaplace.data.place_images import PlaceImages
 from kappaplace.data.readers.layout import (
     Reader,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from kappaplace.data.neighbourhood import Neighbourhood
+from kappaplace.data.near import Neighbourhood
 from kappaplace.data.place_images import DEFAULT_RADIUS, PlaceImages
 from kappaplace.data.readers.frames_folder import frames_folder
 from kappaplace.data.readers.layout import Reader, chosen_file, existing_folder

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kappaplace.data.neighbourhood import Neighbourhood
+from kappaplace.data.near import Neighbourhood
 from kappaplace.data.place_images import PlaceImages
 from kappaplace.data.readers.layout import (
     Reader,

@@ -1,0 +1,150 @@
+"""One rule of nearness: it answers as each of the formulas that stood in the package before it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from kappaplace.data.near import Near, Neighbourhood, within
+from kappaplace.data.place_images import PlaceImages
+from kappaplace.errors import KappaPlaceError
+
+# Coordinates on a grid as well, so that distances equal to the radius are common.
+COORDINATE = st.one_of(st.integers(-9, 9).map(float), st.floats(-50, 50))
+REACH = st.one_of(st.integers(0, 9).map(float), st.floats(0, 40))
+
+
+@st.composite
+def positions(draw: st.DrawFn, axes: int = 2, unposed: bool = True) -> np.ndarray:
+    """Positions of a few references; some of them unknown."""
+    count = draw(st.integers(1, 8))
+    found = draw(arrays(np.float64, (count, axes), elements=COORDINATE))
+    if unposed:
+        found[draw(arrays(np.bool_, count))] = np.nan
+    return found
+
+
+def table(near: Near, count: int) -> list[list[bool]]:
+    """The answer for every pair, asked by broadcasting; and again one pair at a time."""
+    rows = np.arange(count)
+    answer = near(rows[:, None], rows)
+    assert [[bool(near(a, b)) for b in range(count)] for a in range(count)] == answer.tolist()
+    return answer.tolist()
+
+
+def in_metres(where: np.ndarray, radius: float, a: int, b: int) -> bool:
+    """As the tables, the maps and the evidence asked it."""
+    gap = where[a] - where[b]
+    return a == b or bool(gap[0] ** 2 + gap[1] ** 2 <= radius**2)
+
+
+@given(positions(), REACH)
+def test_metres_as_tables_maps_and_evidence_asked_them(where: np.ndarray, radius: float) -> None:
+    count = len(where)
+    expected = [[in_metres(where, radius, a, b) for b in range(count)] for a in range(count)]
+    assert table(Near.metres(where, radius), count) == expected
+    images = PlaceImages.create([f"{i}.jpg" for i in range(count)], where)
+    object.__setattr__(images, "neighbourhood", Neighbourhood("metres", radius))
+    assert table(images.is_near, count) == expected
+
+
+@given(positions(), REACH, REACH)
+def test_the_wider_of_two_radii_as_self_calibration_asked_it(
+    where: np.ndarray, neighbourhood: float, radius: float
+) -> None:
+    count = len(where)
+    expected = [[False] * count for _ in range(count)]
+    for a in range(count):
+        for b in range(count):
+            squares = ((where[a] - where[b]) ** 2).sum()
+            expected[a][b] = in_metres(where, neighbourhood, a, b) or bool(squares <= radius**2)
+    assert table(Near.metres(where, max(neighbourhood, radius)), count) == expected
+
+
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 2)), min_size=1, max_size=8), REACH)
+def test_frames_of_one_route_as_tables_and_maps_asked_them(
+    frames: list[tuple[int, int]], reach: float
+) -> None:
+    count = len(frames)
+    expected = [
+        [
+            a == b or (abs(frames[a][0] - frames[b][0]) <= reach and frames[a][1] == frames[b][1])
+            for b in range(count)
+        ]
+        for a in range(count)
+    ]
+    numbers, routes = np.array(frames).T
+    assert table(Near.frames(reach, numbers, routes), count) == expected
+    images = PlaceImages.create(
+        [f"{i}.jpg" for i in range(count)],
+        condition=[str(route) for route in routes],
+        frame_number=numbers,
+        neighbourhood=Neighbourhood("frames", reach),
+    )
+    assert table(images.is_near, count) == expected
+
+
+@given(st.integers(1, 8), REACH)
+def test_rows_as_frames_as_evaluations_without_a_table_and_drives_without_odometry_asked_it(
+    count: int, reach: float
+) -> None:
+    expected = [[abs(a - b) <= reach for b in range(count)] for a in range(count)]
+    assert table(Near.frames(reach), count) == expected
+
+
+@given(st.sampled_from([2, 3]).flatmap(lambda axes: positions(axes, unposed=False)), REACH, st.data())
+def test_believed_positions_or_distance_travelled_as_the_growing_map_asked_it(
+    where: np.ndarray, radius: float, data: st.DataObject
+) -> None:
+    count = len(where)
+    way = np.cumsum(data.draw(arrays(np.float64, count, elements=st.floats(0, 20))))
+    expected = [
+        [
+            bool(((where[a] - where[b]) ** 2).sum() <= radius**2) or bool(abs(way[a] - way[b]) <= radius)
+            for b in range(count)
+        ]
+        for a in range(count)
+    ]
+    assert table(Near.metres(where, radius, way), count) == expected
+
+
+@given(positions(), positions(), REACH)
+def test_matches_within_the_radius_of_their_query_as_calibration_and_positives_asked_it(
+    where: np.ndarray, queries: np.ndarray, radius: float
+) -> None:
+    expected = [
+        [bool((reference[0] - x) ** 2 + (reference[1] - y) ** 2 <= radius**2) for reference in where]
+        for x, y in queries
+    ]
+    gap = where[None] - queries[:, None]
+    assert within([gap[..., 0], gap[..., 1]], radius).tolist() == expected
+
+
+@given(positions(), COORDINATE, COORDINATE, REACH)
+def test_a_circle_as_the_engines_asked_it(where: np.ndarray, x: float, y: float, radius: float) -> None:
+    expected = [row for row, at in enumerate(where) if (at[0] - x) ** 2 + (at[1] - y) ** 2 <= radius**2]
+    assert Near.metres(where, 1.0).within((x, y, radius)).tolist() == expected
+
+
+def test_what_changes_in_the_columns_changes_the_answer() -> None:
+    where = np.array([[0.0, 0.0], [9.0, 0.0]])
+    near = Near.metres(where, 5.0)
+    assert not near(0, 1)
+    where[1] = 1.0
+    assert near(0, 1)
+
+
+def test_each_image_itself_and_no_circle_without_positions() -> None:
+    itself = Near.of(Neighbourhood("self"), lambda: 1 / 0, lambda: 1 / 0)  # type: ignore[arg-type, return-value]
+    assert table(itself, 3) == np.eye(3, dtype=bool).tolist()
+    with pytest.raises(KappaPlaceError, match="no positions"):
+        itself.within((0.0, 0.0, 1.0))
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_is_too_far_to_be_squared_is_not_near() -> None:
+    where = np.array([[0.0, 0.0], [1e200, 0.0], [np.nan, np.nan]])
+    assert Near.metres(where, 25.0)(0, np.arange(3)).tolist() == [True, False, False]
