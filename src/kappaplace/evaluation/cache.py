@@ -23,10 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kappaplace.data.identity import DIGEST, image_digests
 from kappaplace.data.images import Preprocessing, Source
 from kappaplace.data.unreadable import DAMAGED_ARRAYS
 from kappaplace.errors import KappaPlaceError
-from kappaplace.evaluation.identity import DIGEST, image_digests
 from kappaplace.files import make_folder, reserve_array
 from kappaplace.models.digest import state_digest
 from kappaplace.models.embedding import embed_images, embed_patches

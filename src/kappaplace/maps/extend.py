@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from kappaplace.data.identity import DIGEST, file_digest, file_stats, same_file
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.change import removal
@@ -19,7 +20,7 @@ from kappaplace.maps.distinctiveness import finish
 from kappaplace.maps.embedders import Embedder, Started, Starter, starter
 from kappaplace.maps.pending import Pending, picked
 from kappaplace.maps.segments import Rows
-from kappaplace.maps.sources import DIGEST_BYTES, Wanted, file_digest, file_stats, same_file
+from kappaplace.maps.sources import Wanted
 from kappaplace.maps.store import MapStore
 from kappaplace.maps.writer import PENDING, MapWriter
 from kappaplace.models.loading import AnyModel
@@ -313,7 +314,7 @@ class _Blocks:
             self.wanted.poses[at],
             self.wanted.routes[at],
             self.stats[at],
-            np.stack([file_digest(path) for path in paths]).reshape(-1, DIGEST_BYTES),
+            np.stack([file_digest(path) for path in paths]).reshape(-1, DIGEST.itemsize),
             [_thumbnail(path) for path in paths] if self.thumbnails else None,
         )
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kappaplace.data.identity import file_stats, same_file
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps.sources import file_stats, same_file
 from kappaplace.maps.store import Indices, MapStore
 
 FEWEST = 16

@@ -20,7 +20,6 @@ from kappaplace.maps.store import MapStore
 Images: TypeAlias = "str | Path | PlaceImages | Iterable[str | Path]"
 """A folder, a table (a file or in memory), one image, or a list of image files."""
 TABLES = (".parquet", ".csv")
-DIGEST_BYTES = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,37 +171,6 @@ def into_frame(table: PlaceImages, frame: str, empty: bool) -> PlaceImages:
             f"Some of these images lie too far from the map's frame {frame}; build another."
         )
     return replace(table, positions=positions, frame=frame)
-
-
-def file_stats(paths: Sequence[str]) -> NDArray[np.int64]:
-    """Size and time of change of each file, N×2; −1 where there is none."""
-    stats = np.full((len(paths), 2), -1, np.int64)
-    for i, path in enumerate(paths):
-        try:
-            found = os.stat(path)
-        except OSError:
-            continue
-        stats[i] = found.st_size, found.st_mtime_ns
-    return stats
-
-
-def file_digest(path: str) -> NDArray[np.uint8]:
-    """Hash of a file's content; zeros where it cannot be read."""
-    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    try:
-        with open(path, "rb") as stream:
-            while block := stream.read(1 << 20):
-                digest.update(block)
-    except OSError:
-        return np.zeros(DIGEST_BYTES, np.uint8)
-    return np.frombuffer(digest.digest(), np.uint8)
-
-
-def same_file(path: str, now: NDArray[np.int64], then: NDArray[np.int64], digest: NDArray[np.uint8]) -> bool:
-    """Whether a file is the one that was embedded: size and date, or its content where the date is new."""
-    if bool((now == then).all()):
-        return True
-    return int(now[0]) == int(then[0]) >= 0 and bool((file_digest(path) == digest).all())
 
 
 def is_same_image(query: str, image: str) -> bool:

@@ -1,7 +1,8 @@
-"""Which image is this? The hash of a file's content, read once and remembered by path, size and date.
+"""Which image is this? A file is known by its size, its time of change and the hash of its content.
 
-A folder that was moved or copied is recognised without embedding anything anew; a file that was exchanged is
-noticed.
+`same_file` compares a file with what was recorded of it; `image_digests` reads the content of many files once
+and remembers it by path, size and time. A folder that was moved or copied is recognized without embedding
+anything again; a file that was replaced is noticed.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,10 +27,41 @@ CHUNK = 256
 _THREADS = 8  # reading waits for the disk, not for a core
 
 
+def file_stats(paths: Sequence[str]) -> NDArray[np.int64]:
+    """Return size and time of change of each file, N×2; −1 if there is none."""
+    stats = np.full((len(paths), 2), -1, np.int64)
+    for i, path in enumerate(paths):
+        try:
+            found = os.stat(path)
+        except OSError:
+            continue
+        stats[i] = found.st_size, found.st_mtime_ns
+    return stats
+
+
+def file_digest(path: str) -> NDArray[np.uint8]:
+    """Return the hash of a file's content, 16 bytes; zeros if it cannot be read."""
+    try:
+        return np.frombuffer(_content_digest(path), np.uint8)
+    except OSError:
+        return np.zeros(DIGEST.itemsize, np.uint8)
+
+
+def same_file(path: str, now: NDArray[np.int64], then: NDArray[np.int64], digest: NDArray[np.uint8]) -> bool:
+    """Return whether a file is the one recorded: by size and time, or by content if only the time differs."""
+    if bool((now == then).all()):
+        return True
+    return int(now[0]) == int(then[0]) >= 0 and bool((file_digest(path) == digest).all())
+
+
 def image_digests(paths: Sequence[str], folder: Path) -> NDArray[np.void]:
     """A digest of each file's content, 16 bytes; ``folder`` keeps what was read before."""
     record = make_folder(folder) / f"{_list_digest(paths)}.npz"
-    stats = _stats(paths)
+    stats = file_stats(paths)
+    for row in np.flatnonzero(stats[:, 0] < 0)[:1].tolist():
+        raise KappaPlaceError(
+            f"No image file at {paths[row]}; if the images have moved, import the table again or give --root."
+        )
     digests, known = _recorded(record, stats)
     missing = np.flatnonzero(~known)
     with track("Reading image files", len(paths)) as bar, ThreadPoolExecutor(_THREADS) as pool:
@@ -51,20 +82,6 @@ def _list_digest(paths: Sequence[str]) -> str:
     for path in paths:
         digest.update(os.path.abspath(path).encode("utf-8", "surrogateescape") + b"\0")
     return digest.hexdigest()[:32]
-
-
-def _stats(paths: Sequence[str]) -> NDArray[np.int64]:
-    """Size and time of change of every file, N×2."""
-    stats = np.empty((len(paths), 2), np.int64)
-    for i, path in enumerate(paths):
-        try:
-            found = os.stat(path)
-        except OSError:
-            raise KappaPlaceError(
-                f"No image file at {path}; if the images have moved, import the table again or give --root."
-            ) from None
-        stats[i] = found.st_size, found.st_mtime_ns
-    return stats
 
 
 def _recorded(record: Path, stats: NDArray[np.int64]) -> tuple[NDArray[np.void], NDArray[np.bool_]]:
@@ -95,11 +112,15 @@ def _read(paths: Sequence[str], rows: NDArray[np.int64]) -> NDArray[np.void]:
 
 
 def _digest(path: str) -> bytes:
-    digest: Any = hashlib.blake2b(digest_size=DIGEST.itemsize)
     try:
-        with open(path, "rb") as stream:
-            while block := stream.read(1 << 20):
-                digest.update(block)
+        return _content_digest(path)
     except OSError as error:
         raise KappaPlaceError(f"Cannot read {path}: {os.strerror(error.errno or 0)}.") from None
+
+
+def _content_digest(path: str) -> bytes:
+    digest = hashlib.blake2b(digest_size=DIGEST.itemsize)
+    with open(path, "rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
     return digest.digest()
