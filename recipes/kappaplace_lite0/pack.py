@@ -18,11 +18,11 @@ from make_card import read_results, write_card
 
 from kappaplace.calibration.model import Calibration
 from kappaplace.errors import KappaPlaceError
-from kappaplace.evaluation.cache import model_fingerprint
 from kappaplace.files import replace_file
 from kappaplace.maps.borrowed import MODEL
 from kappaplace.maps.map_models import has_kappa
 from kappaplace.models.checkpoint import ModelCard, save_model
+from kappaplace.models.encoder import model_fingerprint
 from kappaplace.models.heads import MirroredKappaHead
 from kappaplace.models.loading import load_model
 from kappaplace.models.place_model import PlaceModel

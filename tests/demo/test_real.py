@@ -17,12 +17,12 @@ from kappaplace.demo.damage import KINDS, LEVELS
 from kappaplace.demo.real import PROBABILITY, RealResult, real_table, run_real
 from kappaplace.demo.real_output import gallery, missing_line, probability_line, write_real
 from kappaplace.errors import KappaPlaceError
-from kappaplace.evaluation.cache import model_fingerprint
 from kappaplace.evaluation.run import evaluate_table
 from kappaplace.maps.borrowed import MODEL
 from kappaplace.metrics import recall_at
 from kappaplace.models import shipped
 from kappaplace.models.checkpoint import save_model
+from kappaplace.models.encoder import model_fingerprint
 from kappaplace.models.loading import load_model
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.models.shipped import CALIBRATION, DEFAULT

@@ -13,18 +13,18 @@ from kappaplace.data.place_images import PlaceImages
 from kappaplace.data.positives import NoPositives, Positives
 from kappaplace.errors import KappaPlaceError
 from kappaplace.evaluation import Choices, evaluate_sets, evaluate_table, measure, read_result, write_result
-from kappaplace.evaluation.cache import EmbeddingCache
 from kappaplace.evaluation.run import fit_on, preprocessing_for
 from kappaplace.evaluation.scoring import SLOW
 from kappaplace.evaluation.sources import from_descriptors, from_similarities, from_table
 from kappaplace.metrics import BOTH_TAILS, UPPER_TAIL, auroc, expected_calibration_error
+from kappaplace.models.embedding.store import EmbeddingStore
 from kappaplace.types import Embeddings
 from kappaplace.uncertainty.registry import SCORES
 
 
 @pytest.fixture
-def cache(tiny, tmp_path) -> EmbeddingCache:
-    return EmbeddingCache.of(tiny, tmp_path / "cache")
+def cache(tiny, tmp_path) -> EmbeddingStore:
+    return EmbeddingStore.of(tiny, tmp_path / "cache")
 
 
 def test_every_score_is_there_or_has_a_reason(tiny, table, tmp_path):
@@ -100,7 +100,7 @@ def test_files_give_the_result_back(cache, table, route, tmp_path):
 
 def test_equal_inputs_give_equal_bytes(tiny, table, tmp_path):
     for name in ("a", "b"):
-        cache = EmbeddingCache.of(tiny, tmp_path / f"cache-{name}")
+        cache = EmbeddingStore.of(tiny, tmp_path / f"cache-{name}")
         result = evaluate_sets("tiny", [from_table(table, cache)], Choices(resamples=5))
         write_result(result, tmp_path / name)
     for file in ("metrics.csv", "queries.parquet", "matches.parquet", "references.parquet"):

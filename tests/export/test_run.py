@@ -14,9 +14,9 @@ from torch import nn
 
 from kappaplace import FrozenEncoder, KappaPlaceError, load_model
 from kappaplace.data.images import Preprocessing
-from kappaplace.evaluation.cache import model_fingerprint
 from kappaplace.export import parity
 from kappaplace.export.run import SUFFIXES, export_model
+from kappaplace.models.encoder import model_fingerprint
 from kappaplace.models.optimize import fidelity
 
 KINDS = sorted(SUFFIXES)

@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 
 from kappaplace import KappaPlaceError, PlaceMap, load_model
-from kappaplace.evaluation.cache import EmbeddingCache
 from kappaplace.export.run import export_model
+from kappaplace.models.embedding.store import EmbeddingStore
 from kappaplace.models.loading import trainable
 from kappaplace.models.runtimes import KEY
 
@@ -56,7 +56,7 @@ def test_without_patches_comparing_is_told(model, folder, tmp_path):
     made = PlaceMap.build(folder, tmp_path / "a.map", str(file))
     with pytest.raises(KappaPlaceError, match="gives no patch maps"):
         made.localize(folder / "03.png", verify=3)
-    assert EmbeddingCache.of(load_model(file)).patch_maps is None
+    assert EmbeddingStore.of(load_model(file)).patch_maps is None
 
 
 def test_maps_do_not_mix_int8_with_the_original(model, int8, folder, tmp_path):

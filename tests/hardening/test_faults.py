@@ -25,13 +25,13 @@ from kappaplace.data.place_images import PlaceImages
 from kappaplace.data.positives import Positives
 from kappaplace.errors import KappaPlaceError
 from kappaplace.evaluation import evaluate_sets, read_result, write_result
-from kappaplace.evaluation.cache import EmbeddingCache
 from kappaplace.evaluation.run import Choices
 from kappaplace.evaluation.sources import from_similarities
 from kappaplace.export.run import SUFFIXES, export_model
 from kappaplace.maps import PlaceMap
 from kappaplace.maps.label_file import Row, Sheet, read_labels, write_labels
 from kappaplace.models.checkpoint import load_checkpoint, save_model
+from kappaplace.models.embedding.store import EmbeddingStore
 from kappaplace.models.loading import load_model
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.slam.calibrations import load_calibration, save_calibration
@@ -247,7 +247,7 @@ def test_a_full_disk_under_long_work(name: str, folder: Path) -> None:
 
     images = [str(file) for file in sorted((folder / "images").glob("*.png"))]
     work: dict[str, Callable[[], object]] = {
-        "cache": lambda: EmbeddingCache.of(model(0), folder / "cache").embed(images),
+        "cache": lambda: EmbeddingStore.of(model(0), folder / "cache").embed(images),
         "features": lambda: _create(folder / "features", "key", 100, [16, 16]),
         "map": lambda: PlaceMap.build(folder / "images", folder / "new.map", str(folder / "model")),
         "city": lambda: write_city(SyntheticCity(0, (1, 1)), folder / "city", 16),
@@ -284,7 +284,7 @@ def test_a_folder_without_permission(name: str, folder: Path) -> None:
 def test_a_clock_that_jumps_loses_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Time of day is written, never computed with: back to 1970, on to 2106, and a date from the future."""
     images = folder / "images"
-    cache = EmbeddingCache.of(model(0), folder / "cache")
+    cache = EmbeddingStore.of(model(0), folder / "cache")
     files = [str(file) for file in sorted(images.glob("*.png"))]
     first = np.array(cache.embed(files).descriptor)
     for moment in (0.0, 2.0**32):
@@ -303,7 +303,7 @@ def test_a_clock_that_jumps_loses_nothing(folder: Path, monkeypatch: pytest.Monk
 
 
 def test_a_damaged_cache_is_told_and_made_anew(folder: Path) -> None:
-    cache = EmbeddingCache.of(model(0), folder / "cache")
+    cache = EmbeddingStore.of(model(0), folder / "cache")
     files = [str(file) for file in sorted((folder / "images").glob("*.png"))]
     first = np.array(cache.embed(files).descriptor)
     (store,) = (path.parent for path in (folder / "cache").rglob("done.npy"))
@@ -329,9 +329,9 @@ def test_half_a_cache_of_a_killed_process_is_not_found(folder: Path) -> None:
 
         os.rename = rename
 
-    assert in_a_child(lambda: EmbeddingCache.of(model(0), folder / "cache").embed(files), dies) == KILLED
+    assert in_a_child(lambda: EmbeddingStore.of(model(0), folder / "cache").embed(files), dies) == KILLED
     assert not list((folder / "cache").glob("*/[!.]*/done.npy"))
-    assert len(EmbeddingCache.of(model(0), folder / "cache").embed(files).descriptor) == len(files)
+    assert len(EmbeddingStore.of(model(0), folder / "cache").embed(files).descriptor) == len(files)
 
 
 def test_two_processes_on_one_cache(folder: Path) -> None:
@@ -339,7 +339,7 @@ def test_two_processes_on_one_cache(folder: Path) -> None:
 
     def work() -> None:
         torch.set_num_threads(1)
-        EmbeddingCache.of(model(0), folder / "cache").embed(files)
+        EmbeddingStore.of(model(0), folder / "cache").embed(files)
 
     both = [FORK.Process(target=work) for _ in range(2)]
     for process in both:
@@ -347,6 +347,6 @@ def test_two_processes_on_one_cache(folder: Path) -> None:
     for process in both:
         process.join(60)
         assert process.exitcode == 0
-    made = EmbeddingCache.of(model(0), folder / "cache").embed(files).descriptor
+    made = EmbeddingStore.of(model(0), folder / "cache").embed(files).descriptor
     np.testing.assert_allclose(made, model(0).embed(files, progress=False).descriptor, atol=1e-5)
     assert not list((folder / "cache").rglob("*.part"))

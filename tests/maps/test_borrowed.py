@@ -13,7 +13,6 @@ import pytest
 from kappaplace.calibration.model import Calibration, fit_calibration
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
-from kappaplace.evaluation.cache import model_fingerprint
 from kappaplace.maps import PlaceMap
 from kappaplace.maps.borrowed import ACCEPT_RISK, MODEL, REJECT_RISK, read_shipped
 from kappaplace.maps.label_pairs import open_sheet
@@ -21,6 +20,7 @@ from kappaplace.maps.label_sample import Sample
 from kappaplace.maps.localize import NOT_CALIBRATED, PRIOR
 from kappaplace.models import shipped
 from kappaplace.models.checkpoint import save_model
+from kappaplace.models.encoder import model_fingerprint
 from kappaplace.models.loading import load_model
 from kappaplace.models.shipped import CALIBRATION, DEFAULT
 

@@ -25,10 +25,9 @@ from kappaplace.data.images import Preprocessing
 from kappaplace.data.place_images import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import PlaceMap, extend
-from kappaplace.maps.embedders import Here
-from kappaplace.maps.ray_embedder import RETRIES, RayEmbedder, embed_block
 from kappaplace.models.checkpoint import save_model
 from kappaplace.models.embedding import embed_images
+from kappaplace.models.embedding.ray import RETRIES, Here, RayEmbedder, embed_block
 from kappaplace.models.frozen import FrozenEncoder
 from tests.maps.fakes import Counting, assert_same
 

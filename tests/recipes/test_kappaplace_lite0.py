@@ -14,9 +14,9 @@ from PIL import Image
 
 from kappaplace.data.synthetic_city import SyntheticCity
 from kappaplace.errors import KappaPlaceError
-from kappaplace.evaluation.cache import model_fingerprint
 from kappaplace.maps import PlaceMap
 from kappaplace.models import shipped
+from kappaplace.models.encoder import model_fingerprint
 from kappaplace.models.loading import load_model
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.models.shipped import CALIBRATION, DEFAULT, PAGE

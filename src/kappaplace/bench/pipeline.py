@@ -16,9 +16,7 @@ from kappaplace.bench.rows import Row
 from kappaplace.bench.timing import interleaved, ratio
 from kappaplace.data.images import Preprocessing
 from kappaplace.data.resample import resized
-from kappaplace.models.embedding import embed_images
-from kappaplace.models.prepare import loader_for
-from kappaplace.models.transfer import Upload
+from kappaplace.models.embedding import Upload, embed_images, loader_for
 
 PART = "embedding"
 CPU_LIMIT, GPU_LIMIT = 0.9, 0.8

@@ -77,8 +77,8 @@ def _images(source: Path | None) -> list[Any] | None:
 
 
 def _calibration(model: AnyModel, source: Path | None) -> Calibration | None:
-    from kappaplace.evaluation.cache import model_fingerprint
     from kappaplace.maps.borrowed import calibration_with
+    from kappaplace.models.encoder import model_fingerprint
     from kappaplace.slam.calibrations import calibration_for
 
     if source is not None:

@@ -148,8 +148,8 @@ def calibrate(
     import numpy as np
 
     from kappaplace.errors import KappaPlaceError
-    from kappaplace.evaluation.cache import model_fingerprint
     from kappaplace.files import make_folder
+    from kappaplace.models.encoder import model_fingerprint
     from kappaplace.slam.calibrate import collect, fit_closures, scores_for
     from kappaplace.slam.calibrations import MODEL as MODEL_FACT
     from kappaplace.slam.calibrations import save_calibration

@@ -17,10 +17,10 @@ from kappaplace.data.table_io import FORMATS
 from kappaplace.demo.damage import Damage, kappa_under_damage
 from kappaplace.errors import KappaPlaceError
 from kappaplace.evaluation import Evaluation, evaluate
-from kappaplace.evaluation.cache import EmbeddingCache
 from kappaplace.evaluation.sources import Retrieved, from_table
 from kappaplace.maps.borrowed import calibration_with
 from kappaplace.metrics import brier, smooth_ece, success_at
+from kappaplace.models.embedding.store import EmbeddingStore
 from kappaplace.models.loading import AnyModel
 from kappaplace.uncertainty.base import Evidence, Score, Scores
 from kappaplace.uncertainty.fused import features_of
@@ -123,7 +123,7 @@ def run_real(
     """Embed, retrieve and judge; ``say`` is told what is going on."""
     queries, references = len(table.query_rows), len(table.reference_rows)
     say(f"Embedding {queries:,} queries and {references:,} references with {name}")
-    embedding = EmbeddingCache.of(model, cache, device=device)
+    embedding = EmbeddingStore.of(model, cache, device=device)
     retrieved = from_table(table, embedding, min(MATCHES, references))
     evidence = retrieved.evidence
     calibration = calibration_with(embedding.fingerprint, embedding.preprocessing)

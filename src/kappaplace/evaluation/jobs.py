@@ -13,13 +13,14 @@ from kappaplace.data.near import Neighbourhood
 from kappaplace.data.place_images import PlaceImages
 from kappaplace.data.positives import Positives
 from kappaplace.errors import KappaPlaceError
-from kappaplace.evaluation.cache import EmbeddingCache, model_fingerprint
 from kappaplace.evaluation.fitting import Fitted
 from kappaplace.evaluation.inputs import read_embeddings, read_positives, read_similarities
 from kappaplace.evaluation.results import EvaluationResult
 from kappaplace.evaluation.run import Choices, Resize, evaluate_sets, fit_on, preprocessing_for
 from kappaplace.evaluation.sources import Retrieved, from_descriptors, from_similarities, from_table
 from kappaplace.models.embedding import usable_device
+from kappaplace.models.embedding.store import EmbeddingStore
+from kappaplace.models.encoder import model_fingerprint
 from kappaplace.models.loading import AnyModel, load_model
 
 
@@ -83,8 +84,8 @@ class _Embedder:
         self.model, self.machine, self.resize = model, machine, resize
         self.fingerprint = model_fingerprint(model)
 
-    def cache(self, table: PlaceImages) -> EmbeddingCache:
-        return EmbeddingCache.of(
+    def cache(self, table: PlaceImages) -> EmbeddingStore:
+        return EmbeddingStore.of(
             self.model,
             self.machine.cache,
             preprocessing_for(self.model, table, self.resize),

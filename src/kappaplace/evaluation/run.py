@@ -15,7 +15,6 @@ from kappaplace.data.place_images import PlaceImages
 from kappaplace.data.positives import NoPositives
 from kappaplace.data.protocols import PROTOCOLS
 from kappaplace.errors import KappaPlaceError
-from kappaplace.evaluation.cache import EmbeddingCache
 from kappaplace.evaluation.fitting import Fitted, fit
 from kappaplace.evaluation.measuring import MEAN, POOLED, RESAMPLES, measure
 from kappaplace.evaluation.own_scores import check_own_score, read_own_score
@@ -23,6 +22,7 @@ from kappaplace.evaluation.results import EvaluationResult, SetResult
 from kappaplace.evaluation.scoring import chosen_scores, score_set
 from kappaplace.evaluation.sources import Retrieved, from_table
 from kappaplace.metrics import MOST_RESAMPLES
+from kappaplace.models.embedding.store import EmbeddingStore
 from kappaplace.models.loading import AnyModel
 from kappaplace.uncertainty.registry import score_named
 
@@ -70,7 +70,7 @@ def evaluate_table(
     if policy is not None and policy not in known:
         raise KappaPlaceError(f"The policy is one of {', '.join(known)}, not {policy!r}.")
     chosen = Choices(names, k, None if policy is None else NoPositives(policy))
-    embedding = EmbeddingCache.of(model, cache, batch_size=batch_size, device=device)
+    embedding = EmbeddingStore.of(model, cache, batch_size=batch_size, device=device)
     return _scored(from_table(table, embedding, k), chosen, None, ())
 
 

@@ -14,8 +14,8 @@ from kappaplace.data.place_images import PlaceImages
 from kappaplace.data.positives import NoPositives, Positives
 from kappaplace.data.protocols import PROTOCOLS, check_protocol
 from kappaplace.errors import KappaPlaceError
-from kappaplace.evaluation.cache import EmbeddingCache
 from kappaplace.evaluation.names import ImageNames
+from kappaplace.models.embedding.store import EmbeddingStore
 from kappaplace.retrieval.exact import search, search_matrix
 from kappaplace.types import Embeddings
 from kappaplace.uncertainty.base import Evidence
@@ -44,7 +44,7 @@ class Retrieved:
         return NoPositives.FAIL if protocol is None else protocol.no_positives
 
 
-def from_table(table: PlaceImages, cache: EmbeddingCache, k: int = 10, name: str = "") -> Retrieved:
+def from_table(table: PlaceImages, cache: EmbeddingStore, k: int = 10, name: str = "") -> Retrieved:
     """Embed a table's images, or find them in the cache, and retrieve."""
     _check_table(table, k)
     query = cache.embed(_names(table, table.query_rows))

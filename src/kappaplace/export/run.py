@@ -13,7 +13,6 @@ import kappaplace
 from kappaplace.calibration.model import Calibration
 from kappaplace.data.images import Source
 from kappaplace.errors import KappaPlaceError
-from kappaplace.evaluation.cache import model_fingerprint
 from kappaplace.export.graph import ExportGraph, probe_images
 from kappaplace.export.onnx_file import OPSET, halve_weights, put_record, write_onnx
 from kappaplace.export.openvino_file import convert
@@ -23,6 +22,7 @@ from kappaplace.export.torchscript_file import write_torchscript
 from kappaplace.files import make_folder, not_written, replace_file
 from kappaplace.models.backbones import backbone_spec
 from kappaplace.models.digest import sha256_of
+from kappaplace.models.encoder import model_fingerprint
 from kappaplace.models.exported import KAPPA, ExportRecord, load_exported
 from kappaplace.models.loading import AnyModel
 from kappaplace.models.place_model import PlaceModel

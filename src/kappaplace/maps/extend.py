@@ -17,12 +17,12 @@ from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.change import removal
 from kappaplace.maps.distinctiveness import finish
-from kappaplace.maps.embedders import Embedder, Started, Starter, starter
 from kappaplace.maps.pending import Pending, picked
 from kappaplace.maps.segments import Rows
 from kappaplace.maps.sources import Wanted
 from kappaplace.maps.store import MapStore
 from kappaplace.maps.writer import PENDING, MapWriter
+from kappaplace.models.embedding.ray import Embedder, Started, Starter, starter
 from kappaplace.models.loading import AnyModel
 from kappaplace.progress import track
 from kappaplace.types import Embeddings
@@ -48,7 +48,7 @@ class Options:
     embedder: Embedder | None = None
     """A function of your own in the place of the model."""
     ray: str = ""
-    """Embed on a Ray cluster: auto, or its address; see `kappaplace.maps.ray_embedder`."""
+    """Embed on a Ray cluster: auto, or its address; see `kappaplace.models.embedding.ray`."""
 
     def __post_init__(self) -> None:
         if self.duplicates not in ("error", "skip", "replace") or self.on_error not in ("skip", "raise"):

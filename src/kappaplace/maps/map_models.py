@@ -6,9 +6,9 @@ from pathlib import Path
 
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
-from kappaplace.evaluation.cache import model_fingerprint
 from kappaplace.maps.manifest import MODEL_FOLDER, ModelRecord
 from kappaplace.models.checkpoint import save_model
+from kappaplace.models.encoder import model_fingerprint
 from kappaplace.models.exported import KAPPA, ExportedModel
 from kappaplace.models.frozen import FrozenEncoder
 from kappaplace.models.heads import KappaHead, VarianceHead

@@ -105,7 +105,7 @@ class ExportedModel(nn.Module):
 
     @property
     def fingerprint(self) -> str:
-        """As `kappaplace.evaluation.cache.model_fingerprint` gives it."""
+        """As `kappaplace.models.encoder.model_fingerprint` gives it."""
         return self.record.fingerprint
 
     @property

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from kappaplace.calibration.model import Calibration
 from kappaplace.errors import KappaPlaceError
-from kappaplace.evaluation.cache import model_fingerprint
 from kappaplace.files import replace_file
 from kappaplace.maps import PlaceMap
 from kappaplace.maps.borrowed import calibration_with
+from kappaplace.models.encoder import model_fingerprint
 from kappaplace.models.loading import AnyModel
 
 MODEL = "model"

@@ -15,9 +15,9 @@ import numpy as np
 from kappaplace.calibration.model import Calibration
 from kappaplace.data.unreadable import DAMAGED_ARRAYS
 from kappaplace.errors import KappaPlaceError
-from kappaplace.evaluation.cache import model_fingerprint
 from kappaplace.files import make_folder, replace_file
 from kappaplace.models.embedding import embed_images, join
+from kappaplace.models.encoder import model_fingerprint
 from kappaplace.models.loading import AnyModel
 from kappaplace.progress import track
 from kappaplace.reports.html import png_of

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import make_folder, replace_file, reserve_array
+from kappaplace.models.embedding import Download, one_ahead
 from kappaplace.models.heads import Head
 from kappaplace.models.loading import TrainableModel
 from kappaplace.models.place_model import unit
-from kappaplace.models.transfer import Download, one_ahead
 from kappaplace.progress import track
 from kappaplace.training.batches import view_key
 from kappaplace.training.views import ImageSource, Views

@@ -15,8 +15,9 @@ from PIL import Image
 
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
-from kappaplace.evaluation import cache as cache_module
-from kappaplace.evaluation.cache import EmbeddingCache, model_fingerprint
+from kappaplace.models.embedding import store as cache_module
+from kappaplace.models.embedding.store import EmbeddingStore
+from kappaplace.models.encoder import model_fingerprint
 from kappaplace.models.place_model import PlaceModel
 
 
@@ -47,7 +48,7 @@ def embedded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_second_run_embeds_nothing(tiny, images, embedded, tmp_path):
-    cache = EmbeddingCache.of(tiny, tmp_path / "cache")
+    cache = EmbeddingStore.of(tiny, tmp_path / "cache")
     first = cache.embed(images)
     direct = tiny.embed(images, progress=False)
     np.testing.assert_allclose(first.descriptor, direct.descriptor, atol=1e-6)
@@ -56,13 +57,13 @@ def test_a_second_run_embeds_nothing(tiny, images, embedded, tmp_path):
     assert first.descriptor.dtype == np.float32
     assert first.kappa.shape == (9,)
     embedded.clear()
-    again = EmbeddingCache.of(tiny, tmp_path / "cache").embed(images)
+    again = EmbeddingStore.of(tiny, tmp_path / "cache").embed(images)
     assert embedded == []
     np.testing.assert_array_equal(first.descriptor, again.descriptor)
 
 
 def test_only_what_is_new_is_embedded(tiny, images, embedded, tmp_path):
-    cache = EmbeddingCache.of(tiny, tmp_path / "cache")
+    cache = EmbeddingStore.of(tiny, tmp_path / "cache")
     cache.embed(images[:6])
     embedded.clear()
     both = cache.embed([*images[3:], images[0]])
@@ -73,7 +74,7 @@ def test_only_what_is_new_is_embedded(tiny, images, embedded, tmp_path):
 
 
 def test_moved_folders_are_recognised_and_changed_files_noticed(tiny, images, embedded, tmp_path):
-    cache = EmbeddingCache.of(tiny, tmp_path / "cache")
+    cache = EmbeddingStore.of(tiny, tmp_path / "cache")
     cache.embed(images)
     (tmp_path / "images").rename(tmp_path / "elsewhere")
     moved = [path.replace("images", "elsewhere") for path in images]
@@ -86,12 +87,12 @@ def test_moved_folders_are_recognised_and_changed_files_noticed(tiny, images, em
 
 
 def test_other_models_and_sizes_have_a_cache_of_their_own(tiny, images, embedded, tmp_path):
-    EmbeddingCache.of(tiny, tmp_path / "cache").embed(images)
+    EmbeddingStore.of(tiny, tmp_path / "cache").embed(images)
     other = PlaceModel.create("resnet_tiny", dim=32, preprocessing=Preprocessing(64, "exact")).eval()
     assert model_fingerprint(other) != model_fingerprint(tiny)
     for cache in (
-        EmbeddingCache.of(other, tmp_path / "cache"),
-        EmbeddingCache.of(tiny, tmp_path / "cache", Preprocessing(32, "exact")),
+        EmbeddingStore.of(other, tmp_path / "cache"),
+        EmbeddingStore.of(tiny, tmp_path / "cache", Preprocessing(32, "exact")),
     ):
         embedded.clear()
         cache.embed(images)
@@ -102,7 +103,7 @@ def test_a_failing_image_keeps_the_blocks_before_it(tiny, images, embedded, tmp_
     monkeypatch.setattr(cache_module, "BLOCK", 2)
     good = Path(images[5]).read_bytes()
     Path(images[5]).write_bytes(b"not an image")
-    cache = EmbeddingCache.of(tiny, tmp_path / "cache")
+    cache = EmbeddingStore.of(tiny, tmp_path / "cache")
     with pytest.raises(KappaPlaceError, match=r"5\.png"):
         cache.embed(images)
     Path(images[5]).write_bytes(good)
@@ -117,20 +118,20 @@ def test_a_killed_process_leaves_its_finished_blocks(images, embedded, tmp_path)
         """
         import os, signal, sys, torch
         from kappaplace.data.images import Preprocessing
-        from kappaplace.evaluation import cache
+        from kappaplace.models.embedding import store
         from kappaplace.models.place_model import PlaceModel
-        cache.BLOCK = 2
+        store.BLOCK = 2
         torch.manual_seed(0)
         torch.set_num_threads(1)
         model = PlaceModel.create("resnet_tiny", dim=32, preprocessing=Preprocessing(64, "exact")).eval()
-        real, calls = cache.embed_images, []
+        real, calls = store.embed_images, []
         def dying(*arguments, **options):
             calls.append(1)
             if len(calls) == 3:
                 os.kill(os.getpid(), signal.SIGKILL)
             return real(*arguments, **options)
-        cache.embed_images = dying
-        cache.EmbeddingCache.of(model, sys.argv[1]).embed(sys.argv[2:])
+        store.embed_images = dying
+        store.EmbeddingStore.of(model, sys.argv[1]).embed(sys.argv[2:])
         """
     )
     words = [sys.executable, "-c", script, str(tmp_path / "cache"), *images]
@@ -140,16 +141,16 @@ def test_a_killed_process_leaves_its_finished_blocks(images, embedded, tmp_path)
 
     torch.manual_seed(0)
     model = PlaceModel.create("resnet_tiny", dim=32, preprocessing=Preprocessing(64, "exact")).eval()
-    done = EmbeddingCache.of(model, tmp_path / "cache").embed(images)
+    done = EmbeddingStore.of(model, tmp_path / "cache").embed(images)
     assert embedded == images[4:]
     np.testing.assert_allclose(done.descriptor, model.embed(images, progress=False).descriptor, atol=1e-6)
 
 
 def test_a_missing_file_is_one_sentence(tiny, tmp_path):
     with pytest.raises(KappaPlaceError, match=r"No image file at .*nothing\.png"):
-        EmbeddingCache.of(tiny, tmp_path / "cache").embed([str(tmp_path / "nothing.png")])
+        EmbeddingStore.of(tiny, tmp_path / "cache").embed([str(tmp_path / "nothing.png")])
 
 
 def test_the_default_folder_follows_the_environment(tiny, monkeypatch, tmp_path):
     monkeypatch.setenv("KAPPAPLACE_CACHE", str(tmp_path))
-    assert EmbeddingCache.of(tiny).folder == tmp_path / "embeddings"
+    assert EmbeddingStore.of(tiny).folder == tmp_path / "embeddings"

@@ -28,8 +28,8 @@ from kappaplace.data.images import Preprocessing, Source
 from kappaplace.data.unreadable import DAMAGED_ARRAYS
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import make_folder, reserve_array
-from kappaplace.models.digest import state_digest
 from kappaplace.models.embedding import embed_images, embed_patches
+from kappaplace.models.encoder import model_fingerprint
 from kappaplace.models.exported import ExportedModel
 from kappaplace.models.hub import cache_folder
 from kappaplace.models.loading import AnyModel
@@ -49,17 +49,8 @@ def default_cache() -> Path:
     return cache_folder() / "embeddings"
 
 
-def model_fingerprint(model: AnyModel) -> str:
-    """Checksum of a model's weights and of what it is built of."""
-    if isinstance(model, ExportedModel):
-        return model.fingerprint
-    described = model.architecture.to_dict() if isinstance(model, PlaceModel) else model.to_dict()
-    text = json.dumps([type(model).__name__, described, state_digest(model.state_dict())], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 @dataclass(frozen=True)
-class EmbeddingCache:
+class EmbeddingStore:
     """Embeds with one model, or finds what it embedded before."""
 
     model: AnyModel
@@ -79,7 +70,7 @@ class EmbeddingCache:
         batch_size: int = 32,
         device: str | None = None,
         fingerprint: str = "",
-    ) -> EmbeddingCache:
+    ) -> EmbeddingStore:
         """A cache in ``folder``; a known ``fingerprint`` spares the weights from being hashed once more."""
         where = default_cache() if folder is None else Path(folder)
         known = fingerprint or model_fingerprint(model)
@@ -97,7 +88,7 @@ class EmbeddingCache:
         """Embeddings of image files in their order; descriptors are a memory map."""
         digests = image_digests(images, self.folder / "files")
         group = make_folder(self.folder / self._group())
-        store = _Store(group / hashlib.sha256(digests.tobytes()).hexdigest()[:32], digests)
+        store = _List(group / hashlib.sha256(digests.tobytes()).hexdigest()[:32], digests)
         with track("Embedding", len(images)) as bar:
             if not store.exists():
                 _copy_known(store, group)
@@ -121,7 +112,7 @@ class EmbeddingCache:
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-class _Store:
+class _List:
     """One list of images: descriptors, κ and variance as files, and which rows are done."""
 
     def __init__(self, folder: Path, digests: NDArray[np.void]) -> None:
@@ -209,14 +200,14 @@ def _damaged(file: Path, reason: str) -> KappaPlaceError:
     )
 
 
-def _copy_known(store: _Store, group: Path) -> None:
+def _copy_known(store: _List, group: Path) -> None:
     """Take over what other lists of the same model hold already."""
     for other in sorted(group.iterdir()):
         if other.name.startswith(".") or not (other / _DONE).is_file():
             continue
         try:
             theirs = _load(other / _IMAGES).view(DIGEST).ravel()
-            known = _Store(other, theirs)
+            known = _List(other, theirs)
             done, embeddings = np.flatnonzero(known.loaded("done")), known.read()
         except (KappaPlaceError, ValueError):  # damaged: told of when it is asked for itself
             continue

@@ -1,7 +1,8 @@
-"""Embedding on a Ray cluster: the model travels once, images as bytes, a block of them at a time.
+"""Who embeds the images of a map: this machine, a function of the caller's, or a Ray cluster.
 
-Workers hold nothing that matters: the process that builds the map is the only one that writes, in the order
-of the images. A worker may die at any moment; Ray gives its block to another, so nothing is lost or doubled.
+To a cluster the model travels once, images as bytes, a block of them at a time. Workers hold nothing that
+matters: the process that builds the map is the only one that writes, in the order of the images. A worker may
+die at any moment; Ray gives its block to another, so nothing is lost or doubled.
 """
 
 from __future__ import annotations
@@ -10,19 +11,20 @@ import io
 import logging
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import torch
 
 import kappaplace
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps.embedders import Started
 from kappaplace.models.embedding import embed_images
 from kappaplace.models.loading import AnyModel
+from kappaplace.models.optimize import for_many
 from kappaplace.types import Embeddings
 
 log = logging.getLogger(__name__)
@@ -33,6 +35,35 @@ BLOCKS_A_WORKER = 2
 """One in hand, one waiting: nobody stands still, and the images under way stay few."""
 CONNECT_SECONDS = 5.0
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+
+
+Embedder: TypeAlias = Callable[[Sequence[str]], Embeddings]
+"""Image files → embeddings."""
+Started: TypeAlias = Callable[[], Embeddings]
+"""Embeddings under way: calling it waits for them."""
+
+
+class Starter(Protocol):
+    """Starts the embedding of a block of images and does not wait for it."""
+
+    @property
+    def ahead(self) -> int:
+        """How many blocks shall be under way beside the one waited for."""
+        ...
+
+    def begin(self, paths: Sequence[str]) -> Started: ...
+
+
+class Here:
+    """One block after the other, in this process."""
+
+    ahead = 0
+
+    def __init__(self, embed: Embedder) -> None:
+        self.embed = embed
+
+    def begin(self, paths: Sequence[str]) -> Started:
+        return partial(self.embed, paths)
 
 
 class RayEmbedder:
@@ -122,6 +153,33 @@ class RayEmbedder:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@contextmanager
+def starter(
+    model: AnyModel,
+    preprocessing: Preprocessing,
+    *,
+    batch_size: int,
+    device: str | None,
+    images: int = 0,
+    embedder: Embedder | None = None,
+    ray: str = "",
+) -> Iterator[Starter]:
+    """What embeds so many images with these options; a cluster is left again at the end."""
+    if ray:
+        with RayEmbedder(model, preprocessing, ray, batch_size=batch_size, device=device) as cluster:
+            yield cluster
+        return
+    if embedder is not None:
+        yield Here(embedder)
+        return
+    ready = for_many(model, device, images)
+
+    def embed(paths: Sequence[str]) -> Embeddings:
+        return embed_images(ready, preprocessing, paths, batch_size=batch_size, device=device, progress=False)
+
+    yield Here(embed)
 
 
 def embed_block(

@@ -11,7 +11,7 @@ from PIL import Image
 
 from kappaplace.data.images import Preprocessing
 from kappaplace.data.loader import ImageLoader
-from kappaplace.models import prepare
+from kappaplace.models import embedding as prepare
 
 SQUARE = Preprocessing(24, "exact")
 WEIGHT = torch.zeros(1)

@@ -1,22 +1,31 @@
-"""Embed any number of images with any model: batching, progress, NumPy out."""
+"""Embed any number of images with any model: decode, move to the device, run, collect as NumPy.
+
+Batches travel to the device and results back while the device computes.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
 from kappaplace.data.images import Preprocessing, Source
+from kappaplace.data.loader import ImageLoader
+from kappaplace.data.resample import resized, size_to_leave
 from kappaplace.errors import KappaPlaceError
-from kappaplace.models.prepare import prepared
-from kappaplace.models.transfer import Download, one_ahead
 from kappaplace.progress import track
 from kappaplace.types import Embeddings
+
+MANY = 64
+"""Images from which on it pays to decode one more, and to try whether the GPU gives what Pillow gives."""
+Item = TypeVar("Item")
 
 
 def check_images(images: Tensor) -> None:
@@ -129,3 +138,84 @@ def join(parts: Sequence[Embeddings]) -> Embeddings:
     """Embeddings of several batches as one."""
     columns = zip(*parts, strict=True)
     return Embeddings(*(None if column[0] is None else np.concatenate(column) for column in columns))
+
+
+def prepared(
+    sources: Sequence[Source], preprocessing: Preprocessing, batch_size: int, weight: Tensor
+) -> Iterator[Tensor]:
+    """Batches on the device of a model's ``weight`` and in its type, normalised."""
+    loader = loader_for(sources, preprocessing, batch_size, weight.device)
+    upload = Upload(weight.device)
+    parts: list[Tensor] = []
+    for batch in loader:
+        moved = upload(batch.images)
+        parts.append(moved if loader.unresized is None else resized(moved, preprocessing))
+        # Images that kept their size and others come apart, and are one batch again once resized.
+        if loader.unresized is None or sum(map(len, parts)) >= batch_size:
+            yield _input(parts, preprocessing, weight)
+            parts = []
+    if parts:
+        yield _input(parts, preprocessing, weight)
+
+
+def loader_for(
+    sources: Sequence[Source], preprocessing: Preprocessing, batch_size: int, device: torch.device
+) -> ImageLoader:
+    """A loader that leaves resizing to a GPU, which does it in passing, where its result is the same."""
+    worth_a_trial = device.type == "cuda" and len(sources) >= MANY
+    left = size_to_leave(sources, preprocessing) if worth_a_trial else None
+    return ImageLoader(sources, preprocessing, batch_size, unresized=left)
+
+
+def _input(parts: list[Tensor], preprocessing: Preprocessing, weight: Tensor) -> Tensor:
+    return preprocessing.normalise(parts[0] if len(parts) == 1 else torch.cat(parts)).to(weight.dtype)
+
+
+class Upload:
+    """Moves batches to a device; to a GPU beside what it computes, through memory that it reads itself."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def __call__(self, images: Tensor) -> Tensor:
+        if self.stream is None:
+            return images.to(self.device)
+        computing = torch.cuda.current_stream(self.device)
+        with torch.cuda.stream(self.stream):
+            moved = images.pin_memory().to(self.device, non_blocking=True)
+        computing.wait_stream(self.stream)
+        moved.record_stream(computing)
+        return moved
+
+
+class Download:
+    """Results on their way to memory: waiting for them does not wait for what the device was given later."""
+
+    def __init__(self, values: Sequence[Tensor | None]) -> None:
+        self._values = [None if one is None else _begin_copy(one) for one in values]
+        on_gpu = next((one.device for one in values if one is not None and one.is_cuda), None)
+        self._arrived = None if on_gpu is None else torch.cuda.current_stream(on_gpu).record_event()
+
+    def arrays(self) -> list[NDArray[Any] | None]:
+        """The values, once they are there."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return [None if one is None else one.numpy() for one in self._values]
+
+
+def _begin_copy(values: Tensor) -> Tensor:
+    if not values.is_cuda:
+        return values.cpu()
+    # A copy that does not wait needs memory that the device can write itself.
+    return torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)
+
+
+def one_ahead(items: Iterable[Item]) -> Iterator[Item]:
+    """The same items, the next one begun before the last is handed out: the device works while we write."""
+    held: list[Item] = []
+    for item in items:
+        held.append(item)
+        if len(held) > 1:
+            yield held.pop(0)
+    yield from held

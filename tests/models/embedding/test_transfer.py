@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from kappaplace.models.transfer import Download, Upload, one_ahead
+from kappaplace.models.embedding import Download, Upload, one_ahead
 
 
 def test_results_come_back_as_they_were() -> None:
