@@ -20,17 +20,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from kappaplace.retrieval import Coded, Engine, open_engine
 from kappaplace.retrieval.codes import CODE_BYTES, learn_codebook
-from kappaplace.retrieval.engines import open_engine
-from kappaplace.retrieval.engines.base import Engine
-from kappaplace.retrieval.engines.rows import Coded
 from record import append_row
 
 DIM, QUERIES, TIMED, SINGLE, K = 512, 1000, 300, 5, 10
 STEP = 1 << 18  # descriptors encoded together
 SHARES = (0.35, 0.35, 0.3)  # of district, place and image in the energy of a descriptor
 CODES = "pq-codes"  # those of a map with --storage pq, compared one and all
-ENGINES = ("faiss-flat", "hnsw", "ivf-pq", "compact", CODES)
+ENGINES = ("ivf-pq", CODES)
 
 
 def make(folder: Path, references: int, seed: int = 0, asked_in_all: int = QUERIES) -> None:
@@ -147,7 +145,7 @@ def speeds(exact: Engine, engine: Engine, queries: NDArray[np.float32]) -> dict[
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--references", type=int, default=100_000)
-    parser.add_argument("--engines", nargs="+", default=["hnsw", "ivf-pq", "compact"], choices=ENGINES)
+    parser.add_argument("--engines", nargs="+", default=["ivf-pq"], choices=ENGINES)
     parser.add_argument("--queries", type=int, default=QUERIES, help="more tell smaller differences apart")
     parser.add_argument("--folder", type=Path, help="keep data and indices here, to go on another time")
     parser.add_argument("--untimed", action="store_true", help="what is found alone, not how fast")

@@ -16,11 +16,10 @@ import math
 from pathlib import Path
 from typing import NamedTuple
 
-ENGINES = ("ivf-pq", "compact", "hnsw")
+ENGINES = ("ivf-pq",)
 SIZES = (10**6, 10**8, 10**10)
 DISK = {"float16": 1024, "pq": 128}  # bytes of a descriptor of 512 numbers
 BESIDE = 60  # κ, position, a name of 40 letters
-BESIDE_FILE = {"compact": 8}  # bytes of its table from row to code, made when the index is opened
 MEMORY, CORES = 96e9, 16
 
 
@@ -54,7 +53,7 @@ def slope(rows: list[dict[str, str]], engine: str, exact: float) -> Slope:
     mine = {int(row["references"]): row for row in rows if row["engine"] == engine}
     part = max(mine)
     price = exact * part / 1e6 / float(mine[part]["speed in batches"])
-    return Slope(part, float(mine[part]["bytes a reference"]) + BESIDE_FILE.get(engine, 0), price)
+    return Slope(part, float(mine[part]["bytes a reference"]), price)
 
 
 def size(count: float) -> str:

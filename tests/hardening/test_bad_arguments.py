@@ -40,7 +40,7 @@ from kappaplace.evaluation import (
     read_result,
     write_result,
 )
-from kappaplace.retrieval.engines import open_engine, quantize
+from kappaplace.retrieval import open_engine, quantize, search_matrix
 from kappaplace.slam import ClosingSettings, Frame, LoopCloser
 from kappaplace.types import Embeddings
 from tests.hardening.valid import world
@@ -51,7 +51,7 @@ PUBLIC = (
     "kappaplace.evaluation",
     "kappaplace.maps",
     "kappaplace.slam",
-    "kappaplace.retrieval.engines",
+    "kappaplace.retrieval",
     "kappaplace.data.synthetic_city",
 )
 NAN, INF = float("nan"), float("inf")
@@ -229,6 +229,7 @@ CALLS: dict[str, list[Call]] = {
         lambda _: LoopCloser().add(Frame(np.eye(4)[0], kappa=-1.0)),
     ],
     "LoopCloser": [lambda _: LoopCloser(scores=("beauty",))],
+    "search_matrix": [lambda _: search_matrix(UNIT, 5), lambda _: search_matrix(UNIT[0])],
     "quantize": [lambda _: quantize(UNIT * NAN), lambda _: quantize(UNIT[0])],
 }
 RECORDS = {
@@ -238,7 +239,10 @@ RECORDS = {
     "Engine": "opened by open_engine",
     "EngineKind": "a type",
     "Quantized": "a pair of arrays; open_engine checks it",
-    "Rows": "made by open_engine",
+    "Columns": "made by open_engine",
+    "MapSource": "made by a map",
+    "Search": "opened by open_search",
+    "open_search": "takes what a map hands in; PlaceMap.localize covers it",
     "evaluate": "takes what the uncertainty package made of checked matches",
     "fuse": "computes on tensors as torch does; a look at their values would wait for the GPU",
     "resultant": "as fuse",

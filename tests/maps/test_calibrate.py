@@ -67,7 +67,6 @@ def test_labelled_queries(many, ready, tmp_path):
     outside = again.localize(many.image_path(0), outside_rate=0.9)
     assert any("not for 90 %" in note for note in outside.notes)
     assert not any("from outside the map" in n for n in again.localize(many.image_path(0)).notes)
-    assert any("compact engine" in n for n in PlaceMap.open(ready.folder, engine="compact").notes())
     again.remove(list(again.store.names())[:20])
     assert any("do it again" in note for note in again.localize(many.image_path(0)).notes)
 

@@ -23,14 +23,13 @@ from kappaplace.data.place_images import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import PlaceMap
 from kappaplace.maps.calibrate import Terms
-from kappaplace.maps.database import collection_name
 from kappaplace.maps.localization import Localization
 from kappaplace.maps.self_calibrate import self_calibrate_map
 from kappaplace.maps.writer import writer_of
 from kappaplace.models.checkpoint import save_model
 from kappaplace.models.place_model import PlaceModel
-from kappaplace.retrieval.engines.records import References
-from tests.retrieval.test_engines_databases import postgres_uri  # noqa: F401  # a fixture
+from kappaplace.retrieval.database import References, collection_name
+from tests.retrieval.test_database import postgres_uri  # noqa: F401  # a fixture
 
 
 @pytest.fixture(params=["milvus", "postgres"])
@@ -163,8 +162,8 @@ def test_a_database_follows_its_map(database, town, town_map, tiny, queries, mon
 
 def _import(folder: Path, tiny: Any, database: dict[str, str], query: str) -> None:
     """An import of one row at a time, slow enough to be killed midway."""
-    from kappaplace.retrieval.engines.milvus import MilvusEngine
-    from kappaplace.retrieval.engines.postgres import PostgresEngine
+    from kappaplace.retrieval.milvus import MilvusEngine
+    from kappaplace.retrieval.postgres import PostgresEngine
 
     for engine in (MilvusEngine, PostgresEngine):
         engine.batch = 4

@@ -11,12 +11,12 @@ from PIL import Image
 
 from kappaplace.calibration.model import fit_calibration
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps import PlaceMap, searching
+from kappaplace.maps import PlaceMap
 from kappaplace.maps.localization import fused_pose
 from kappaplace.maps.localize import _reranked
 from kappaplace.maps.self_calibrate import self_calibrate_map
 from kappaplace.maps.signals import QUERY_SIGNALS, query_features
-from kappaplace.retrieval.engines import choose, faiss_engine
+from kappaplace.retrieval import choose, faiss
 from kappaplace.retrieval.exact import search
 from kappaplace.types import Embeddings
 from kappaplace.uncertainty.evidence import Evidence
@@ -237,27 +237,28 @@ def test_ranked_anew_the_margin_is_to_places_other_than_the_new_best(town_map, q
 
 
 def test_an_address_without_a_database_is_told(town_map, queries):
-    for engine in ("auto", "exact", "faiss-flat"):
+    for engine in ("auto", "exact", "ivf-pq"):
         with pytest.raises(KappaPlaceError, match="belongs to a database"):
             PlaceMap.open(town_map.folder, engine=engine, uri="town.db").localize(queries[0])
 
 
 def test_a_read_only_map_is_searched_without_an_index_on_disk(town_map, queries, monkeypatch):
     pytest.importorskip("faiss")
-    monkeypatch.setattr(searching.os, "access", lambda path, mode: False)
-    monkeypatch.setattr(faiss_engine, "save", None)  # would be called to keep the index
-    here = PlaceMap.open(town_map.folder, engine="hnsw")
+    monkeypatch.setattr(choose.os, "access", lambda path, mode: False)
+    monkeypatch.setattr(faiss, "save", None)  # would be called to keep the index
+    monkeypatch.setattr(faiss, "FEWEST", 50)  # so that some dozens of references will do
+    here = PlaceMap.open(town_map.folder, engine="ivf-pq")
     assert here.localize(queries[0], 3).matches[0].name == town_map.localize(queries[0], 3).matches[0].name
     assert not (town_map.folder / "index").exists()
-    monkeypatch.setattr(searching, "EXACT_UP_TO", 10)
     monkeypatch.setattr(choose, "EXACT_UP_TO", 10)
     assert "no folder to keep an index" in PlaceMap.open(town_map.folder).gatherer.search.why
 
 
-def test_engines_give_the_same_answer(town_map, queries):
+def test_engines_give_the_same_answer(town_map, queries, monkeypatch):
     pytest.importorskip("faiss")
+    monkeypatch.setattr(faiss, "FEWEST", 50)  # so that some dozens of references will do
     town_map.remove(list(town_map.store.names())[:3])
     made = town_map.embed(queries)
     exact = town_map.localize_embeddings(made, queries, 5)
-    other = PlaceMap.open(town_map.folder, engine="faiss-flat").localize_embeddings(made, queries, 5)
+    other = PlaceMap.open(town_map.folder, engine="ivf-pq").localize_embeddings(made, queries, 5)
     assert [[m.name for m in a.matches] for a in exact] == [[m.name for m in a.matches] for a in other]

@@ -12,13 +12,13 @@ from typer.testing import CliRunner
 
 from kappaplace.cli.main import app
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps import PlaceMap, change, distinctiveness, searching
+from kappaplace.maps import PlaceMap, change, distinctiveness
 from kappaplace.maps.exchange import export_map, import_map
 from kappaplace.maps.manifest import Manifest, ModelRecord, read_manifest
 from kappaplace.maps.segments import Rows
-from kappaplace.maps.storage import decode, encode
 from kappaplace.maps.writer import writer_of
 from kappaplace.retrieval import codes
+from kappaplace.retrieval.columns import decode, encode
 from kappaplace.types import Embeddings
 
 DIM, PLACES, EACH = 24, 260, 4
@@ -70,8 +70,7 @@ def answers(place_map: PlaceMap, **options: object) -> list:
 @pytest.mark.parametrize("storage", ["float32", "float16", "int8"])
 def test_what_is_encoded_is_decoded(storage: str) -> None:
     rows, _ = town()
-    stored, scale = encode(rows.descriptors, storage)
-    np.testing.assert_allclose(decode(stored, scale), rows.descriptors, atol=6e-3)
+    np.testing.assert_allclose(decode(encode(rows.descriptors, storage)), rows.descriptors, atol=6e-3)
     with pytest.raises(KappaPlaceError, match="row 3 is NaN"):
         encode(np.where(np.arange(9)[:, None] == 3, np.nan, 1.0), storage)
 
@@ -143,7 +142,7 @@ def test_any_storage_becomes_any_other_and_what_rounds_takes_the_calibration(mad
     assert not list((made.folder / "extras").glob("codebook*"))
 
 
-@pytest.mark.parametrize("kind", ["ivf-pq", "compact", "exact"])
+@pytest.mark.parametrize("kind", ["ivf-pq", "exact"])
 def test_engines_search_codes_and_build_anew_when_the_map_has_changed(made: PlaceMap, kind: str) -> None:
     if kind != "exact":
         pytest.importorskip("faiss")
@@ -151,17 +150,17 @@ def test_engines_search_codes_and_build_anew_when_the_map_has_changed(made: Plac
     want = [answer.matches[0].x for answer in answers(made)]
     opened = PlaceMap.open(made.folder, engine=kind)
     assert [answer.matches[0].x for answer in answers(opened)] == want
-    if kind == "compact":
+    if kind == "ivf-pq":
         opened.compact("float16")  # other descriptors: the index of the codes is stale
         assert [answer.matches[0].x for answer in answers(PlaceMap.open(made.folder, engine=kind))] == want
 
 
 def test_an_index_is_told_by_the_manifest_alone(made: PlaceMap) -> None:
-    first = searching._fingerprint(made.store)
+    first = made.store.fingerprint
     made.compact("float16")
-    second = searching._fingerprint(made.store)
+    second = made.store.fingerprint
     made.compact("pq")
-    assert len({first, second, searching._fingerprint(made.store)}) == 3
+    assert len({first, second, made.store.fingerprint}) == 3
 
 
 def test_an_exported_map_of_codes_is_one_of_numbers(made: PlaceMap, tmp_path: Path) -> None:
@@ -199,10 +198,10 @@ def test_single_queries_of_a_map_are_looked_up(made: PlaceMap, monkeypatch) -> N
     made.compact("pq")
     made.remove(["0003.jpg", "0500.jpg"])
     queries = town()[1]
-    many = searching.open_search(made.store).search(queries, 6)
+    many = made.gatherer.search.search(queries, 6)
     monkeypatch.setattr(codes.Codebook, "decode", None)  # it is not asked for
     for i, query in enumerate(queries):
-        one = searching.open_search(made.store).search(query[None], 6)
+        one = made.gatherer.search.search(query[None], 6)
         np.testing.assert_array_equal(one.indices[0], many.indices[i])
         np.testing.assert_allclose(one.similarities[0], many.similarities[i], atol=1e-6)
 

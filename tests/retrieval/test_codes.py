@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.retrieval import codes
+from kappaplace.retrieval import Coded, Columns, codes, open_engine
 from kappaplace.retrieval.codes import Codebook, balanced_rotation, learn_codebook
-from kappaplace.retrieval.engines import Coded, Rows, open_engine
 
 
 def descriptors(count: int, dim: int, seed: int = 0) -> np.ndarray:
@@ -157,15 +156,15 @@ def test_the_same_descriptors_give_the_same_codebook_and_too_few_are_refused() -
 def test_codes_are_searched_like_any_descriptors(book: Codebook) -> None:
     rows = descriptors(400, 24, seed=2)
     made = book.encode(rows)
-    mixed = Rows([Coded(made[:150], book), rows[150:]])
+    mixed = Columns([Coded(made[:150], book), rows[150:]])
     assert mixed.shape == (400, 24)
     np.testing.assert_array_equal(mixed[np.array([399, 3])], np.stack([rows[399], book.decode(made[3:4])[0]]))
     found = open_engine(Coded(made, book)).search(rows[:50], 1)
     assert (found.indices[:, 0] == np.arange(50)).all()
     other = replace(book, values=book.values + 1e-6)
-    assert Rows(Coded(made, book)).fingerprint() != Rows(Coded(made, other)).fingerprint()
+    assert Columns(Coded(made, book)).fingerprint() != Columns(Coded(made, other)).fingerprint()
     with pytest.raises(KappaPlaceError, match="25 bytes a row"):
-        Rows(Coded(made[:, :5], book))
+        Columns(Coded(made[:, :5], book))
 
 
 @pytest.mark.slow

@@ -33,9 +33,7 @@ def localize(
     ] = None,
     csv: Annotated[Path | None, typer.Option(help="Write one row a match.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with the map and the matches.")] = None,
-    engine: Annotated[
-        str, typer.Option(help="auto, exact, faiss-flat, hnsw, ivf-pq, compact, milvus, postgres.")
-    ] = "auto",
+    engine: Annotated[str, typer.Option(help="auto, exact, ivf-pq, milvus, postgres.")] = "auto",
     uri: Annotated[str, typer.Option(help="Address of a database engine.")] = "",
     collection: Annotated[
         str, typer.Option(help="Collection or table there; the name of the map unless stated.")

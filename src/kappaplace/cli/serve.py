@@ -61,7 +61,7 @@ def serve(
     ] = "",
     model: Annotated[str, typer.Option(help="The maps' model, if it does not lie where it did.")] = "",
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "",
-    engine: Annotated[str, typer.Option(help="auto, exact, faiss-flat, hnsw, ivf-pq.")] = "auto",
+    engine: Annotated[str, typer.Option(help="auto, exact, ivf-pq.")] = "auto",
     log_level: Annotated[str, typer.Option(help="error, warning, info or debug.")] = "warning",
 ) -> None:
     """Serve maps: a page in the browser, and an HTTP API.

@@ -18,9 +18,9 @@ from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.manifest import Manifest
 from kappaplace.maps.map_models import preprocessing_of
-from kappaplace.maps.storage import COARSE
 from kappaplace.models.checkpoint import read_card
 from kappaplace.models.shipped import CALIBRATION, installed, shipped_folder
+from kappaplace.retrieval.columns import COARSE
 
 ACCEPT_RISK, REJECT_RISK = 0.1, 0.2
 """Accept from a probability of 1 − the first, reject up to the second."""

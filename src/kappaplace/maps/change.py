@@ -14,10 +14,10 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.distinctiveness import whole_map_extras
 from kappaplace.maps.manifest import STORAGE, SegmentRecord
 from kappaplace.maps.segments import Rows, write_segment
-from kappaplace.maps.storage import COARSE
 from kappaplace.maps.verify import first_broken
 from kappaplace.maps.writer import MapWriter, writer_of
 from kappaplace.retrieval.codes import learn_codebook
+from kappaplace.retrieval.columns import COARSE
 
 COMPACT_ROWS = 1 << 15
 

@@ -7,8 +7,6 @@ looked for in a fixed random sample, which gives a lower bound; the manifest say
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -57,7 +55,7 @@ def draw(count: int, sample: int) -> Indices:
 
 def _best_far(store: MapStore, rows: Indices, others: Indices, near: Near, bar: track) -> NDArray[np.float32]:
     """Highest similarity of each of these to one of the others that is not near it; −inf if all are."""
-    descriptors: Any = store.descriptors
+    descriptors = store.descriptors
     # A part of the map is read once; the whole of it block by block.
     columns = descriptors if len(others) == len(store) else descriptors[others]
     similarities = of_descriptors(descriptors, columns)

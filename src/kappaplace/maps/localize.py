@@ -26,7 +26,7 @@ from kappaplace.maps.signals import (
     query_features,
     usable_signals,
 )
-from kappaplace.retrieval.engines import Circle
+from kappaplace.retrieval import Circle
 from kappaplace.types import Embeddings, Matches
 from kappaplace.uncertainty.evidence import Scores
 from kappaplace.uncertainty.patches import AGREEMENT, COMPARED

@@ -10,19 +10,13 @@ from kappaplace.maps.manifest import PROTOCOL, Manifest
 
 GROWN = 0.2
 """A map that grew or shrank by more than this share since its calibration says so in every answer."""
-COARSER = (
-    "Similarities are those of the compact engine's codes, coarser than at calibration, so no risk is "
-    "guaranteed here."
-)
 OLDER = (
     "The map was written under protocol {then}, now it is {now} and signals are other numbers: a calibration "
     "from before is left out; calibrate again."
 )
 
 
-def standing_notes(
-    folder: Path, manifest: Manifest, calibration: Calibration | None, engine: str = "auto"
-) -> list[str]:
+def standing_notes(folder: Path, manifest: Manifest, calibration: Calibration | None) -> list[str]:
     """One sentence each: how it was calibrated, what has changed since, what is not known."""
     said = []
     if manifest.protocol < PROTOCOL:
@@ -34,8 +28,6 @@ def standing_notes(
         then, now = int(record["references"]), manifest.count
         if abs(now - then) > GROWN * max(then, 1):
             said.append(f"Calibrated when the map had {then:,} references, now it has {now:,}: do it again.")
-        if engine == "compact":
-            said.append(COARSER)
         if drift := standing_note(folder, calibration.fingerprint):
             said.append(drift)
     if manifest.unposed:

@@ -20,7 +20,6 @@ from kappaplace.maps.info import map_info
 from kappaplace.maps.manifest import Manifest, read_manifest
 from kappaplace.maps.map_models import model_of, preprocessing_of
 from kappaplace.maps.notes import standing_notes
-from kappaplace.maps.searching import open_search
 from kappaplace.maps.segments import StaleMap
 from kappaplace.maps.signals import Gatherer
 from kappaplace.maps.store import MapStore
@@ -28,6 +27,7 @@ from kappaplace.models.embedding import embed_images, embed_patches
 from kappaplace.models.exported import ExportedModel
 from kappaplace.models.loading import AnyModel
 from kappaplace.models.place_model import PlaceModel
+from kappaplace.retrieval import open_search
 from kappaplace.types import Embeddings
 
 
@@ -83,7 +83,7 @@ class OpenMap:
     def gatherer(self) -> Gatherer:
         """Search and signals on this version of the map."""
         if self._gatherer is None:
-            search = open_search(self._store, self.device, self.engine, self.engine_options)
+            search = open_search(self._store.source(), self.engine, self.device, self.engine_options)
             self._gatherer = Gatherer(self._store, search, self._patch_maps)
         return self._gatherer
 
@@ -95,7 +95,7 @@ class OpenMap:
 
     def notes(self) -> list[str]:
         """What an answer of this map must say of itself."""
-        return standing_notes(self.folder, self.manifest, self.calibration, self.engine)
+        return standing_notes(self.folder, self.manifest, self.calibration)
 
     def info(self) -> dict[str, Any]:
         """What the map is, as plain values."""

@@ -61,7 +61,7 @@ class PlaceMap(OpenMap):
 
         ``model`` says where its model lies now, if it is not where the manifest says; ``device`` is where
         queries are embedded and compared. ``engine`` and its options (``uri`` of a database) are those of
-        `kappaplace.retrieval.engines.open_engine`; by default it is chosen by the size of the map.
+        `kappaplace.retrieval.open_engine`; by default it is chosen by the size of the map.
         """
         return cls(Path(folder), read_manifest(folder), model, device, engine, engine_options)
 

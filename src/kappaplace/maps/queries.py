@@ -10,7 +10,7 @@ import numpy as np
 
 from kappaplace.data.images import Source
 from kappaplace.errors import KappaPlaceError
-from kappaplace.retrieval.engines import Circle
+from kappaplace.retrieval import Circle
 
 Near = tuple[tuple[float, float], float]
 """((x, y), radius)"""

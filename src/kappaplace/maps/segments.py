@@ -19,9 +19,10 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.blobs import Blobs, blob_files, map_bytes, write_blobs
 from kappaplace.maps.files import save_array, why
 from kappaplace.maps.manifest import Extra, FileRecord, SegmentRecord
-from kappaplace.maps.storage import decode, encode
 from kappaplace.models.digest import sha256_of
 from kappaplace.retrieval.codes import Codebook
+from kappaplace.retrieval.columns import Coded, Quantized, decode, encode
+from kappaplace.retrieval.columns import Segment as StoredDescriptors
 
 SEGMENTS = "segments"
 POSE = ("x", "y", "heading", "time")
@@ -117,10 +118,13 @@ def write_segment(
 
 
 def _write(part: Path, rows: Rows, storage: str, codebook: Codebook | None) -> None:
-    stored, scale = encode(rows.descriptors, storage, codebook)
-    save_array(part / "descriptors.npy", rows.codes if storage == "pq" and rows.codes is not None else stored)
-    if scale is not None:
-        save_array(part / "scale.npy", scale)
+    stored = encode(rows.descriptors, storage, codebook)
+    if isinstance(stored, Quantized):
+        save_array(part / "scale.npy", stored.scale)
+    if isinstance(stored, Coded) and rows.codes is not None:
+        stored = Coded(rows.codes, stored.codebook)
+    plain = stored.codes if isinstance(stored, Quantized | Coded) else stored
+    save_array(part / "descriptors.npy", plain)
     columns: dict[str, Any] = {c: getattr(rows, c) for c in COLUMNS if c != "descriptors"}
     for column, values in (columns | {"keys": name_keys(rows.names)}).items():
         save_array(part / f"{column}.npy", values)
@@ -161,11 +165,16 @@ class Segment:
             self._arrays[column] = array
         return self._arrays[column]
 
-    def descriptors(self, rows: Any, *, turned: bool = False) -> NDArray[np.float32]:
-        """Some descriptors (a slice or row numbers) as float32; ``turned``: see `Codebook`."""
-        scale = self.array("scale")[rows] if "scale.npy" in self.record.files else None
-        codebook = None if self._codebook is None else self._codebook()
-        return decode(self.array("descriptors")[rows], scale, codebook, turned=turned)
+    def stored(self) -> StoredDescriptors:
+        """The descriptors as they are on disk, mapped."""
+        if "scale.npy" in self.record.files:
+            return Quantized(self.array("descriptors"), self.array("scale"))
+        array = self.array("descriptors")
+        return array if self._codebook is None else Coded(array, self._codebook())
+
+    def descriptors(self) -> NDArray[np.float32]:
+        """All descriptors as float32."""
+        return decode(self.stored())
 
     @cached_property
     def names(self) -> Blobs:
@@ -179,7 +188,7 @@ class Segment:
 
     def rows(self) -> Rows:
         """All of it, in memory."""
-        small, descriptors = self.thumbnails, self.descriptors(slice(None))
+        small, descriptors = self.thumbnails, self.descriptors()
         if self._codebook is not None:  # what is no longer a code has unit length, as all descriptors
             descriptors /= np.maximum(np.linalg.norm(descriptors, axis=1, keepdims=True), 1e-6)
         mapped = {column: np.array(self.array(column)) for column in COLUMNS if column != "descriptors"}

@@ -17,9 +17,8 @@ from torch import Tensor
 
 from kappaplace.data.images import Source
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps.searching import Search
 from kappaplace.maps.store import Indices, MapStore
-from kappaplace.retrieval.engines import Circle
+from kappaplace.retrieval import Circle, Search
 from kappaplace.retrieval.exact import Near, Similarities, best_outside, of_descriptors, of_matrix
 from kappaplace.types import Embeddings, Matches
 from kappaplace.uncertainty.base import Score
@@ -156,7 +155,7 @@ class Gatherer:
         unknown = np.flatnonzero(np.isnan(found))
         if len(unknown):
             rows = references[unknown]
-            descriptors: Any = self.store.descriptors
+            descriptors = self.store.descriptors
             found[unknown] = best_outside(
                 of_descriptors(descriptors, descriptors), rows, rows, len(self.store), self.near
             )
@@ -171,8 +170,7 @@ class Gatherer:
         count = len(self.store) if among is None else len(among)
         rows = np.flatnonzero(np.isneginf(best))
         if len(rows) and count > deep.indices.shape[1]:
-            all_of_them: Any = self.store.descriptors
-            columns = all_of_them if among is None else all_of_them.only(among)
+            columns = self.store.descriptors if among is None else self.store.descriptors.only(among)
             numbers = np.arange(count) if among is None else among
             best[rows] = best_outside(
                 of_descriptors(*columns.beside(query.descriptor)),

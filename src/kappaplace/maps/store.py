@@ -6,6 +6,8 @@ is what users see, counted from 0 among the rows that were not removed.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -19,6 +21,7 @@ from kappaplace.data.near import Near
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.manifest import Extra, Manifest
 from kappaplace.maps.segments import Rows, Segment, name_keys, read_codebook, read_extra, row_name
+from kappaplace.retrieval import Columns, MapSource
 from kappaplace.retrieval.codes import Codebook
 
 Indices = NDArray[np.int64]
@@ -98,9 +101,41 @@ class MapStore:
         return Near.of(self.manifest.near, lambda: self.positions, lambda: self.whole("routes").T[::-1])
 
     @cached_property
-    def descriptors(self) -> Descriptors:
+    def descriptors(self) -> Columns:
         """Descriptors of every reference, read block by block."""
-        return Descriptors(self)
+        stored = [segment.stored() for segment in self.segments]
+        return Columns(stored, self.live, dim=self.manifest.model.dim)
+
+    def source(self) -> MapSource:
+        """What search engines need of the map."""
+        rows = self if self.live is None else self.with_removed()
+        return MapSource(
+            self.folder,
+            self.manifest.name,
+            self.descriptors,
+            rows.positions,
+            kappa=lambda: rows.whole("kappa"),
+            names=rows.names,
+            row_name=rows.name,
+            fingerprint=self.fingerprint,
+            state={"references": self._content, "rows": self.manifest.rows},
+        )
+
+    @property
+    def fingerprint(self) -> str:
+        """What tells these descriptors from others, by the manifest's checksums: no descriptor is read."""
+        files = [record.files["descriptors.npy"].sha256 for record in self.manifest.segments]
+        if self.manifest.codebook is not None:
+            files.append(self.manifest.codebook.record.sha256)
+        return hashlib.sha256("".join(files).encode()).hexdigest()
+
+    @property
+    def _content(self) -> str:
+        """A digest of the bytes of all segments, rows that were removed included."""
+        files = [[f.sha256 for f in segment.files.values()] for segment in self.manifest.segments]
+        if self.manifest.codebook is not None:
+            files.append([self.manifest.codebook.record.sha256])
+        return hashlib.sha256(json.dumps(files).encode()).hexdigest()
 
     def values(self, extra: Extra | None) -> NDArray[np.float32]:
         """A number for every reference from a file beside the segments; NaN for those added since."""
@@ -195,81 +230,3 @@ class MapStore:
         keys = self.whole("keys")
         order = np.argsort(keys, kind="stable")
         return order, keys[order]
-
-
-class Descriptors:
-    """All references' descriptors, R×d float32, that look like an array to whoever reads them in blocks."""
-
-    ndim = 2
-    dtype = np.dtype(np.float32)
-
-    def __init__(self, store: MapStore, references: Indices | None = None, *, turned: bool = False) -> None:
-        self.store, self.references, self.turned = store, references, turned
-        count = len(store) if references is None else len(references)
-        self.shape = (count, store.codebook.rotation.shape[1] if turned else store.manifest.model.dim)
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def only(self, references: Indices) -> Descriptors:
-        """Those of some references alone."""
-        return Descriptors(self.store, references)
-
-    def beside(self, queries: NDArray[np.float32]) -> tuple[NDArray[np.float32], Descriptors]:
-        """Queries and these, ready to be compared: codes in their own space, into which the few queries are
-        turned instead of all references back. Similarities are the same."""
-        if self.store.manifest.codebook is None:
-            return queries, self
-        return self.store.codebook.turn(queries), Descriptors(self.store, self.references, turned=True)
-
-    def products(self, queries: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Of a few queries with all references, codes that are looked up instead of decoded; N×R."""
-        store = self.store
-        parts = [
-            [store.codebook.products(query, segment.array("descriptors")) for query in queries]
-            for segment in store.segments
-        ]
-        whole = np.concatenate(parts, axis=1)
-        return whole if store.live is None else whole[:, store.live]
-
-    def __getitem__(self, chosen: Any) -> NDArray[np.float32]:
-        store = self.store
-        if isinstance(chosen, slice) and chosen.step in (None, 1) and self.references is None:
-            if store.live is None:
-                return self._range(*chosen.indices(len(self))[:2])
-            return self._scattered(store.live[chosen])
-        if self.references is not None:
-            return self._scattered(store.rows_of(self.references[chosen]))
-        return self._scattered(store.rows_of(chosen))
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        return np.asarray(self[:], dtype)
-
-    def _range(self, start: int, stop: int) -> NDArray[np.float32]:
-        starts = self.store.starts
-        first, last = (
-            np.searchsorted(starts, [start, stop - 1], side="right") - 1 if stop > start else (0, -1)
-        )
-        parts = [
-            self.store.segments[i].descriptors(
-                slice(
-                    max(start - int(starts[i]), 0), min(stop - int(starts[i]), len(self.store.segments[i]))
-                ),
-                turned=self.turned,
-            )
-            for i in range(int(first), int(last) + 1)
-        ]
-        if len(parts) == 1:
-            return parts[0]
-        return np.concatenate(parts) if parts else np.empty((0, self.shape[1]), np.float32)
-
-    def _scattered(self, rows: Indices) -> NDArray[np.float32]:
-        flat = np.asarray(rows, np.int64).reshape(-1)
-        found = np.empty((len(flat), self.shape[1]), np.float32)
-        home = np.searchsorted(self.store.starts, flat, side="right") - 1
-        for number in np.unique(home).tolist():
-            here = home == number
-            found[here] = self.store.segments[number].descriptors(
-                flat[here] - self.store.starts[number], turned=self.turned
-            )
-        return found.reshape((*np.shape(rows), self.shape[1]))

@@ -89,7 +89,7 @@ def _broken_values(segment: Segment, manifest: Manifest) -> list[str]:
     """Counts and numbers of a segment whose bytes are as they were written."""
     where = f"The segment {SEGMENTS}/{segment.record.name}"
     try:
-        descriptors, poses = segment.descriptors(slice(None)), segment.array("poses")
+        descriptors, poses = segment.descriptors(), segment.array("poses")
         names, kappa = segment.names, segment.array("kappa")
     except KappaPlaceError as error:
         return [str(error)]

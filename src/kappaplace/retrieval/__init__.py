@@ -1,1 +1,25 @@
-"""Top-k search of references for queries."""
+"""Top-k search of references for queries: exact, faiss, Milvus, PostgreSQL behind one small interface."""
+
+from kappaplace.data.near import Circle
+from kappaplace.retrieval.choose import EngineKind, Search, open_engine, open_search
+from kappaplace.retrieval.columns import Coded, Columns, Descriptors, Quantized, quantize
+from kappaplace.retrieval.database import MapSource
+from kappaplace.retrieval.engine import Engine
+from kappaplace.retrieval.exact import search, search_matrix
+
+__all__ = [
+    "Circle",
+    "Coded",
+    "Columns",
+    "Descriptors",
+    "Engine",
+    "EngineKind",
+    "MapSource",
+    "Quantized",
+    "Search",
+    "open_engine",
+    "open_search",
+    "quantize",
+    "search",
+    "search_matrix",
+]

@@ -15,10 +15,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kappaplace.errors import KappaPlaceError
+from kappaplace.retrieval.columns import Columns
 from kappaplace.types import Matches
 
 REFERENCE_BLOCK = 1 << 16
 QUERY_BLOCK = 1 << 10  # 65,536 × 1,024 similarities are 268 MB: what one step may hold
+FEW = 4  # queries whose products are looked up instead of computed from decoded codes, which serves many
+CODES_BLOCK = 1 << 13  # codes decoded together: 16 MB of 512 numbers, memory that is used again and again
 
 Near: TypeAlias = Callable[[Any, Any], NDArray[np.bool_]]
 """Whether references ``a`` and ``b`` (rows, broadcast) show one place; `PlaceImages.is_near` is one."""
@@ -32,21 +35,24 @@ COLUMNS = 1 << 14  # 4 M pairs a step: 17 MB of similarities, and a few times th
 @torch.inference_mode()
 def search(
     queries: NDArray[np.floating],
-    references: NDArray[np.floating],
+    references: NDArray[np.floating] | Columns,
     k: int = 10,
     *,
     device: str | torch.device = "cpu",
-    block: int = REFERENCE_BLOCK,
+    block: int | None = None,
 ) -> Matches:
     """The k most similar references of each query by cosine (both sides at unit length), best first.
 
-    Equal similarities are ordered by the reference's row, so the result does not depend on ``block``.
+    Equal similarities are ordered by the reference's row, so the result does not depend on ``block``. Codes
+    in their own space (`Columns.beside`) are looked up for a few queries on the CPU, and decoded for many.
 
     >>> matches = search(np.array([[0.6, 0.8]]), np.eye(2), k=2)
     >>> matches.indices.tolist(), [f"{cosine:.1f}" for cosine in matches.similarities[0]]
     ([[1, 0]], ['0.8', '0.6'])
     """
     _check_k(k, len(references))
+    codes = isinstance(references, Columns) and references.turned
+    block = (CODES_BLOCK if codes else REFERENCE_BLOCK) if block is None else block
     if block < 1:
         raise KappaPlaceError(f"References are compared in blocks of at least 1, not {block}.")
     try:
@@ -58,6 +64,9 @@ def search(
             f"Queries of shape {queries.shape} and references of shape {references.shape} do not fit; "
             "both must be N×d with the same d, from the same model."
         )
+    few = len(queries) <= FEW and device.type == "cpu"
+    if isinstance(references, Columns) and codes and references.whole and few:
+        return search_matrix(references.products(queries.astype(np.float32, copy=False)), k)
 
     def best(rows: slice) -> tuple[Tensor, Tensor]:
         return _best_of_blocks(_tensor(queries[rows], device), references, k, block)
@@ -109,7 +118,7 @@ def _in_steps(queries: int, step: int, k: int, best: Callable[[slice], tuple[Ten
 
 
 def _best_of_blocks(
-    queries: Tensor, references: NDArray[np.floating], k: int, block: int
+    queries: Tensor, references: NDArray[np.floating] | Columns, k: int, block: int
 ) -> tuple[Tensor, Tensor]:
     """Best similarities and rows of a block of queries over all references, block by block."""
     best = torch.empty((len(queries), 0), device=queries.device)
@@ -146,7 +155,9 @@ def _sort_ties(values: Tensor, columns: Tensor) -> Tensor:
 
 
 def of_descriptors(
-    queries: NDArray[np.floating], references: NDArray[np.floating], device: str | torch.device = "cpu"
+    queries: NDArray[np.floating] | Columns,
+    references: NDArray[np.floating] | Columns,
+    device: str | torch.device = "cpu",
 ) -> Similarities:
     """Cosine of unit vectors, multiplied out block by block; either side may be a memory map."""
 

@@ -8,11 +8,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from kappaplace.data.near import Circle
 from kappaplace.errors import KappaPlaceError
-from kappaplace.retrieval.engines.base import Circle
-from kappaplace.retrieval.engines.database import DatabaseEngine
-from kappaplace.retrieval.engines.records import (
+from kappaplace.retrieval.database import (
     Batch,
+    DatabaseEngine,
     Records,
     Result,
     checked_name,

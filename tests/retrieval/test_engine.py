@@ -13,15 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.retrieval import exact
-from kappaplace.retrieval.engines import Engine, Quantized, Rows, choose, open_engine, quantize
-from kappaplace.retrieval.engines.compact import LEAST_BYTES, code_size
-from kappaplace.retrieval.engines.deepen import Hits, deepen
-from kappaplace.retrieval.engines.records import References, checked_name, retried, to_write, without_password
+from kappaplace.retrieval import Columns, Engine, Quantized, choose, exact, faiss, open_engine, quantize
+from kappaplace.retrieval.database import (
+    Hits,
+    References,
+    checked_name,
+    deepen,
+    retried,
+    to_write,
+    without_password,
+)
 
 needs_faiss = pytest.mark.skipif(importlib.util.find_spec("faiss") is None, reason="needs the extra faiss")
-EXACT = ["exact", pytest.param("faiss-flat", marks=needs_faiss)]
-APPROXIMATE = [pytest.param("hnsw", marks=needs_faiss), pytest.param("ivf-pq", marks=needs_faiss)]
 
 
 def city(references: int = 1500, dim: int = 24, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -39,12 +42,11 @@ def sorted_fully(queries: np.ndarray, rows: np.ndarray, chosen: np.ndarray, k: i
     return chosen[np.argsort(-similarity, axis=1, kind="stable")[:, :k]]
 
 
-@pytest.mark.parametrize("kind", EXACT)
-def test_exact_engines_equal_a_full_sort(kind: str) -> None:
+def test_the_exact_engine_equals_a_full_sort() -> None:
     rows, positions, queries = city()
-    with open_engine(rows, positions, kind) as engine:
+    with open_engine(rows, positions, "exact") as engine:
         assert isinstance(engine, Engine)
-        assert (engine.name, engine.exact, len(engine)) == (kind, True, 1500)
+        assert (engine.name, engine.exact, len(engine)) == ("exact", True, 1500)
         found = engine.search(queries, 7)
         np.testing.assert_array_equal(found.indices, sorted_fully(queries, rows, np.arange(1500), 7))
         assert (found.indices.dtype, found.similarities.dtype) == (np.int64, np.float32)
@@ -53,21 +55,20 @@ def test_exact_engines_equal_a_full_sort(kind: str) -> None:
         np.testing.assert_array_equal(inside.indices, sorted_fully(queries, rows, chosen, 7))
 
 
-@pytest.mark.parametrize("kind", EXACT)
 @settings(deadline=None, max_examples=20)
 @given(seed=st.integers(0, 999), k=st.integers(1, 60))
-def test_ties_go_to_the_lower_row_however_many(kind: str, seed: int, k: int) -> None:
+def test_ties_go_to_the_lower_row_however_many(seed: int, k: int) -> None:
     rng = np.random.default_rng(seed)
     rows = rng.integers(-1, 2, (60, 3)).astype(np.float32)  # sixty rows, at most 27 different ones
     queries = rng.integers(-1, 2, (5, 3)).astype(np.float32)
-    found = open_engine(rows, kind=kind).search(queries, k)
+    found = open_engine(rows, kind="exact").search(queries, k)
     np.testing.assert_array_equal(found.indices, sorted_fully(queries, rows, np.arange(60), k))
 
 
-@pytest.mark.parametrize("kind", APPROXIMATE)
-def test_approximate_engines_find_nearly_all_with_true_cosines(kind: str) -> None:
+@needs_faiss
+def test_the_approximate_engine_finds_nearly_all_with_true_cosines() -> None:
     rows, positions, queries = city()
-    engine = open_engine(rows, positions, kind)
+    engine = open_engine(rows, positions, "ivf-pq")
     truth = exact.search(queries, rows, 10)
     found = engine.search(queries, 10)
     assert not engine.exact
@@ -80,55 +81,53 @@ def test_approximate_engines_find_nearly_all_with_true_cosines(kind: str) -> Non
     chosen = np.flatnonzero(np.hypot(*(positions - 50).T) <= 30)
     inside = engine.search(queries, 10, near=(50, 50, 30))
     np.testing.assert_array_equal(inside.indices, sorted_fully(queries, rows, chosen, 10))
-
-
-@needs_faiss
-def test_the_compact_engine_needs_its_codes_only(tmp_path: Path) -> None:
-    rows, positions, queries = city()
-    engine = open_engine(rows, positions, "compact", tmp_path)
-    found = engine.search(queries, 10)
-    loaded = open_engine(rows, positions, "compact", tmp_path).search(queries, 10)
-    np.testing.assert_array_equal(loaded.indices, found.indices)
-    assert (engine.name, engine.exact) == ("compact", False)
-    truth = exact.search(queries, rows, 10)
-    shared = [len(set(a) & set(b)) / 10 for a, b in zip(found.indices, truth.indices, strict=True)]
-    assert np.mean(shared) > 0.9
-    cosines = np.einsum("nd,nkd->nk", queries, rows[found.indices])
-    assert np.abs(found.similarities - cosines).mean() < 0.02  # half a byte a number here
-    assert (np.diff(found.similarities, axis=1) <= 0).all()
-    rows[:] = np.nan  # never looked at again
-    chosen = np.flatnonzero(np.hypot(*(positions - 50).T) <= 10)
-    inside = engine.search(queries, 2000, near=(50, 50, 10))
-    assert (np.sort(inside.indices, axis=1) == chosen).all()
-    assert engine.search(queries, 10, near=(500, 500, 10)).indices.shape == (20, 0)
     everything = engine.search(queries, 1500).indices  # more than the probed lists hold
     assert (np.sort(everything, axis=1) == np.arange(1500)).all()
 
 
-@settings(deadline=None)
-@given(count=st.integers(1000, 10**8), dim=st.integers(2, 4096))
-def test_compact_codes_fit_in_128_bytes(count: int, dim: int) -> None:
-    lists = round(count**0.5)
-    codes, together = code_size(count, dim, lists)
-    assert codes % 2 == 0
-    assert codes * together >= dim
-    # Row number, table, code, and a share of the centres, the values, the rotation and half-empty blocks.
-    places = 4 * codes * together * (lists + 16 + dim)
-    size = 16 + codes / 2 + (places + codes / 2 * lists * 16) / count
-    assert size <= 128 or codes <= 2 * LEAST_BYTES
+@pytest.mark.parametrize(
+    ("kind", "references", "now"),
+    [
+        pytest.param("hnsw", 1500, "ivf-pq", marks=needs_faiss),
+        pytest.param("compact", 1500, "ivf-pq", marks=needs_faiss),
+        ("hnsw", 300, "exact"),
+        ("faiss-flat", 1500, "exact"),
+    ],
+)
+def test_engines_no_longer_offered_are_replaced_with_a_notice(
+    kind: str, references: int, now: str, tmp_path: Path
+) -> None:
+    rows, _, queries = city(references)
+    (tmp_path / f"{kind}.index").write_bytes(b"of an older version")
+    with pytest.warns(UserWarning, match=f"'{kind}' is no longer offered; '{now}' is used instead"):
+        engine = open_engine(rows, kind=kind, folder=tmp_path)
+    assert (engine.name, engine.why) == (
+        now,
+        f"{now}: the engine {kind} is no longer offered, {now} replaces it",
+    )
+    assert engine.search(queries, 5).indices.shape == (20, 5)
 
 
-@needs_faiss
-def test_hnsw_answers_more_matches_than_its_walk_finds() -> None:
-    rows, _, queries = city(300)
-    found = open_engine(rows, kind="hnsw").search(queries, 300)
-    assert (np.sort(found.indices, axis=1) == np.arange(300)).all()
+def test_removed_rows_are_skipped_and_parts_counted_anew() -> None:
+    rows, positions, queries = city()
+    live = np.delete(np.arange(1500), [0, 401, 1499])
+    left = Columns([rows[:400], quantize(rows[400:])], live)
+    assert left.shape == (1497, 24)
+    everything = left.with_removed()
+    np.testing.assert_array_equal(left[:], everything[:][live])
+    np.testing.assert_array_equal(left[10:700], everything[:][live][10:700])
+    np.testing.assert_array_equal(left[np.array([[3, 1496]])], everything[:][live][[[3, 1496]]])
+    np.testing.assert_array_equal(left.only(np.array([2, 900]))[:], everything[:][live][[2, 900]])
+    np.testing.assert_array_equal(everything[1:9:3], everything[:][1:9:3])
+    found = open_engine(left, positions[live]).search(queries, 5)
+    np.testing.assert_array_equal(found.indices, sorted_fully(queries, left[:], np.arange(1497), 5))
+    assert Columns([], dim=24)[:].shape == (0, 24)
 
 
 def test_segments_and_number_formats_are_one_array() -> None:
     rows, positions, queries = city()
     mixed = [rows[:400], rows[400:401].astype(np.float16), quantize(rows[401:])]
-    together = Rows(mixed)
+    together = Columns(mixed)
     assert together.shape == (1500, 24)
     np.testing.assert_allclose(together[:], rows, atol=0.005)
     np.testing.assert_allclose(np.linalg.norm(together[401:], axis=1), 1, atol=1e-6)
@@ -157,17 +156,15 @@ def test_circle_includes_its_rim_and_skips_unknown_positions() -> None:
 
 
 @needs_faiss
-@pytest.mark.parametrize("kind", ["hnsw", "ivf-pq"])
 def test_an_index_is_kept_and_refused_for_other_descriptors(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows, _, queries = city()
+    kind = "ivf-pq"
     first = open_engine(rows, kind=kind, folder=tmp_path).search(queries, 5)
-    monkeypatch.setattr(
-        "kappaplace.retrieval.engines.faiss_engine.build", lambda *_: pytest.fail("built again")
-    )
+    monkeypatch.setattr(faiss, "build", lambda *_: pytest.fail("built again"))
     again = open_engine(
-        [rows[:7], rows[7:]], kind=kind, folder=tmp_path, fingerprint=Rows(rows).fingerprint()
+        [rows[:7], rows[7:]], kind=kind, folder=tmp_path, fingerprint=Columns(rows).fingerprint()
     )
     np.testing.assert_array_equal(again.search(queries, 5).indices, first.indices)
     open_engine(rows, kind=kind, folder=tmp_path).close()
@@ -189,11 +186,9 @@ def test_an_index_is_kept_and_refused_for_other_descriptors(
 
 @needs_faiss
 def test_a_full_disk_leaves_the_index_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kappaplace.retrieval.engines import faiss_tools
-
     rows, _, _ = city()
-    open_engine(rows, kind="hnsw", folder=tmp_path)
-    before = (tmp_path / "hnsw.index").read_bytes()
+    open_engine(rows, kind="ivf-pq", folder=tmp_path)
+    before = (tmp_path / faiss.INDEX_FILE).read_bytes()
 
     def full(write: Any, failed: list[OSError]) -> Any:
         def refuse(data: bytes) -> int:
@@ -202,10 +197,10 @@ def test_a_full_disk_leaves_the_index_that_was_there(tmp_path: Path, monkeypatch
 
         return refuse
 
-    monkeypatch.setattr(faiss_tools, "_noting", full)
+    monkeypatch.setattr(faiss, "_noting", full)
     with pytest.raises(KappaPlaceError, match="No space left"):
-        open_engine(rows, kind="hnsw", folder=tmp_path, rebuild=True)
-    assert (tmp_path / "hnsw.index").read_bytes() == before
+        open_engine(rows, kind="ivf-pq", folder=tmp_path, rebuild=True)
+    assert (tmp_path / faiss.INDEX_FILE).read_bytes() == before
     assert len(list(tmp_path.iterdir())) == 1
 
 
@@ -216,14 +211,14 @@ def test_the_choice_follows_the_size_and_says_why(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(choose, "EXACT_UP_TO", 1000)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     assert "no folder" in open_engine(rows).why
-    assert choose._fitting(1500, tmp_path)[0] == "ivf-pq"
+    assert choose.choose("auto", 1500, tmp_path)[0] == "ivf-pq"
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert "pip install 'kappaplace[faiss]'" in open_engine(rows, folder=tmp_path).why
 
 
 @pytest.mark.parametrize(
     ("kind", "module", "extra"),
-    [("hnsw", "faiss", "faiss"), ("milvus", "pymilvus", "milvus"), ("postgres", "psycopg", "postgres")],
+    [("ivf-pq", "faiss", "faiss"), ("milvus", "pymilvus", "milvus"), ("postgres", "psycopg", "postgres")],
 )
 def test_a_missing_extra_is_named(
     kind: str, module: str, extra: str, monkeypatch: pytest.MonkeyPatch
@@ -271,11 +266,12 @@ def test_bad_input_is_told_in_a_sentence() -> None:
 
 @needs_faiss
 def test_faiss_refuses_what_it_cannot_index() -> None:
-    for kind in ("ivf-pq", "compact"):
-        with pytest.raises(KappaPlaceError, match=f"{kind} needs at least 1000 references"):
-            open_engine(np.eye(4, dtype=np.float32), kind=kind)
+    with pytest.raises(KappaPlaceError, match="ivf-pq needs at least 1000 references"):
+        open_engine(np.eye(4, dtype=np.float32), kind="ivf-pq")
+    rows, _, _ = city(100_000, 4)
+    rows[-1] = np.nan  # not in the sample that the codes are learnt from
     with pytest.raises(KappaPlaceError, match="NaN or infinite"):
-        open_engine(np.full((4, 4), np.nan, np.float32), kind="faiss-flat")
+        open_engine(rows, kind="ivf-pq")
 
 
 def test_asking_deeper_until_the_best_are_certain() -> None:

@@ -1,19 +1,21 @@
-"""What every search engine offers, and the checks that all of them share."""
+"""What every search engine offers: the checks and circles that all of them share, and the exact engine."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from kappaplace.data.near import Circle, Near
 from kappaplace.errors import KappaPlaceError
+from kappaplace.retrieval import exact
+from kappaplace.retrieval.columns import Columns, Descriptors, as_columns
 from kappaplace.types import Matches
 
-Circle: TypeAlias = tuple[float, float, float]
 _FARTHEST = 1e150  # a radius that can still be squared; all there is lies within it
-"""x, y and radius: only references within the radius of this point are searched."""
 
 
 @runtime_checkable
@@ -97,16 +99,56 @@ def checked_circle(near: Circle) -> Circle:
     return x, y, min(radius, _FARTHEST)
 
 
-def within(x: NDArray[np.float64], y: NDArray[np.float64], circle: Circle) -> NDArray[np.bool_]:
-    """Which positions lie in the circle, rim included; NaN is nowhere. The one formula of all engines."""
-    centre_x, centre_y, radius = circle
-    with np.errstate(invalid="ignore", over="ignore"):  # what is too far to be squared is outside
-        return np.asarray((x - centre_x) ** 2 + (y - centre_y) ** 2 <= radius**2)
-
-
 def best_first(
     rows: NDArray[np.int64], similarities: NDArray[np.float32], k: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """The k best of N×C candidates in order, equal similarities by row."""
     order = np.lexsort((rows, -similarities), axis=1)[:, :k]
     return np.take_along_axis(rows, order, 1), np.take_along_axis(similarities, order, 1)
+
+
+def circles(positions: NDArray[np.floating] | None, references: int) -> Near:
+    """Positions of so many references, ready to be asked for those within a circle."""
+    if positions is not None and np.shape(positions) != (references, 2):
+        raise KappaPlaceError(
+            f"Positions of shape {np.shape(positions)} do not fit {references} references; "
+            "give x and y of each, NaN where unknown."
+        )
+    return Near(positions=positions)
+
+
+def no_matches(queries: int) -> Matches:
+    """The answer where there is nothing to search."""
+    return Matches(np.empty((queries, 0), np.int64), np.empty((queries, 0), np.float32))
+
+
+class ExactEngine(BaseEngine):
+    """Compares every reference, in blocks, on CPU or GPU; memory is that of one block."""
+
+    name = "exact"
+    exact = True
+
+    def __init__(
+        self,
+        descriptors: Descriptors | Columns,
+        positions: NDArray[np.floating] | None = None,
+        *,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        self.columns, self.device = as_columns(descriptors), device
+        if len(self.columns) == 0:
+            raise KappaPlaceError("There are no references to search: the map is empty.")
+        self.nearby, self.dim = circles(positions, len(self.columns)), self.columns.shape[1]
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def _search(self, queries: NDArray[np.float32], k: int, near: Circle | None) -> Matches:
+        if near is None:
+            return exact.search(*self.columns.beside(queries), k, device=self.device)
+        chosen = self.nearby.within(near)
+        if len(chosen) == 0:
+            return no_matches(len(queries))
+        inside = self.columns.only(chosen).beside(queries)
+        found = exact.search(*inside, min(k, len(chosen)), device=self.device)
+        return Matches(chosen[found.indices], found.similarities)  # ascending rows: ties stay in order

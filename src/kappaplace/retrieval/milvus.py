@@ -8,15 +8,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kappaplace.data.near import Circle, within
 from kappaplace.errors import KappaPlaceError
-from kappaplace.retrieval.engines.base import Circle, within
-from kappaplace.retrieval.engines.database import DatabaseEngine
-from kappaplace.retrieval.engines.deepen import Hits, deepen
-from kappaplace.retrieval.engines.records import (
+from kappaplace.retrieval.database import (
     LONGEST_NAME,
     Batch,
+    DatabaseEngine,
+    Hits,
     Records,
     checked_name,
+    deepen,
     without_password,
 )
 from kappaplace.types import Matches
@@ -170,7 +171,7 @@ class MilvusEngine(DatabaseEngine):
             kept = np.ones(len(rows), bool)
             if near is not None:  # the box was filtered there, the circle is here
                 x, y = (np.array([hit["entity"][axis] for hit in hits], np.float64) for axis in "xy")
-                kept = within(x, y, near)
+                kept = within([x - near[0], y - near[1]], near[2])
             found.append(Hits(rows, similarities, kept))
         return found
 

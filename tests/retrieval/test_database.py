@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.retrieval.engines import open_engine
-from kappaplace.retrieval.engines.milvus import MilvusEngine
-from kappaplace.retrieval.engines.postgres import PostgresEngine
-from kappaplace.retrieval.engines.records import References
+from kappaplace.retrieval import open_engine
+from kappaplace.retrieval.database import References
+from kappaplace.retrieval.milvus import MilvusEngine
+from kappaplace.retrieval.postgres import PostgresEngine
 
-from .test_engines import city
+from .test_engine import city
 
 Opener = Callable[..., Any]
 
