@@ -23,13 +23,14 @@ from kappaplace.data.positives import Positives, positives_within
 from kappaplace.data.synthetic_city import CityViews, SyntheticCity
 from kappaplace.evaluation import evaluate
 from kappaplace.models.loading import AnyModel
+from kappaplace.retrieval.evidence import Evidence
 from kappaplace.retrieval.exact import search
+from kappaplace.retrieval.references import ArrayReferences, Queries
 from kappaplace.training.recipes import RECIPES, settings_for
 from kappaplace.training.run import train
 from kappaplace.training.training_set import TrainingSet
 from kappaplace.training.validation import ValidationSet
 from kappaplace.types import Embeddings
-from kappaplace.uncertainty.base import Evidence
 from kappaplace.uncertainty.registry import score_named
 from record import append_row
 
@@ -164,7 +165,7 @@ def judge(recipe: str, seed: int, model: AnyModel, city: City) -> list[dict[str,
     """A row a score."""
     query, reference = embed(model, city.queries), embed(model, city.references)
     matches = search(query.descriptor, reference.descriptor, 10)
-    evidence = Evidence(matches, query, reference)
+    evidence = Evidence(Queries(query), ArrayReferences(reference), matches)
     names = ["l2", "pa"]
     names += ["inverse-kappa", "kappaplace"] if query.kappa is not None else []
     names += ["variance"] if query.variance is not None else []

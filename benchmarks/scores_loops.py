@@ -14,8 +14,9 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import ive
 
+from kappaplace.retrieval.evidence import Evidence
+from kappaplace.retrieval.references import RADIUS, ArrayReferences, Queries
 from kappaplace.types import Embeddings, Matches
-from kappaplace.uncertainty.evidence import RADIUS, Evidence
 from kappaplace.uncertainty.registry import SCORES
 
 DIM = 512
@@ -46,11 +47,11 @@ class Found(NamedTuple):
         def blank(rows: int) -> np.ndarray:  # only their length is asked for
             return np.broadcast_to(np.zeros(DIM, np.float32), (rows, DIM))
 
+        reference = Embeddings(blank(len(self.reference_kappa)), self.reference_kappa)
         return Evidence(
+            Queries(Embeddings(blank(len(self.kappa)), self.kappa, self.variance)),
+            ArrayReferences(reference, self.positions),
             Matches(self.indices, self.similarities),
-            Embeddings(blank(len(self.kappa)), self.kappa, self.variance),
-            Embeddings(blank(len(self.reference_kappa)), self.reference_kappa),
-            self.positions,
         )
 
 

@@ -21,14 +21,15 @@ from unittest.mock import patch
 import numpy as np
 from PIL import Image
 
+from kappaplace.calibration.judge import query_features
 from kappaplace.calibration.model import Calibration
 from kappaplace.data.place_images import PlaceImages
 from kappaplace.data.synthetic_city import CityViews, SyntheticCity
 from kappaplace.demo.run import DemoSettings, _train
 from kappaplace.maps import PlaceMap, self_calibrate
 from kappaplace.maps.calibrate import MATCHES, _by_position
-from kappaplace.maps.signals import query_features
 from kappaplace.metrics import brier, log_loss
+from kappaplace.retrieval.retrieve import retrieve
 from record import append_row
 
 BY_DENSITY = "by density"
@@ -68,8 +69,8 @@ def judged(folder: Path, model: Any, seed: int, spacing: float, size: int) -> li
     town = PlaceMap.build(table, folder / "map", model)
     asked = [*table.queries.image_paths(), *elsewhere.image_paths()]
     made = town.embed(asked, 256)
-    evidence = town.gatherer.evidence(made, town.gatherer.matches(made.descriptor, MATCHES), MATCHES)
-    found = evidence.references[evidence.matches.indices]
+    evidence = retrieve(town.queries(made), town.references, MATCHES)
+    found = evidence.matches.indices
     right = np.zeros(len(asked), bool)
     right[: len(table.queries)] = _by_position(town, table.queries.positions, found[: len(table.queries)])[0][
         :, 0

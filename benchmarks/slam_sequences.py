@@ -23,7 +23,9 @@ from scipy.sparse import csr_matrix
 from kappaplace.calibration.model import Calibration, fit_calibration
 from kappaplace.data.synthetic_city import SyntheticCity
 from kappaplace.metrics import auroc
-from kappaplace.retrieval.exact import search
+from kappaplace.retrieval.evidence import Evidence
+from kappaplace.retrieval.references import ArrayReferences, Queries
+from kappaplace.retrieval.retrieve import retrieve
 from kappaplace.slam.calibrate import WITH_KAPPA
 from kappaplace.slam.city_descriptors import look_at
 from kappaplace.slam.city_drive import drive_through
@@ -32,7 +34,6 @@ from kappaplace.slam.motion import PoseMotion, RouteMotion
 from kappaplace.slam.poses import between
 from kappaplace.slam.sequence import HistogramFilter, average_scores, place_matrix
 from kappaplace.types import Embeddings, Matches
-from kappaplace.uncertainty.evidence import Evidence
 from kappaplace.uncertainty.fused import features_of
 from kappaplace.uncertainty.registry import SCORES
 from record import append_row
@@ -114,8 +115,8 @@ def _st_lucia_embeddings(data: Path, model: Path, cache: Path | None) -> dict[st
 
 
 def evidence_of(route: Route) -> Evidence:
-    found = search(route.query.descriptor, route.reference.descriptor, K)
-    return Evidence(found, route.query, route.reference, near=lambda a, b: route.near[a, b])
+    references = ArrayReferences(route.reference, neighborhood=lambda a, b: route.near[a, b])
+    return retrieve(Queries(route.query), references, K)
 
 
 def learnt(routes: list[Route]) -> Calibration:

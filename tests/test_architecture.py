@@ -39,13 +39,12 @@ CYCLES = {
     ("data.place_images", "data.table_io"),
     ("data.show", "data.show_html"),
     ("data.synthetic_city.city", "data.synthetic_city.views"),
-    ("maps.calibrate", "maps.place_map"),
     ("maps.fit", "maps.place_map"),
     ("models.optimize", "models.place_model"),
 }
 """Pairs of modules that still import each other."""
 LIMITS = architecture.Counts(
-    files=412, code_lines=35974, all_code_lines=40390, wide_functions=33, any_lines=612
+    files=397, code_lines=35823, all_code_lines=40237, wide_functions=33, any_lines=586
 )
 """Lower them when you can; a feature may raise one in its own commit, with one line of reason here."""
 

@@ -18,8 +18,9 @@ from kappaplace.data.positives import positives_within
 from kappaplace.data.synthetic_city import SyntheticCity
 from kappaplace.metrics import BOTH_TAILS, UPPER_TAIL, auroc, expected_calibration_error
 from kappaplace.models.loading import load_model
+from kappaplace.retrieval.evidence import Evidence
 from kappaplace.retrieval.exact import search
-from kappaplace.uncertainty.base import Evidence
+from kappaplace.retrieval.references import ArrayReferences, Queries
 from kappaplace.uncertainty.registry import SCORES
 from record import write_rows
 
@@ -50,7 +51,7 @@ def main() -> None:
         some, reference = query.take(asked), found.take(kept)
         matches = search(some.descriptor, reference.descriptor, 20)
         right = positives.hits(matches.indices[:, :1], asked)[:, 0]
-        evidence = Evidence(matches, some, reference, reference_positions=views.positions[kept])
+        evidence = Evidence(Queries(some), ArrayReferences(reference, views.positions[kept]), matches)
         for name in NAMES:
             score = SCORES[name]
             u = score.query(evidence)

@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 from sets import FAMILY, judged_sets
 
+from kappaplace.retrieval.evidence import Evidence
+from kappaplace.retrieval.references import ArrayReferences, Queries
 from kappaplace.types import Matches
-from kappaplace.uncertainty.base import Evidence
 from kappaplace.uncertainty.registry import score_named
 
 
@@ -28,11 +29,8 @@ def main() -> None:
         matches = Matches(
             columns[f"{prefix}/indices"][:, :1].astype(np.int64), columns[f"{prefix}/similarities"][:, :1]
         )
-        evidence = Evidence(
-            matches,
-            query_images=table.image_paths(table.query_rows),
-            reference_images=table.image_paths(table.reference_rows),
-        )
+        references = ArrayReferences(paths=table.image_paths(table.reference_rows))
+        evidence = Evidence(Queries(images=table.image_paths(table.query_rows)), references, matches)
         columns[f"{prefix}/geometric"] = score_named("geometric").query(evidence).astype(np.float32)
         print(name, len(matches.indices), flush=True)
     np.savez_compressed(arguments.columns, **columns)  # type: ignore[arg-type]

@@ -12,10 +12,11 @@ from kappaplace.data.place_images import PlaceImages
 from kappaplace.data.randomness import item_key, item_uniforms
 from kappaplace.models.loading import AnyModel
 from kappaplace.models.place_model import PlaceModel
+from kappaplace.retrieval.evidence import Evidence
 from kappaplace.retrieval.exact import search
+from kappaplace.retrieval.patches import patch_agreement
+from kappaplace.retrieval.references import ArrayReferences, Queries
 from kappaplace.types import Embeddings
-from kappaplace.uncertainty.base import Evidence
-from kappaplace.uncertainty.patch_matching import patch_agreement
 from kappaplace.uncertainty.registry import score_named
 
 Columns = dict[str, np.ndarray]
@@ -80,7 +81,7 @@ def plain_columns(query: Embeddings, reference: Embeddings, table: PlaceImages) 
     """What descriptors alone tell, and which matches are right."""
     k = min(50, len(reference.descriptor))
     matches = search(query.descriptor, reference.descriptor, k)
-    evidence = Evidence(matches, query, reference, near=table.is_near)
+    evidence = Evidence(Queries(query), ArrayReferences(reference, neighborhood=table.is_near), matches)
     out: Columns = {name: score_named(name).query(evidence).astype(np.float32) for name in PLAIN}
     hits = table.positives().hits(matches.indices)
     for at in (1, 5, 10):
@@ -127,7 +128,7 @@ def kappa_columns(query: Embeddings, reference: Embeddings, table: PlaceImages, 
     if query.kappa is None:
         return {"variance": np.asarray(query.variance, np.float32)}
     matches = search(query.descriptor, reference.descriptor, 1)
-    evidence = Evidence(matches, query, reference, near=table.is_near)
+    evidence = Evidence(Queries(query), ArrayReferences(reference, neighborhood=table.is_near), matches)
     out = {
         name: score_named(name).query(evidence).astype(np.float32)
         for name in ("inverse-kappa", "kappaplace", "expected-likelihood")

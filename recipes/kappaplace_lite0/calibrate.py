@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from kappaplace.calibration.examples import Examples
 from kappaplace.calibration.model import Calibration, fit_calibration
 from kappaplace.data.place_images import PlaceImages
 from kappaplace.demo.real import real_table
@@ -25,7 +26,7 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.files import replace_file
 from kappaplace.maps import PlaceMap
 from kappaplace.maps.borrowed import ORIGIN
-from kappaplace.maps.calibrate import Examples, look
+from kappaplace.maps.calibrate import collect_evidence
 from kappaplace.maps.monitor_inputs import DISTANCE
 from kappaplace.models.loading import AnyModel, load_model
 
@@ -44,8 +45,8 @@ def ask(
     place_map: PlaceMap, files: list[str], right: list[NDArray[np.int64]], examples: Examples, verify: int
 ) -> None:
     """Scores of queries on a map; ``right`` are the references that answer each of them, if any."""
-    evidence = look(place_map, files, verify)
-    found = evidence.references[evidence.matches.indices]
+    evidence = collect_evidence(place_map, files, verify)
+    found = evidence.matches.indices
     hits = np.stack([np.isin(row, answers) for row, answers in zip(found, right, strict=True)])
     examples.add(evidence, hits, np.array([len(answers) == 0 for answers in right]))
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from kappaplace.calibration.examples import Terms
 from kappaplace.maps import PlaceMap
-from kappaplace.maps.calibrate import Terms
 from kappaplace.maps.self_calibrate import self_calibrate_map
 from tests.evaluation.conftest import city_folder, saved_model  # noqa: F401  # fixtures
 from tests.hardening.commands import run

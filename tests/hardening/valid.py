@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from PIL import Image
 
+from kappaplace.calibration.examples import Terms
 from kappaplace.data.images import Preprocessing
 from kappaplace.data.place_images import PlaceImages
 from kappaplace.maps import PlaceMap
-from kappaplace.maps.calibrate import Terms
 from kappaplace.maps.self_calibrate import self_calibrate_map
 from kappaplace.models.checkpoint import save_model
 from kappaplace.models.place_model import PlaceModel

@@ -143,7 +143,7 @@ def test_frames_of_a_route(town, tiny, tmp_path):
         town.paths[rows], root=town.root, condition=["a"] * 30 + ["b"] * (len(rows) - 30)
     )
     made = PlaceMap.build(table, tmp_path / "m", tiny, neighbourhood="frames:2")
-    near = made.gatherer.near
+    near = made.references.near
     assert near(5, np.array([2, 3, 5, 7, 8])).tolist() == [False, True, True, True, False]
     assert not near(29, np.array([30]))[0]  # another route
 

@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 import torch
 
+from kappaplace.calibration.examples import Terms
 from kappaplace.cli.main import BAD_INPUT, main
 from kappaplace.data.images import Preprocessing
 from kappaplace.data.place_images import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import PlaceMap
-from kappaplace.maps.calibrate import Terms
 from kappaplace.maps.localization import Localization
 from kappaplace.maps.self_calibrate import self_calibrate_map
 from kappaplace.maps.writer import writer_of
@@ -106,7 +106,7 @@ def test_the_same_localization_as_the_embedded_map(database, town, spread, queri
         {"rerank": True},
     ):
         assert_same_answers(there.localize(queries, **asked), town_map.localize(queries, **asked))
-    engine = there.gatherer.search.engine
+    engine = there.references.engine.engine
     assert (engine.name, engine.exact, len(engine)) == (database["engine"], True, town_map.manifest.rows)
     rows = np.arange(town_map.manifest.rows)
     stored, store = engine.fetch(rows), town_map.store.with_removed()
@@ -197,7 +197,7 @@ def test_an_import_killed_midway_is_gone_on_with(database, town_map, tiny, queri
     assert not list(town_map.folder.glob("index/*.json"))
     there = PlaceMap.open(town_map.folder, tiny, **database)
     assert_same_answers(there.localize(queries), town_map.localize(queries))
-    assert len(there.gatherer.search.engine) == 56
+    assert len(there.references.engine.engine) == 56
     there.close()
 
 
@@ -262,7 +262,7 @@ def test_a_database_with_another_kappa_is_filled_anew_or_refused(database, town_
     town_map.refresh()
     assert_same_answers(there.localize(queries), town_map.localize(queries))
     assert {match.kappa for match in there.localize(queries[0]).matches} == {7.0}
-    assert set(there.gatherer.search.engine.fetch(np.arange(56)).kappa) == {7.0}
+    assert set(there.references.engine.engine.fetch(np.arange(56)).kappa) == {7.0}
     there.close()
     # The copy has a note that says that all is there, and so it was.
     with pytest.raises(

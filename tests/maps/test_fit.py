@@ -13,12 +13,12 @@ from PIL import Image
 from torch import nn
 from typer.testing import CliRunner
 
+from kappaplace.calibration.examples import Terms
 from kappaplace.cli.map import app
 from kappaplace.data.images import Preprocessing
 from kappaplace.data.place_images import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import PlaceMap, fit
-from kappaplace.maps.calibrate import Terms
 from kappaplace.maps.fit import FitOptions, estimate_fit
 from kappaplace.maps.fit_images import choose
 from kappaplace.maps.fit_report import write_fit_report

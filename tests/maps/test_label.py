@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from kappaplace.calibration.examples import Terms
 from kappaplace.data.images import Preprocessing
 from kappaplace.data.place_images import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import PlaceMap
-from kappaplace.maps.calibrate import Terms
 from kappaplace.maps.label_calibrate import calibrate_on_labels
 from kappaplace.maps.label_file import (
     NO,

@@ -9,17 +9,19 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from kappaplace.calibration.judge import QUERY_SIGNALS, query_features
 from kappaplace.calibration.model import fit_calibration
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import PlaceMap
 from kappaplace.maps.localization import fused_pose
 from kappaplace.maps.localize import _reranked
 from kappaplace.maps.self_calibrate import self_calibrate_map
-from kappaplace.maps.signals import QUERY_SIGNALS, query_features
 from kappaplace.retrieval import choose, faiss
+from kappaplace.retrieval.evidence import Evidence
 from kappaplace.retrieval.exact import search
+from kappaplace.retrieval.references import ArrayReferences, Queries
+from kappaplace.retrieval.retrieve import retrieve
 from kappaplace.types import Embeddings
-from kappaplace.uncertainty.evidence import Evidence
 from kappaplace.uncertainty.fused import features_of
 from kappaplace.uncertainty.registry import SCORES
 
@@ -33,26 +35,23 @@ def test_signals_are_those_of_the_whole_map(town, town_map, queries, removed):
     made, store = town_map.embed(queries), town_map.store
     z, kappa, at = store.descriptors[:], store.whole("kappa"), store.positions
     plain = Evidence(
+        Queries(made),
+        ArrayReferences(Embeddings(z, np.asarray(kappa)), at),
         search(made.descriptor, z, 5),
-        query=made,
-        reference=Embeddings(z, np.asarray(kappa)),
-        reference_positions=at,
     )
-    deep = town_map.gatherer.matches(made.descriptor, 5)
-    ours = town_map.gatherer.evidence(made, deep, 5)
-    np.testing.assert_array_equal(ours.references[ours.matches.indices], plain.matches.indices)
+    ours = retrieve(town_map.queries(made), town_map.references, 5)
+    np.testing.assert_array_equal(ours.matches.indices, plain.matches.indices)
     expected = features_of(plain, [SCORES[name] for name in QUERY_SIGNALS])
     np.testing.assert_allclose(query_features(ours, QUERY_SIGNALS), expected, atol=1e-5)
     np.testing.assert_allclose(SCORES["kappaplace"].match(ours), SCORES["kappaplace"].match(plain))
 
 
 def test_margin_looks_beyond_the_list(town_map, queries, monkeypatch):
-    from kappaplace.maps import signals
-
-    made = town_map.embed(queries)
-    wide = town_map.gatherer.evidence(made, town_map.gatherer.matches(made.descriptor, 1), 1)
-    monkeypatch.setattr(signals, "DEEP", 1)
-    narrow = town_map.gatherer.evidence(made, town_map.gatherer.matches(made.descriptor, 1), 1)
+    made = town_map.queries(town_map.embed(queries))
+    wide = retrieve(made, town_map.references, 1)
+    monkeypatch.setattr("kappaplace.retrieval.retrieve.DEEP", 1)
+    narrow = retrieve(made, town_map.references, 1)
+    assert narrow.pool.indices.shape[1] == 1 < wide.pool.indices.shape[1]
     np.testing.assert_allclose(narrow.best_outside, wide.best_outside, atol=1e-6)
 
 
@@ -223,14 +222,13 @@ def test_one_match_alone_has_no_spread(town_map, queries):
 
 
 def test_ranked_anew_the_margin_is_to_places_other_than_the_new_best(town_map, queries):
-    made, gatherer, store = town_map.embed(queries), town_map.gatherer, town_map.store
-    deep = gatherer.matches(made.descriptor, 5)
-    before = gatherer.evidence(made, deep, 5)
+    made, references, store = town_map.embed(queries), town_map.references, town_map.store
+    before = retrieve(town_map.queries(made), references, 5)
     backwards = np.tile(np.arange(5.0), (len(queries), 1))  # the last of the five is the most probable
-    after = _reranked(gatherer, before, backwards, deep, None, None)
-    top = after.references[after.top]
-    np.testing.assert_array_equal(top, deep.indices[:, 4])
-    far = ~np.asarray(gatherer.near(top[:, None], np.arange(len(store))[None, :]))
+    after = _reranked(before, backwards)
+    top = after.top
+    np.testing.assert_array_equal(top, before.matches.indices[:, 4])
+    far = ~np.asarray(references.near(top[:, None], np.arange(len(store))[None, :]))
     expected = np.where(far, made.descriptor @ store.descriptors[:].T, -np.inf).max(axis=1)
     np.testing.assert_allclose(after.best_outside, expected, atol=1e-6)
     assert (after.best_outside != before.best_outside).any()
@@ -251,7 +249,7 @@ def test_a_read_only_map_is_searched_without_an_index_on_disk(town_map, queries,
     assert here.localize(queries[0], 3).matches[0].name == town_map.localize(queries[0], 3).matches[0].name
     assert not (town_map.folder / "index").exists()
     monkeypatch.setattr(choose, "EXACT_UP_TO", 10)
-    assert "no folder to keep an index" in PlaceMap.open(town_map.folder).gatherer.search.why
+    assert "no folder to keep an index" in PlaceMap.open(town_map.folder).references.engine.why
 
 
 def test_engines_give_the_same_answer(town_map, queries, monkeypatch):

@@ -100,7 +100,7 @@ def test_a_map_of_codes_answers_with_every_signal(made: PlaceMap) -> None:
 def test_margin_beyond_the_list_is_found_among_codes(made: PlaceMap, monkeypatch) -> None:
     made.compact("pq")
     direct = answers(made)
-    monkeypatch.setattr("kappaplace.maps.signals.DEEP", 1)  # the list ends within the place: all are asked
+    monkeypatch.setattr("kappaplace.maps.localize.DEEP", 1)  # the list ends within the place: all are asked
     asked = PlaceMap.open(made.folder)
     few = asked.localize_embeddings(
         Embeddings(town()[1], np.full(20, 50, np.float32)), [str(i) for i in range(20)], 1
@@ -198,10 +198,10 @@ def test_single_queries_of_a_map_are_looked_up(made: PlaceMap, monkeypatch) -> N
     made.compact("pq")
     made.remove(["0003.jpg", "0500.jpg"])
     queries = town()[1]
-    many = made.gatherer.search.search(queries, 6)
+    many = made.references.engine.search(queries, 6)
     monkeypatch.setattr(codes.Codebook, "decode", None)  # it is not asked for
     for i, query in enumerate(queries):
-        one = made.gatherer.search.search(query[None], 6)
+        one = made.references.engine.search(query[None], 6)
         np.testing.assert_array_equal(one.indices[0], many.indices[i])
         np.testing.assert_allclose(one.similarities[0], many.similarities[i], atol=1e-6)
 

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 
+from kappaplace.calibration.examples import Examples, Terms
 from kappaplace.data.images import Preprocessing
 from kappaplace.data.place_images import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import PlaceMap
-from kappaplace.maps.calibrate import Examples, Terms, calibrate_map, no_longer_compared
+from kappaplace.maps.calibrate import calibrate_map, no_longer_compared
 from kappaplace.maps.label_calibrate import calibrate_on_labels
 from kappaplace.maps.label_file import NO, YES, Sheet, read_labels, write_labels
 from kappaplace.maps.label_pairs import open_sheet
@@ -23,8 +24,7 @@ from kappaplace.maps.label_sample import Sample
 from kappaplace.maps.localize import verified_by
 from kappaplace.maps.self_calibrate import self_calibrate_map
 from kappaplace.models.place_model import PlaceModel
-from kappaplace.uncertainty.patch_matching import patch_agreement
-from kappaplace.uncertainty.patches import AGREEMENT
+from kappaplace.retrieval.patches import patch_agreement
 
 
 @pytest.fixture(scope="module")
@@ -159,10 +159,10 @@ def test_a_map_compares_cells_of_its_own_damaged_images(shown, queries, monkeypa
     assert made.pair_scores[-1] == "patches"
     store = shown.store
     for evidence, right, outside, asked in seen:
-        agreement = evidence.memo[AGREEMENT][:, :6]
+        agreement = evidence.agreement[:, :6]
         assert (np.diff(agreement, axis=1) <= 0).all()
         assert (np.diff(evidence.matches.similarities[:, :6], axis=1) > 0).any()  # no longer by similarity
-        found = store.positions[evidence.references[evidence.matches.indices]]
+        found = store.positions[evidence.matches.indices]
         near = np.hypot(*(found - store.positions[asked][:, None]).transpose(2, 0, 1)) <= 25
         np.testing.assert_array_equal(right, near & ~outside[:, None])
     answer = shown.localize(queries[0])

@@ -65,8 +65,8 @@ def test_the_shipped_folder_is_whole_and_light() -> None:
 
 
 def test_the_shipped_calibration_belongs_to_the_shipped_model() -> None:
+    from kappaplace.calibration.judge import PATCH_SIGNALS, QUERY_SIGNALS
     from kappaplace.maps.borrowed import calibration_with
-    from kappaplace.maps.signals import PATCH_SIGNALS, QUERY_SIGNALS
     from kappaplace.models.encoder import model_fingerprint
 
     model = load_model()

@@ -13,9 +13,9 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
+from kappaplace.calibration.examples import Terms
 from kappaplace.data.images import Preprocessing
 from kappaplace.maps import PlaceMap
-from kappaplace.maps.calibrate import Terms
 from kappaplace.maps.self_calibrate import self_calibrate_map
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.serve.app import create_app

@@ -9,6 +9,7 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import PlaceMap
 from kappaplace.maps.exchange import import_map
 from kappaplace.models.place_model import PlaceModel
+from kappaplace.retrieval.references import Queries
 from kappaplace.slam.growing_map import FIRST, GrowingMap
 from kappaplace.types import Embeddings
 
@@ -31,7 +32,7 @@ def test_it_grows_and_finds_what_is_most_similar() -> None:
     assert np.array_equal(grown.descriptors, vectors)
     assert grown.kappa[-1] == 100.0 + FIRST * 2 + 4
     first = 300
-    evidence = grown.evidence(Embeddings(vectors[400:401], np.array([5.0])), first, 3)
+    evidence = grown.evidence(Queries(Embeddings(vectors[400:401], np.array([5.0]))), first, 3)
     order = np.argsort(-(vectors[:first] @ vectors[400]))[:3]
     assert evidence.matches.indices[0].tolist() == order.tolist()
 

@@ -18,6 +18,7 @@ from kappaplace.training.validation import ValidationSet, Validator
 from kappaplace.types import Embeddings, Matches
 from kappaplace.uncertainty.base import Evidence
 from tests.training.tiny import City
+from tests.uncertainty.helpers import evidence_of
 
 CPU = torch.device("cpu")
 
@@ -30,7 +31,8 @@ def made_up(**spread: np.ndarray) -> Evidence:
     """Four queries of which the first two are right at the first place, the third at the second."""
     matches = Matches(np.array([[0, 1], [1, 2], [0, 2], [0, 1]]), np.full((4, 2), 0.5, np.float32))
     query = Embeddings(np.eye(4, dtype=np.float32), **spread)
-    return Evidence(matches, query, Embeddings(np.eye(3, 4, dtype=np.float32), kappa=np.ones(3, np.float32)))
+    reference = Embeddings(np.eye(3, 4, dtype=np.float32), kappa=np.ones(3, np.float32))
+    return evidence_of(matches, query, reference)
 
 
 POSITIVES = Positives.from_lists([[0], [1], [2], [2]], references=3)
@@ -58,7 +60,7 @@ def test_binning_is_as_asked_for() -> None:
     """One outlier: clamping to percentiles and zooming bin the rest differently."""
     spread = np.concatenate([np.linspace(0.1, 0.2, 199), [50.0]]).astype(np.float32)
     matches = Matches(np.arange(200)[:, None] % 3, np.ones((200, 1), np.float32))
-    evidence = Evidence(matches, Embeddings(np.ones((200, 2), np.float32), variance=spread))
+    evidence = evidence_of(matches, Embeddings(np.ones((200, 2), np.float32), variance=spread))
     positives = Positives.from_lists([[0]] * 200, references=3)
     data = ValidationSet(torch.zeros(203, 3, 8, 8), np.arange(200), np.arange(200, 203), positives)
     clamp, zoom = (Validator(data, binning=name).measure(evidence)["ECE@1"] for name in ("clamp", "zoom"))

@@ -15,7 +15,7 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.metrics import auroc
 from kappaplace.uncertainty.fused import CLIP, Combination, features_of, fit_combination, fused
 from kappaplace.uncertainty.registry import SCORES, available, score_named
-from tests.uncertainty.helpers import world
+from tests.uncertainty.helpers import changed, world
 
 
 def sample(seed: int = 0, n: int = 400) -> tuple[np.ndarray, np.ndarray]:
@@ -176,7 +176,7 @@ def test_it_is_a_score_like_any_other() -> None:
     np.testing.assert_allclose(uncertainty, 1 - combination.probability(columns))
     assert ((uncertainty >= 0) & (uncertainty <= 1)).all()
     assert score.needs_kappa
-    usable, left_out = available([score], replace(test, query=test.query._replace(kappa=None)))
+    usable, left_out = available([score], changed(test, query=test.queries.embeddings._replace(kappa=None)))
     assert usable == []
     assert "kappa head" in left_out["fused"]
 

@@ -15,6 +15,7 @@ from kappaplace.uncertainty.base import Evidence
 from kappaplace.uncertainty.geometric import geometric
 from kappaplace.uncertainty.local_features import Verification, count_inliers, extract
 from kappaplace.uncertainty.registry import score_named
+from tests.uncertainty.helpers import evidence_of
 
 pytest.importorskip("cv2")
 SETTINGS = Verification()
@@ -39,7 +40,7 @@ def moved(picture: Image.Image) -> Image.Image:
 
 def evidence(indices: list[list[int]], queries: list, references: list) -> Evidence:
     rows = np.array(indices)
-    return Evidence(
+    return evidence_of(
         Matches(rows, np.zeros(rows.shape, np.float32)), query_images=queries, reference_images=references
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,19 +16,19 @@ from kappaplace.types import Embeddings, Matches
 from kappaplace.uncertainty.base import Evidence
 from kappaplace.uncertainty.registry import score_named
 from kappaplace.uncertainty.z_score import z_score
-from tests.uncertainty.helpers import world
+from tests.uncertainty.helpers import changed, evidence_of, world
 
 MARGIN, ALIASING = score_named("margin"), score_named("aliasing")
 
 
 def same_place(e: Evidence, a: int, b: int, radius: float) -> bool:
-    return a == b or np.hypot(*(e.reference_positions[a] - e.reference_positions[b])) <= radius
+    return a == b or np.hypot(*(e.references.positions[a] - e.references.positions[b])) <= radius
 
 
 def within(e: Evidence, radius: float):
     return lambda a, b: (
         np.equal(a, b)
-        | (np.linalg.norm(e.reference_positions[a] - e.reference_positions[b], axis=-1) <= radius)
+        | (np.linalg.norm(e.references.positions[a] - e.references.positions[b], axis=-1) <= radius)
     )
 
 
@@ -37,11 +36,11 @@ def within(e: Evidence, radius: float):
 @given(seed=st.integers(0, 9999), k=st.integers(1, 9), radius=st.sampled_from([0.0, 20.0, 50.0, 90.0, 1e9]))
 def test_margin_and_aliasing_equal_a_full_sort(seed: int, k: int, radius: float) -> None:
     e = world(seed, k=k)
-    e = replace(e, near=within(e, radius))
-    matrix = (e.query.descriptor @ e.reference.descriptor.T).astype(float)
-    own = (e.reference.descriptor @ e.reference.descriptor.T).astype(float)
+    e = changed(e, near=within(e, radius))
+    matrix = (e.queries.embeddings.descriptor @ e.references.embeddings.descriptor.T).astype(float)
+    own = (e.references.embeddings.descriptor @ e.references.embeddings.descriptor.T).astype(float)
     margin, aliasing = MARGIN.query(e), ALIASING.query(e)
-    from_matrix = MARGIN.query(replace(e, query=None, similarity_matrix=matrix))
+    from_matrix = MARGIN.query(changed(e, query=None, similarity_matrix=matrix))
     for row, top in enumerate(e.matches.indices[:, 0]):
         outside = [r for r in range(9) if not same_place(e, r, top, radius)]
         best = max((matrix[row, r] for r in outside), default=-1.0)
@@ -56,14 +55,14 @@ def test_margin_and_aliasing_equal_a_full_sort(seed: int, k: int, radius: float)
 def test_positions_alone_mean_25_metres() -> None:
     e = world()
     for score in (MARGIN, ALIASING):
-        np.testing.assert_array_equal(score.query(e), score.query(replace(e, near=within(e, 25.0))))
+        np.testing.assert_array_equal(score.query(e), score.query(changed(e, near=within(e, 25.0))))
 
 
 def test_25_metres_are_still_one_place() -> None:
     indices, similarities = np.array([[0, 1, 2]]), np.array([[0.9, 0.8, 0.5]])
     for step, outside in ((25.0, 0.5), (25.1, 0.8)):  # the second reference is inside, or just not
         positions = np.array([[100.0, 7.0], [100.0 + 0.6 * step, 7.0 - 0.8 * step], [1e3, 1e3]])
-        e = Evidence(Matches(indices, similarities), reference_positions=positions)
+        e = evidence_of(Matches(indices, similarities), reference_positions=positions)
         assert MARGIN.query(e)[0] == pytest.approx(outside - 0.9)
 
 
@@ -71,10 +70,10 @@ def test_25_metres_are_still_one_place() -> None:
 def test_a_table_brings_its_own_neighbourhood(text: str) -> None:
     e = world(k=2)
     table = PlaceImages.create(
-        [f"{i}.jpg" for i in range(9)], e.reference_positions, neighbourhood=Neighbourhood.parse(text)
+        [f"{i}.jpg" for i in range(9)], e.references.positions, neighbourhood=Neighbourhood.parse(text)
     )
-    e = replace(e, near=table.is_near)
-    matrix = e.query.descriptor @ e.reference.descriptor.T
+    e = changed(e, near=table.is_near)
+    matrix = e.queries.embeddings.descriptor @ e.references.embeddings.descriptor.T
     margin = MARGIN.query(e)
     for row, top in enumerate(e.matches.indices[:, 0]):
         far = np.setdiff1d(np.arange(9), table.near(top))
@@ -83,21 +82,21 @@ def test_a_table_brings_its_own_neighbourhood(text: str) -> None:
 
 def test_the_list_is_enough_where_it_reaches_outside() -> None:
     listed = Matches(np.array([[0, 1, 2], [2, 1, 0]]), np.array([[0.9, 0.8, 0.5], [0.7, 0.6, 0.1]]))
-    e = Evidence(listed, near=lambda a, b: np.abs(np.subtract(a, b)) <= 1)
+    e = evidence_of(listed, near=lambda a, b: np.abs(np.subtract(a, b)) <= 1)
     np.testing.assert_allclose(MARGIN.query(e), [-0.4, -0.6])
-    short = Evidence(Matches(listed.indices[:, :2], listed.similarities[:, :2]), near=e.near)
+    short = evidence_of(Matches(listed.indices[:, :2], listed.similarities[:, :2]), near=e.references.near)
     with pytest.raises(KappaPlaceError, match="All matches of 2 queries lie in the place of the top one"):
         MARGIN.query(short)
 
 
 def test_only_queries_without_a_match_outside_are_searched_again(monkeypatch: pytest.MonkeyPatch) -> None:
     e = world(k=9)
-    e = replace(e, near=lambda a, b: np.equal(a, b))
+    e = changed(e, near=lambda a, b: np.equal(a, b))
 
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("searched")
 
-    monkeypatch.setattr("kappaplace.uncertainty.evidence.best_outside", fail)
+    monkeypatch.setattr("kappaplace.retrieval.references.best_outside", fail)
     assert MARGIN.query(e).shape == (6,)
     with pytest.raises(AssertionError, match="searched"):
         ALIASING.query(e)
@@ -112,7 +111,7 @@ def test_searches_are_shared() -> None:
 def test_twins_in_another_place_leave_no_margin() -> None:
     z = np.eye(4, dtype=np.float32)[[0, 0, 1]]
     positions = np.array([[0.0, 0.0], [1000.0, 0.0], [2000.0, 0.0]])
-    e = Evidence(
+    e = evidence_of(
         Matches(np.array([[0, 1]]), np.ones((1, 2), np.float32)),
         Embeddings(z[:1]),
         Embeddings(z),
@@ -125,9 +124,9 @@ def test_twins_in_another_place_leave_no_margin() -> None:
 @pytest.mark.parametrize("source", ["descriptors", "matrix"])
 def test_z_score_counts_deviations_above_the_map(source: str) -> None:
     e = world(references=20)
-    matrix = e.query.descriptor @ e.reference.descriptor.T
+    matrix = e.queries.embeddings.descriptor @ e.references.embeddings.descriptor.T
     if source == "matrix":
-        e = Evidence(e.matches, similarity_matrix=matrix)
+        e = evidence_of(e.matches, similarity_matrix=matrix)
     ours = score_named("z-score").query(e)
     for row in range(6):
         values = matrix[row].astype(float).tolist()
@@ -141,16 +140,18 @@ def test_z_score_of_a_sample_is_fixed_and_near_that_of_all() -> None:
     sampled = z_score(2000)
     np.testing.assert_array_equal(sampled.query(e), sampled.query(e))
     np.testing.assert_allclose(sampled.query(e), z_score(None).query(e), rtol=0.1)
-    matrix = Evidence(e.matches, similarity_matrix=e.query.descriptor @ e.reference.descriptor.T)
+    matrix = evidence_of(
+        e.matches, similarity_matrix=e.queries.embeddings.descriptor @ e.references.embeddings.descriptor.T
+    )
     np.testing.assert_allclose(sampled.query(e), sampled.query(matrix), rtol=1e-5)
 
 
 def test_z_score_where_all_references_are_alike() -> None:
     matches = Matches(np.zeros((1, 1), int), np.full((1, 1), 0.3, np.float32))
     assert score_named("z-score").query(
-        Evidence(matches, similarity_matrix=np.full((1, 7), 0.3, np.float32))
+        evidence_of(matches, similarity_matrix=np.full((1, 7), 0.3, np.float32))
     ).tolist() == [0.0]
-    one = Evidence(matches, similarity_matrix=np.full((1, 1), 0.3, np.float32))
+    one = evidence_of(matches, similarity_matrix=np.full((1, 1), 0.3, np.float32))
     assert score_named("z-score").query(one).tolist() == [0.0]
     with pytest.raises(KappaPlaceError, match="two references or more"):
         z_score(1)
@@ -158,7 +159,7 @@ def test_z_score_where_all_references_are_alike() -> None:
 
 def test_z_score_takes_the_sample_of_its_seed() -> None:
     e = world(references=30)
-    matrix = (e.query.descriptor @ e.reference.descriptor.T).astype(float)
+    matrix = (e.queries.embeddings.descriptor @ e.references.embeddings.descriptor.T).astype(float)
     for sample, seed in ((2, 0), (7, 0), (7, 3), (29, 1)):
         drawn = np.random.default_rng(seed).choice(30, sample, replace=False, shuffle=False)
         values = matrix[:, drawn]
@@ -172,7 +173,7 @@ def test_z_score_takes_the_sample_of_its_seed() -> None:
 @pytest.mark.parametrize(("step", "told_apart"), [(1e-5, True), (4e-7, True), (3e-8, False)])
 def test_z_score_of_small_differences_and_of_rounding(step: float, told_apart: bool) -> None:
     values = (0.3 + step * np.arange(9.0)[::-1]).astype(np.float32)
-    e = Evidence(Matches(np.zeros((1, 1), int), values[:1][None]), similarity_matrix=values[None])
+    e = evidence_of(Matches(np.zeros((1, 1), int), values[:1][None]), similarity_matrix=values[None])
     wide = values.astype(float)
     expected = (wide[0] - wide.mean()) / wide.std() if told_apart else 0.0
     assert score_named("z-score").query(e)[0] == pytest.approx(-expected, rel=0.01)

@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kappaplace.errors import KappaPlaceError
+from kappaplace.retrieval.patches import patch_agreement
 from kappaplace.types import Matches
 from kappaplace.uncertainty.base import Evidence
-from kappaplace.uncertainty.patch_matching import patch_agreement
 from kappaplace.uncertainty.patches import PATCH_MARGIN, PATCHES
+from tests.uncertainty.helpers import evidence_of
 
 
 def by_hand(a: np.ndarray, b: np.ndarray, tolerance: int) -> float:
@@ -75,7 +76,7 @@ def evidence(maps: dict[str, torch.Tensor], **changes: Any) -> Evidence:
         "near": lambda a, b: np.array([0, 0, 1])[a] == np.array([0, 0, 1])[b],
         "patch_maps": make,
     }
-    return Evidence(Matches(indices, np.array([[0.9, 0.8, 0.7]] * 2)), **(given | changes))
+    return evidence_of(Matches(indices, np.array([[0.9, 0.8, 0.7]] * 2)), **(given | changes))
 
 
 @pytest.fixture
@@ -121,7 +122,7 @@ def crowd(queries: int = 20, references: int = 14, k: int = 12) -> tuple[Evidenc
         asked.append(len(images))
         return made[list(images)]
 
-    e = Evidence(
+    e = evidence_of(
         Matches(indices, np.zeros((queries, k))),
         query_images=list(range(queries)),
         reference_images=list(range(queries, queries + references)),
@@ -145,12 +146,12 @@ def test_many_queries_are_compared_in_blocks_and_once() -> None:
 
 def test_a_short_list_is_compared_once() -> None:
     e, asked, wanted = crowd(k=11)
-    short = Evidence(
+    short = evidence_of(
         Matches(e.matches.indices[:, :3], e.matches.similarities[:, :3]),
-        query_images=e.query_images,
-        reference_images=e.reference_images,
-        near=e.near,
-        patch_maps=e.patch_maps,
+        query_images=e.queries.images,
+        reference_images=e.references.paths,
+        near=e.references.near,
+        patch_maps=e.queries.patch_maps,
     )
     np.testing.assert_allclose(PATCHES.query(short), 1 - wanted[:, 0], atol=1e-6)
     maps = sum(asked)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.types import Embeddings, Matches
 from kappaplace.uncertainty.base import Evidence
 from kappaplace.uncertainty.registry import SCORES, available, score_named
-from tests.uncertainty.helpers import world
+from tests.uncertainty.helpers import changed, evidence_of, world
 
 FROM_THE_LIST = ["l2", "cosine", "pa", "tld-distribution", "tld-ratio-spread", "tld-statistical"]
 
@@ -41,7 +40,7 @@ def test_every_score_has_one_number_a_query_and_says_what_it_needs(score) -> Non
         pairs = score.match(e)
         assert pairs.shape == (6, 4)
         np.testing.assert_array_equal(pairs[:, 0], score.query(e))
-    bare = Evidence(e.matches)
+    bare = evidence_of(e.matches)
     if score.name in FROM_THE_LIST:
         assert score.reason(bare) is None
         assert np.isfinite(score.query(bare)).all()
@@ -60,7 +59,7 @@ def test_all_is_available_where_all_is_given() -> None:
 
 def test_what_is_missing_is_left_out_with_a_reason() -> None:
     e = full()
-    usable, left_out = available(SCORES.values(), Evidence(e.matches))
+    usable, left_out = available(SCORES.values(), evidence_of(e.matches))
     assert [score.name for score in usable] == FROM_THE_LIST
     assert list(left_out) == [name for name in SCORES if name not in FROM_THE_LIST]
     assert "positions of the references" in left_out["sue"]
@@ -68,13 +67,13 @@ def test_what_is_missing_is_left_out_with_a_reason() -> None:
     assert "variance" in left_out["variance"]
     assert "which references show one place" in left_out["margin"]
     assert "images" in left_out["geometric"]
-    one = Evidence(Matches(e.matches.indices[:, :1], e.matches.similarities[:, :1]))
+    one = evidence_of(Matches(e.matches.indices[:, :1], e.matches.similarities[:, :1]))
     assert [score.name for score in available(SCORES.values(), one)[0]] == ["l2", "cosine"]
 
 
 def test_kappa_of_the_references_is_asked_for_too() -> None:
     e = world()
-    half = replace(e, reference=Embeddings(e.reference.descriptor))
+    half = changed(e, reference=Embeddings(e.references.embeddings.descriptor))
     assert "κ of the references" in score_named("kappaplace").reason(half)
     assert score_named("inverse-kappa").reason(half) is None
     assert [name for name, score in SCORES.items() if score.needs_kappa] == [
@@ -86,8 +85,8 @@ def test_kappa_of_the_references_is_asked_for_too() -> None:
 
 def test_a_similarity_matrix_gives_margin_and_z_score_but_not_aliasing() -> None:
     e = world()
-    matrix = e.query.descriptor @ e.reference.descriptor.T
-    bare = Evidence(e.matches, similarity_matrix=matrix, near=lambda a, b: np.equal(a, b))
+    matrix = e.queries.embeddings.descriptor @ e.references.embeddings.descriptor.T
+    bare = evidence_of(e.matches, similarity_matrix=matrix, near=lambda a, b: np.equal(a, b))
     usable, left_out = available([score_named(n) for n in ("margin", "aliasing", "z-score")], bare)
     assert [score.name for score in usable] == ["margin", "z-score"]
     assert "similarity matrix of queries and references does not hold" in left_out["aliasing"]
@@ -100,23 +99,27 @@ def test_without_opencv_geometric_verification_is_left_out(monkeypatch: pytest.M
 
 def test_an_unposed_match_leaves_sue_out() -> None:
     e = world()
-    positions = e.reference_positions.copy()
+    positions = e.references.positions.copy()
     positions[e.matches.indices[2, 1]] = np.nan
-    assert "without one" in score_named("sue").reason(replace(e, reference_positions=positions))
+    assert "without one" in score_named("sue").reason(changed(e, reference_positions=positions))
 
 
 @pytest.mark.parametrize("axis", [0, 1])
 def test_half_a_position_is_none(axis: int) -> None:
     e = world()
-    positions = e.reference_positions.copy()
+    positions = e.references.positions.copy()
     lost = e.matches.indices[2, 1]
     positions[lost, axis] = np.nan
     affected = sum(lost in row for row in e.matches.indices.tolist())
     with pytest.raises(KappaPlaceError, match=f"all retrieved references, {affected} queries have"):
-        _ = replace(e, reference_positions=positions).positions
+        _ = changed(e, reference_positions=positions).match_positions
     unseen = np.append(positions, [[np.nan, np.nan]], axis=0)
     unseen[lost] = 0.0
-    assert replace(e, reference_positions=unseen).positions.shape == (10, 2)  # never retrieved: no harm
+    assert changed(e, reference_positions=unseen).match_positions.shape == (
+        6,
+        4,
+        2,
+    )  # never retrieved: no harm
 
 
 def test_one_sided_scores_are_those_with_one_tail() -> None:
@@ -127,34 +130,34 @@ def test_one_sided_scores_are_those_with_one_tail() -> None:
 
 def test_evidence_needs_exactly_what_the_matches_speak_of() -> None:
     matches = Matches(np.array([[0, 4], [2, 1]]), np.zeros((2, 2)))
-    for what, name in (("reference_images", "reference images"), ("reference_positions", "positions")):
-        Evidence(matches, **{what: np.zeros((5, 2))})
-        Evidence(matches, **{what: np.zeros((6, 2))})
-        with pytest.raises(KappaPlaceError, match=f"There are 4 .*{name} but the matches speak of 5 or more"):
-            Evidence(matches, **{what: np.zeros((4, 2))})
-    Evidence(matches, query_images=["a", "b"])
+    for what in ("reference_images", "reference_positions"):
+        evidence_of(matches, **{what: np.zeros((5, 2))})
+        evidence_of(matches, **{what: np.zeros((6, 2))})
+        with pytest.raises(KappaPlaceError, match="4 references but the matches speak of 5 or more"):
+            evidence_of(matches, **{what: np.zeros((4, 2))})
+    evidence_of(matches, query_images=["a", "b"])
     for images in (["a"], ["a", "b", "c"]):
         with pytest.raises(KappaPlaceError, match="query images but the matches speak of 2;"):
-            Evidence(matches, query_images=images)
-    Evidence(matches, similarity_matrix=np.zeros((2, 5)))
+            evidence_of(matches, query_images=images)
+    evidence_of(matches, similarity_matrix=np.zeros((2, 5)))
     for shape in ((2, 4), (1, 5), (3, 5)):
         with pytest.raises(KappaPlaceError, match="references up to row 4;"):
-            Evidence(matches, similarity_matrix=np.zeros(shape))
+            evidence_of(matches, similarity_matrix=np.zeros(shape))
 
 
 def test_no_matches_speak_of_no_reference() -> None:
-    Evidence(Matches(np.zeros((0, 3), int), np.zeros((0, 3))), similarity_matrix=np.zeros((0, 0)))
+    evidence_of(Matches(np.zeros((0, 3), int), np.zeros((0, 3))), similarity_matrix=np.zeros((0, 0)))
 
 
 def test_the_length_of_descriptors_comes_from_either_side() -> None:
     z = np.zeros((2, 5), np.float32)
     matches = Matches(np.zeros((2, 1), int), np.zeros((2, 1)))
-    assert Evidence(matches, query=Embeddings(z)).dim == 5
-    assert Evidence(matches, query=Embeddings(None, np.ones(2)), reference=Embeddings(z)).dim == 5
+    assert evidence_of(matches, query=Embeddings(z)).dim == 5
+    assert evidence_of(matches, query=Embeddings(None, np.ones(2)), reference=Embeddings(z)).dim == 5
 
 
 def test_similarities_beyond_one_are_rounding_and_no_distance() -> None:
-    e = Evidence(Matches(np.array([[0, 1]]), np.array([[1.0 + 1e-6, 0.5]])))
+    e = evidence_of(Matches(np.array([[0, 1]]), np.array([[1.0 + 1e-6, 0.5]])))
     assert e.distances[0].tolist() == [0.0, 1.0]
 
 
@@ -162,16 +165,16 @@ def test_similarities_beyond_one_are_rounding_and_no_distance() -> None:
     ("wrong", "sentence"),
     [
         ({"reference_positions": np.zeros((9, 3))}, "are not R×2"),
-        ({"reference_positions": np.zeros((0, 2))}, "reference positions"),
+        ({"reference_positions": np.zeros((0, 2))}, "0 references but"),
         ({"query_images": ["a.jpg"]}, "query images"),
-        ({"reference_images": []}, "reference images"),
+        ({"reference_images": []}, "0 references but"),
         ({"similarity_matrix": np.zeros((5, 9))}, "does not fit"),
         ({"similarity_matrix": np.zeros((6, 1))}, "does not fit"),
     ],
 )
 def test_evidence_that_does_not_fit_the_matches_is_refused(wrong: dict, sentence: str) -> None:
     with pytest.raises(KappaPlaceError, match=sentence):
-        replace(world(), **wrong)
+        changed(world(), **wrong)
 
 
 def test_unknown_score_names_the_known_ones() -> None:

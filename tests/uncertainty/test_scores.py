@@ -15,13 +15,13 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.types import Embeddings, Matches
 from kappaplace.uncertainty.base import Evidence
 from kappaplace.uncertainty.registry import score_named
-from tests.uncertainty.helpers import world
+from tests.uncertainty.helpers import evidence_of, world
 
 
 def listed(*similarities: list[float]) -> Evidence:
     """Matches with these similarities, and nothing else."""
     s = np.array(similarities, np.float32)
-    return Evidence(Matches(np.tile(np.arange(s.shape[1]), (len(s), 1)), s))
+    return evidence_of(Matches(np.tile(np.arange(s.shape[1]), (len(s), 1)), s))
 
 
 @settings(deadline=None, max_examples=25)
@@ -31,9 +31,9 @@ def test_kappaplace_is_the_inverse_resultant(seed: int) -> None:
     ours = score_named("kappaplace").match(e)
     for i, row in enumerate(e.matches.indices):
         for j, r in enumerate(row):
-            resultant = float(e.query.kappa[i]) * e.query.descriptor[i].astype(float) + float(
-                e.reference.kappa[r]
-            ) * e.reference.descriptor[r].astype(float)
+            resultant = float(e.queries.embeddings.kappa[i]) * e.queries.embeddings.descriptor[i].astype(
+                float
+            ) + float(e.references.embeddings.kappa[r]) * e.references.embeddings.descriptor[r].astype(float)
             assert ours[i, j] == pytest.approx(1 / np.linalg.norm(resultant), rel=1e-4)
     np.testing.assert_array_equal(score_named("kappaplace").query(e), ours[:, 0])
 
@@ -41,7 +41,7 @@ def test_kappaplace_is_the_inverse_resultant(seed: int) -> None:
 def test_more_evidence_means_less_uncertainty_at_equal_similarity() -> None:
     matches = Matches(np.array([[0], [1]]), np.full((2, 1), 0.8, np.float32))
     z = np.eye(2, dtype=np.float32)
-    e = Evidence(matches, Embeddings(z, np.array([5.0, 50.0])), Embeddings(z, np.array([5.0, 50.0])))
+    e = evidence_of(matches, Embeddings(z, np.array([5.0, 50.0])), Embeddings(z, np.array([5.0, 50.0])))
     unsure, sure = score_named("kappaplace").query(e)
     assert sure < unsure / 9
 
@@ -51,7 +51,7 @@ def test_l2_is_the_distance_and_cosine_half_its_square() -> None:
     l2, cosine = (score_named(name).match(e) for name in ("l2", "cosine"))
     for i, row in enumerate(e.matches.indices):
         for j, r in enumerate(row):
-            distance = math.dist(e.query.descriptor[i], e.reference.descriptor[r])
+            distance = math.dist(e.queries.embeddings.descriptor[i], e.references.embeddings.descriptor[r])
             assert l2[i, j] == pytest.approx(distance, abs=1e-6)
             assert cosine[i, j] == pytest.approx(distance**2 / 2, abs=1e-6)
     np.testing.assert_array_equal(score_named("cosine").query(e), cosine[:, 0])
@@ -67,13 +67,15 @@ def test_pa_is_the_ratio_of_two_distances_and_one_where_both_vanish() -> None:
 
 
 def test_inverse_kappa_is_floored_at_one() -> None:
-    e = Evidence(Matches(np.zeros((2, 1), int), np.ones((2, 1))), Embeddings(None, np.array([0.2, 4.0])))
+    e = evidence_of(Matches(np.zeros((2, 1), int), np.ones((2, 1))), Embeddings(None, np.array([0.2, 4.0])))
     assert score_named("inverse-kappa").query(e).tolist() == [1.0, 0.25]
 
 
 def test_variance_is_what_the_model_says() -> None:
     e = world()
-    np.testing.assert_array_equal(score_named("variance").query(e), e.query.variance.astype(np.float64))
+    np.testing.assert_array_equal(
+        score_named("variance").query(e), e.queries.embeddings.variance.astype(np.float64)
+    )
 
 
 def overlap_on_the_sphere(dim: int, kappas: tuple[float, float], angle: float) -> float:
@@ -104,7 +106,7 @@ def overlap_on_the_sphere(dim: int, kappas: tuple[float, float], angle: float) -
 @pytest.mark.parametrize("angle", [0.0, 1.0, 3.0])
 def test_expected_likelihood_is_the_integral(dim: int, kappas: tuple[float, float], angle: float) -> None:
     z = np.zeros((1, dim))
-    e = Evidence(
+    e = evidence_of(
         Matches(np.array([[0]]), np.array([[math.cos(angle)]])),
         Embeddings(z, np.array(kappas[:1])),
         Embeddings(z, np.array(kappas[1:])),
@@ -126,7 +128,7 @@ def test_expected_likelihood_in_high_dimension() -> None:
     expected = log_c(mpmath.sqrt(a * a + b * b + 2 * a * b * cosine)) - log_c(a) - log_c(b)
     mpmath.mp.dps = 15
     z = np.zeros((1, d))
-    e = Evidence(
+    e = evidence_of(
         Matches(np.array([[0]]), np.array([[0.25]], np.float32)),
         Embeddings(z, np.array([700.0])),
         Embeddings(z, np.array([300.0])),

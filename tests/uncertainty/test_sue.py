@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import mpmath
 import numpy as np
@@ -16,7 +15,7 @@ from kappaplace.types import Matches
 from kappaplace.uncertainty.base import Evidence
 from kappaplace.uncertainty.registry import score_named
 from kappaplace.uncertainty.sue import sue
-from tests.uncertainty.helpers import world
+from tests.uncertainty.helpers import changed, evidence_of, world
 
 
 def by_hand(
@@ -26,7 +25,7 @@ def by_hand(
     for s, r in zip(e.matches.similarities[row][:k], e.matches.indices[row][:k], strict=True):
         d = mpmath.sqrt(max(2 - 2 * mpmath.mpf(float(s)), 0))
         weights.append(mpmath.exp(-slope * (d**2 if squared else d)))  # mpmath never underflows
-        places.append([mpmath.mpf(float(x)) for x in e.reference_positions[r]])
+        places.append([mpmath.mpf(float(x)) for x in e.references.positions[r]])
     total, variances = sum(weights), []
     for axis in (0, 1):
         mean = sum(w * p[axis] for w, p in zip(weights, places, strict=True)) / total
@@ -65,7 +64,7 @@ def test_equals_the_formula(
 
 def pair(similarities: list[float], positions: list[list[float]]) -> Evidence:
     s = np.array([similarities], np.float32)
-    return Evidence(Matches(np.arange(s.shape[1])[None], s), reference_positions=np.array(positions))
+    return evidence_of(Matches(np.arange(s.shape[1])[None], s), reference_positions=np.array(positions))
 
 
 def test_default_settings_are_the_papers() -> None:
@@ -96,7 +95,7 @@ def test_the_caps_differ_to_the_south_and_west_only() -> None:
     west = pair([0.5, 0.5, 0.5, 0.5], [[0, 0], [0, 0], [0, 0], [-4000, 0]])  # deviations +1000, −3000
     assert sue().query(west)[0] == pytest.approx(500**2 / 2)
     assert sue(cap="one-sided").query(west)[0] == pytest.approx((0.75 * 500**2 + 0.25 * 3000**2) / 2)
-    east = replace(west, reference_positions=-west.reference_positions)
+    east = changed(west, reference_positions=-west.references.positions)
     assert sue().query(east)[0] == pytest.approx(500**2 / 2)
     assert sue(cap="one-sided").query(east)[0] == pytest.approx((0.25 * 500**2 + 0.75 * 1000**2) / 2)
 
@@ -107,7 +106,7 @@ def test_one_match_has_no_spread() -> None:
 
 
 def test_without_poses_it_is_left_out() -> None:
-    reason = score_named("sue").reason(replace(world(), reference_positions=None))
+    reason = score_named("sue").reason(changed(world(), reference_positions=None))
     assert "positions of the references" in reason
 
 

@@ -57,8 +57,9 @@ def calibrate(
             "Calibrate on labelled queries (--queries TABLE), on labels of matches (--labels FILE) or "
             "without any (--self): one of them."
         )
+    from kappaplace.calibration.examples import Terms
     from kappaplace.maps import PlaceMap
-    from kappaplace.maps.calibrate import Terms, calibrate_map, no_longer_compared
+    from kappaplace.maps.calibrate import calibrate_map, no_longer_compared
     from kappaplace.maps.label_calibrate import calibrate_on_labels
     from kappaplace.maps.self_calibrate import self_calibrate_map, sparse_note
     from kappaplace.maps.sources import as_table

@@ -79,7 +79,7 @@ def localize(
         for answer in answers:
             typer.echo(json.dumps(answer.to_dict()))
     else:
-        _show(answers, opened.gatherer.search.why)
+        _show(answers, opened.references.engine.why)
 
 
 def _files(images: list[Path]) -> list[str]:

@@ -47,7 +47,7 @@ def fit(
 
         kappaplace map fit town.map --views 6 --epochs 80 --report fit.html
     """
-    from kappaplace.maps.calibrate import Terms
+    from kappaplace.calibration.examples import Terms
     from kappaplace.maps.fit import FitOptions, estimate_fit
     from kappaplace.maps.fit_report import write_fit_report
     from kappaplace.maps.place_map import PlaceMap

@@ -13,7 +13,6 @@ from kappaplace.data.degrade import degrade
 from kappaplace.data.randomness import item_key, item_uniforms
 from kappaplace.evaluation.sources import Retrieved
 from kappaplace.models.loading import AnyModel
-from kappaplace.retrieval.exact import search
 
 KINDS = ("night", "fog", "blur", "occlusion")
 LEVELS = np.linspace(0.0, 1.0, 5)
@@ -62,9 +61,8 @@ def _scatter(model: AnyModel, retrieved: Retrieved, count: int) -> tuple[Any, An
         _damaged(model, retrieved, row, [int(u * len(KINDS))], np.array([level]))[0]
         for row, (u, level) in zip(rows.tolist(), draws, strict=True)
     ]
-    made, reference = model.embed(images, progress=False), retrieved.evidence.reference
-    assert reference is not None  # a table was embedded
-    best = search(made.descriptor, reference.descriptor, 1).indices
+    made = model.embed(images, progress=False)
+    best = retrieved.evidence.references.search(made.descriptor, 1).indices
     right = retrieved.positives.hits(best, rows)[:, 0]
     return draws[:, 1], np.asarray(made.kappa, np.float64), right
 
@@ -73,7 +71,7 @@ def _damaged(
     model: AnyModel, retrieved: Retrieved, row: int, kinds: list[int], levels: NDArray[np.float64]
 ) -> list[NDArray[np.uint8]]:
     """One query at several levels, H×W×3 each; one key, so that a higher level only does more."""
-    images: Any = retrieved.evidence.query_images
+    images: Any = retrieved.evidence.queries.images
     pixels = model.preprocessing.to_uint8(str(images[row])).float() / 255
     keys = item_key(7, np.full(len(levels), row), np.array(kinds))
     out = degrade(

@@ -134,7 +134,7 @@ def run_real(
         scores.append(_as_score(calibration))
     hits = retrieved.positives.hits(evidence.matches.indices)
     damage = None
-    if evidence.query is not None and evidence.query.kappa is not None:
+    if evidence.queries.embeddings is not None and evidence.queries.embeddings.kappa is not None:
         say("Damaging some queries in known ways to see what κ makes of it")
         damage = kappa_under_damage(model, retrieved)
     return RealResult(name, retrieved, evaluate(evidence, hits, scores), calibration, damage)

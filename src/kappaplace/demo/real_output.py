@@ -46,12 +46,12 @@ def gallery(result: RealResult) -> list[GalleryRow]:
     for title, percentile in GALLERY:
         query = int(order[round((len(order) - 1) * percentile / 100)])
         found = evidence.matches.indices[query, :GALLERY_MATCHES]
-        files = image_paths(evidence.reference_images, found)
+        files = list(map(str, evidence.references.images(found)))
         similarities = evidence.matches.similarities[query, :GALLERY_MATCHES]
         rows.append(
             GalleryRow(
                 f"{title} ({label})",
-                _pixels(image_paths(evidence.query_images, [query])[0]),
+                _pixels(image_paths(evidence.queries.images, [query])[0]),
                 _query_caption(result, query),
                 [_pixels(file) for file in files],
                 result.evaluation.hits[query, :GALLERY_MATCHES].tolist(),
@@ -117,7 +117,7 @@ def report(result: RealResult, pictures: dict[str, bytes]) -> str:
 
 
 def _query_caption(result: RealResult, query: int) -> str:
-    embedded, probability = result.evidence.query, ""
+    embedded, probability = result.evidence.queries.embeddings, ""
     if result.calibration is not None:
         probability = f", probability {1.0 - result.uncertainty[1][query]:.2f}"
     if embedded is None or embedded.kappa is None:

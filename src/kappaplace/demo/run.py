@@ -16,13 +16,14 @@ from kappaplace.data.synthetic_city import CityViews, Conditions, SyntheticCity
 from kappaplace.data.synthetic_city.conditions import harsh
 from kappaplace.evaluation import Evaluation, evaluate
 from kappaplace.models.place_model import PlaceModel
-from kappaplace.retrieval.exact import search
+from kappaplace.retrieval.references import ArrayReferences, Queries
+from kappaplace.retrieval.retrieve import retrieve
 from kappaplace.training.recipes import settings_for
 from kappaplace.training.run import train
 from kappaplace.training.settings import Settings
 from kappaplace.training.training_set import TrainingSet
 from kappaplace.types import Embeddings, Matches
-from kappaplace.uncertainty.base import Evidence, Scores
+from kappaplace.uncertainty.base import Scores
 from kappaplace.uncertainty.registry import score_named
 
 RADIUS = 25.0  # metres within which a reference is a positive
@@ -90,8 +91,8 @@ def run_demo(settings: DemoSettings | None = None, say: Say = lambda sentence: N
     query, reference = (
         inference.embed(part.render(settings.size), batch_size=128) for part in (queries, references)
     )
-    matches = search(query.descriptor, reference.descriptor, MATCHES)
-    evidence = Evidence(matches, query, reference, reference_positions=references.positions)
+    evidence = retrieve(Queries(query), ArrayReferences(reference, references.positions), MATCHES)
+    matches = evidence.matches
     positives = positives_within(queries.positions, references.positions, RADIUS)
     pairs = score_named("kappaplace").match
     assert pairs is not None

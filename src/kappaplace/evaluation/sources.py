@@ -16,9 +16,10 @@ from kappaplace.data.protocols import PROTOCOLS, check_protocol
 from kappaplace.errors import KappaPlaceError
 from kappaplace.evaluation.names import ImageNames
 from kappaplace.models.embedding.store import EmbeddingStore
-from kappaplace.retrieval.exact import search, search_matrix
+from kappaplace.retrieval.evidence import Evidence
+from kappaplace.retrieval.references import ArrayReferences, MatrixReferences, Queries
+from kappaplace.retrieval.retrieve import retrieve
 from kappaplace.types import Embeddings
-from kappaplace.uncertainty.base import Evidence
 
 ROWS = 1 << 16  # descriptors or similarities looked at together
 UNIT = 1e-3  # lengths this close to 1 are rounding, of half precision at worst
@@ -50,9 +51,10 @@ def from_table(table: PlaceImages, cache: EmbeddingStore, k: int = 10, name: str
     query = cache.embed(_names(table, table.query_rows))
     reference = cache.embed(_names(table, table.reference_rows))
     facts = {"preprocessing": cache.preprocessing.to_dict(), **_protocol_facts(table)}
-    found = _retrieved(query, reference, None, table, k, name, cache.device)
-    evidence = replace(found.evidence, patch_maps=cache.patch_maps)
-    return replace(found, evidence=evidence, facts=found.facts | facts)
+    context = _context(table, None) | {"patch_maps": cache.patch_maps, "device": cache.device or "cpu"}
+    queries = Queries(query, _images(table, "query"), cache.patch_maps)
+    found = _retrieved(queries, ArrayReferences(reference, **context), None, table, k, name)
+    return replace(found, facts=found.facts | facts)
 
 
 def from_descriptors(
@@ -72,31 +74,24 @@ def from_descriptors(
     """
     query = query._replace(descriptor=unit_length(query.descriptor, "queries"))
     reference = reference._replace(descriptor=unit_length(reference.descriptor, "references"))
-    return _retrieved(query, reference, positives, table, k, name, device, neighbourhood)
+    references = ArrayReferences(reference, device=device or "cpu", **_context(table, neighbourhood))
+    queries = Queries(query, _images(table, "query"))
+    return _retrieved(queries, references, positives, table, k, name, neighbourhood)
 
 
 def _retrieved(
-    query: Embeddings,
-    reference: Embeddings,
+    queries: Queries,
+    references: ArrayReferences,
     positives: Positives | None,
     table: PlaceImages | None,
     k: int,
     name: str,
-    device: str | None,
     neighbourhood: Neighbourhood | None = None,
 ) -> Retrieved:
-    known = _positives(positives, table, len(query.descriptor), len(reference.descriptor))
-    matches = search(query.descriptor, reference.descriptor, k, device=device or "cpu")
-    evidence = Evidence(matches, query, reference, device=device or "cpu", **_context(table, neighbourhood))
-    return Retrieved(
-        _name(name, table),
-        evidence,
-        known,
-        known.references,
-        table,
-        _near_of(table, neighbourhood),
-        _facts(table),
-    )
+    evidence = retrieve(queries, references, k)
+    known = _positives(positives, table, len(queries.vectors), len(references))
+    near = _near_of(table, neighbourhood)
+    return Retrieved(_name(name, table), evidence, known, known.references, table, near, _facts(table))
 
 
 def from_similarities(
@@ -109,19 +104,11 @@ def from_similarities(
     neighbourhood: Neighbourhood | None = None,
 ) -> Retrieved:
     """Retrieve from a matrix of cosines, N×R, without any model; the rest as in `from_descriptors`."""
-    matches = search_matrix(matrix, k)
+    references = MatrixReferences(count=np.shape(matrix)[-1], **_context(table, neighbourhood))
+    queries = Queries(images=_images(table, "query"), similarities=matrix)
+    found = _retrieved(queries, references, positives, table, k, name, neighbourhood)
     _check_cosines(matrix)
-    known = _positives(positives, table, *matrix.shape)
-    evidence = Evidence(matches, similarity_matrix=matrix, **_context(table, neighbourhood))
-    return Retrieved(
-        _name(name, table),
-        evidence,
-        known,
-        known.references,
-        table,
-        _near_of(table, neighbourhood),
-        _facts(table),
-    )
+    return found
 
 
 def unit_length(descriptors: NDArray[np.floating], whose: str) -> NDArray[np.floating]:
@@ -212,15 +199,20 @@ def _context(table: PlaceImages | None, stated: Neighbourhood | None) -> dict[st
     neighbourhood = _near_of(table, stated)
     if table is None:
         # The rows are the frames; "self" has the value 0.
-        return {} if neighbourhood is None else {"near": Near.frames(neighbourhood.value)}
+        return {} if neighbourhood is None else {"neighborhood": Near.frames(neighbourhood.value)}
     positions = table.positions[table.reference_rows]
     has_metres = table.neighbourhood.kind != "metres" or bool(np.isfinite(positions).all(axis=1).any())
     return {
-        "reference_positions": positions if bool(np.isfinite(positions).any()) else None,
-        "near": table.is_near if has_metres else None,
-        "query_images": _names(table, table.query_rows),
-        "reference_images": _names(table, table.reference_rows),
+        "positions": positions if bool(np.isfinite(positions).any()) else None,
+        "neighborhood": table.is_near if has_metres else None,
+        "paths": _images(table, "reference"),
     }
+
+
+def _images(table: PlaceImages | None, side: str) -> Sequence[str] | None:
+    if table is None:
+        return None
+    return _names(table, table.query_rows if side == "query" else table.reference_rows)
 
 
 def _names(table: PlaceImages, rows: NDArray[np.int64]) -> Sequence[str]:

@@ -46,7 +46,7 @@ from kappaplace.training.training_set import TrainingSet
 from kappaplace.training.views import Views
 
 if TYPE_CHECKING:
-    from kappaplace.maps.calibrate import Terms
+    from kappaplace.calibration.examples import Terms
     from kappaplace.maps.place_map import PlaceMap
 
 WORK = "fit"

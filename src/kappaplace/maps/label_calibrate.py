@@ -22,10 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.calibration.decision import DecisionRule
+from kappaplace.calibration.examples import Examples, Terms
 from kappaplace.calibration.model import Calibration
 from kappaplace.calibration.splits import split_queries
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps.calibrate import BLOCK, FEWEST, Examples, Terms, keep, look
+from kappaplace.maps.calibrate import BLOCK, FEWEST, collect_evidence, keep
 from kappaplace.maps.label_file import NO, YES, Row, Sheet, read_labels
 from kappaplace.maps.localize import how_compared
 from kappaplace.maps.place_map import PlaceMap
@@ -130,8 +131,8 @@ def _outcomes(place_map: PlaceMap, rows: tuple[Row, ...], paths: list[str], veri
     with track("Calibrating", len(rows)) as bar:
         for start in range(0, len(rows), BLOCK):
             part = slice(start, start + BLOCK)
-            evidence = look(place_map, paths[part], verify)
-            top = evidence.references[evidence.matches.indices[:, 0]]
+            evidence = collect_evidence(place_map, paths[part], verify)
+            top = evidence.top
             same[part] = top == shown[part]
             right[part] = same[part] & np.array([row.label == YES for row in rows[part]])
             examples.add(evidence, right[part, None], None)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from kappaplace.calibration.judge import PATCH_SIGNALS
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.label_file import Sheet, new_sheet, read_labels, sample_id, write_labels
 from kappaplace.maps.label_sample import Sample
 from kappaplace.maps.localize import how_compared, verified_by
 from kappaplace.maps.place_map import PlaceMap
-from kappaplace.maps.signals import PATCH_SIGNALS
 from kappaplace.maps.sources import is_same_image
 from kappaplace.reports.label_pictures import small_picture
 

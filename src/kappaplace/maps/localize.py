@@ -5,31 +5,33 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.calibration.checks import percent
+from kappaplace.calibration.examples import check_compared
+from kappaplace.calibration.judge import (
+    PATCH_SIGNALS,
+    QUERY_SIGNALS,
+    Judgement,
+    judge,
+    plain_score,
+    usable_signals,
+)
 from kappaplace.calibration.match_decision import decide_matches
 from kappaplace.calibration.model import Calibration
+from kappaplace.data.near import Circle
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.borrowed import borrowed_note
 from kappaplace.maps.localization import Localization, Match, fused_pose
-from kappaplace.maps.signals import (
-    PATCH_SIGNALS,
-    QUERY_SIGNALS,
-    Gatherer,
-    MapEvidence,
-    pair_features,
-    query_features,
-    usable_signals,
-)
-from kappaplace.retrieval import Circle
-from kappaplace.types import Embeddings, Matches
-from kappaplace.uncertainty.evidence import Scores
-from kappaplace.uncertainty.patches import AGREEMENT, COMPARED
+from kappaplace.maps.references import MapReferences
+from kappaplace.retrieval.evidence import Evidence
+from kappaplace.retrieval.patches import reordered
+from kappaplace.retrieval.references import Floats, Queries
+from kappaplace.retrieval.retrieve import DEEP, from_pool
 from kappaplace.uncertainty.registry import SCORES
 
 NOT_CALIBRATED = (
@@ -61,38 +63,9 @@ SAME_PLACE = 0.5
 """Below this probability of having been taken inside it, a query is said to be outside the map."""
 
 
-@dataclass(frozen=True, eq=False)
-class Judgement:
-    """What a calibration says of some queries; all None without one."""
-
-    uncertainty: Scores
-    probability: Scores | None = None
-    inside: Scores | None = None
-    decision: list[str] | None = None
-    pairs: Scores | None = None
-
-
-def judge(evidence: MapEvidence, calibration: Calibration | None, outside_rate: float | None) -> Judgement:
-    """Probabilities and decisions from the calibration, or the plain uncertainty without it."""
-    if calibration is None:
-        name = "kappaplace" if SCORES["kappaplace"].reason(evidence) is None else "cosine"
-        return Judgement(SCORES[name].query(evidence))
-    features = query_features(evidence, calibration.scores)
-    pairs = None
-    if calibration.pair_scores:
-        pairs = calibration.pair_probability(pair_features(evidence, calibration.pair_scores), outside_rate)
-    return Judgement(
-        calibration.uncertainty(features),
-        calibration.probability(features, outside_rate),
-        calibration.inside_probability(features, outside_rate),
-        None if calibration.rule is None else [decision.value for decision in calibration.decide(features)],
-        pairs,
-    )
-
-
 def locate(
-    gatherer: Gatherer,
-    embeddings: Embeddings,
+    references: MapReferences,
+    queries: Queries,
     names: Sequence[str],
     *,
     k: int,
@@ -103,7 +76,6 @@ def locate(
     outside_rate: float | None = None,
     notes: Sequence[str] = (),
     seconds: dict[str, float] | None = None,
-    images: Any = None,
     verify: int | None = None,
 ) -> list[Localization]:
     """The answers to some queries that are embedded already.
@@ -112,19 +84,19 @@ def locate(
     ``borrowed`` is a calibration on other places; it stands in where the map has none and its scores are at
     hand.
     """
-    judge_by = calibration or borrowed
+    judge_by, images = calibration or borrowed, queries.images
     count = _compared(verify, judge_by, images)
-    _check_request(gatherer, k, count, images, rerank, judge_by)
+    _check_request(references, k, count, images, rerank, judge_by)
     clock = _Clock(seconds, len(names))
-    deep = gatherer.matches(np.asarray(embeddings.descriptor, np.float32), k, near)
+    pool = references.search(queries.vectors, max(k, DEEP), near)
     clock.lap("search")
     said = [*notes, *((PRIOR,) if near is not None and judge_by is not None else ())]
-    if not deep.indices.shape[1]:
-        return [_nothing(name, kappa, said) for name, kappa in zip(names, _kappas(embeddings), strict=True)]
-    agreement = None
+    if not pool.indices.shape[1]:
+        return [_nothing(name, kappa, said) for name, kappa in zip(names, _kappas(queries), strict=True)]
+    evidence = None
     if count:
         try:
-            deep, agreement = gatherer.verified(embeddings, deep, images, count)
+            evidence = from_pool(queries, references, pool, k, area=near, rerank=count)
             said.append(VERIFIED.format(count=count))
         except KappaPlaceError as error:
             if verify is not None or calibration is not None:
@@ -132,7 +104,7 @@ def locate(
             count = 0  # nobody asked for it: without the map's images there is no borrowed probability
             said.append(f"Matches were not compared cell by cell: {error}")
         clock.lap("verify")
-    evidence = gatherer.evidence(embeddings, deep, max(k, count), near, images=images, agreement=agreement)
+    evidence = evidence or from_pool(queries, references, pool, k, area=near)
     shown = (*QUERY_SIGNALS, *(PATCH_SIGNALS if count else ()))
     signals = {name: SCORES[name].query(evidence) for name in usable_signals(evidence, shown)}
     clock.lap("signals")
@@ -144,16 +116,16 @@ def locate(
     elif verified_by(calibration) != count:  # another order of matches, other signals: nothing is known of it
         said.append(_not_so_calibrated(calibration, count))
         calibration = None
-    judged = judge(evidence, calibration, outside_rate)
+    judged = judge(evidence, calibration, outside_rate=outside_rate)
     if rerank:
         if judged.pairs is None:
             raise KappaPlaceError(NO_RANKING)
         said.append(RERANKED)
-        evidence = _reranked(gatherer, evidence, judged.pairs, deep, near, images)
-        judged = judge(evidence, calibration, outside_rate)
+        evidence = _reranked(evidence, judged.pairs)
+        judged = judge(evidence, calibration, outside_rate=outside_rate)
     said += _doubts(calibration, outside_rate)
     clock.lap("decide")
-    answers = _answers(gatherer, names, evidence, calibration, judged, signals, said)
+    answers = _answers(references, names, evidence, calibration, judged, signals, said)
     clock.lap("answer")
     by = "" if calibration is None else calibration.fingerprint
     return [
@@ -167,19 +139,13 @@ def _compared(verify: int | None, judge_by: Calibration | None, images: Any) -> 
     return verified_by(judge_by) if verify is None and images is not None else verify or 0
 
 
-def check_compared(count: int) -> None:
-    """Refuse a number of matches to compare that is none."""
-    if count < 0:
-        raise KappaPlaceError(f"A number of matches to compare cell by cell is 0 or more, not {count}.")
-
-
 def _check_request(
-    gatherer: Gatherer, k: int, compared: int, images: Any, rerank: bool, judge_by: Calibration | None
+    references: MapReferences, k: int, compared: int, images: Any, rerank: bool, judge_by: Calibration | None
 ) -> None:
     if k < 1:
         raise KappaPlaceError(f"At least one match must be asked for, not {k}.")
-    if not len(gatherer.store):
-        raise KappaPlaceError(f"The map {gatherer.store.folder} is empty; add images to it first.")
+    if not len(references.store):
+        raise KappaPlaceError(f"The map {references.store.folder} is empty; add images to it first.")
     check_compared(compared)
     if compared and images is None:
         raise KappaPlaceError(NO_IMAGES)
@@ -200,23 +166,23 @@ def _doubts(calibration: Calibration | None, outside_rate: float | None) -> list
 
 
 def _answers(
-    gatherer: Gatherer,
+    references: MapReferences,
     names: Sequence[str],
-    evidence: MapEvidence,
+    evidence: Evidence,
     calibration: Calibration | None,
     judged: Judgement,
-    signals: dict[str, Scores],
+    signals: dict[str, Floats],
     said: Sequence[str],
 ) -> list[Localization]:
-    radius = gatherer.store.manifest.radius
-    poses = gatherer.store.gather("poses", evidence.references[evidence.matches.indices])
+    radius = references.store.manifest.radius
+    poses = references.store.gather("poses", evidence.matches.indices)
     gap = _gaps(poses)
     decisions = _match_decisions(calibration, judged, gap > 2 * radius)
     pair = _pair_uncertainty(evidence)
     answers = []
     for row, name in enumerate(names):
         own = (poses[row], gap[row] <= radius, pair[row], None if decisions is None else decisions[row])
-        answers.append(_answer(gatherer, row, name, evidence, judged, *own, signals, said))
+        answers.append(_answer(references, row, name, evidence, judged, *own, signals, said))
     return answers
 
 
@@ -234,7 +200,7 @@ def _not_so_calibrated(calibration: Calibration, count: int) -> str:
     return NOT_SO_CALIBRATED.format(then=how_compared(verified_by(calibration)), now=how_compared(count))
 
 
-def _speaks_of(calibration: Calibration, evidence: MapEvidence, count: int) -> bool:
+def _speaks_of(calibration: Calibration, evidence: Evidence, count: int) -> bool:
     """Whether all scores of a calibration from elsewhere are at hand here: with one match some are not."""
     if verified_by(calibration) != count:
         return False
@@ -242,27 +208,18 @@ def _speaks_of(calibration: Calibration, evidence: MapEvidence, count: int) -> b
     return all(name in SCORES and SCORES[name].reason(evidence) is None for name in names)
 
 
-def _reranked(
-    gatherer: Gatherer, evidence: MapEvidence, pairs: Scores, deep: Matches, near: Circle | None, images: Any
-) -> MapEvidence:
-    """The same matches, the most probable first; equal ones stay in the order of similarity.
+def _reranked(evidence: Evidence, pairs: Floats) -> Evidence:
+    """Return the same matches, the most probable first; equal ones stay in the order of similarity.
 
     Another match may be the best one now, so the margin is that to the places other than its own.
     """
-    assert evidence.query is not None
     order = np.argsort(-pairs, axis=1, kind="stable")
-    count = order.shape[1]
-    indices, similarities = deep.indices.copy(), deep.similarities.copy()
-    indices[:, :count] = np.take_along_axis(deep.indices[:, :count], order, 1)
-    similarities[:, :count] = np.take_along_axis(deep.similarities[:, :count], order, 1)
-    known = evidence.memo.get(AGREEMENT)
-    agreement = None
-    if known is not None and known.shape == order.shape:
-        agreement = np.take_along_axis(known, order, 1)
-    again = Matches(indices, similarities)
-    made = gatherer.evidence(evidence.query, again, count, near, images=images, agreement=agreement)
-    made.memo[COMPARED] = evidence.memo.get(COMPARED, count)
-    return made
+    agreement = evidence.agreement
+    if agreement is not None and agreement.shape != order.shape:
+        agreement = evidence.match_agreement  # of all that are shown, since any of them may come first
+    if agreement is not None:
+        agreement = np.take_along_axis(agreement, order, 1)
+    return replace(evidence, matches=reordered(evidence.matches, order), agreement=agreement)
 
 
 def _gaps(poses: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -282,35 +239,33 @@ def _match_decisions(
     return decide_matches(calibration.rule, judged.decision, judged.probability, judged.pairs, apart)
 
 
-def _pair_uncertainty(evidence: MapEvidence) -> Scores:
-    name = "kappaplace" if SCORES["kappaplace"].reason(evidence) is None else "cosine"
-    match = SCORES[name].match
+def _pair_uncertainty(evidence: Evidence) -> Floats:
+    match = plain_score(evidence).match
     assert match is not None
     return match(evidence)
 
 
 def _answer(
-    gatherer: Gatherer,
+    references: MapReferences,
     row: int,
     name: str,
-    evidence: MapEvidence,
+    evidence: Evidence,
     judged: Judgement,
     poses: NDArray[np.float64],
     consistent: NDArray[np.bool_],
-    pair: Scores,
+    pair: Floats,
     decisions: NDArray[np.object_] | None,
-    signals: dict[str, Scores],
+    signals: dict[str, Floats],
     notes: Sequence[str],
 ) -> Localization:
-    store = gatherer.store
-    references = evidence.references[evidence.matches.indices[row]]
-    kappa = store.gather("kappa", references)
+    store, rows = references.store, evidence.matches.indices[row]
+    kappa = store.gather("kappa", rows)
     similarity = evidence.cosines[row]
     probability = None if judged.probability is None else float(judged.probability[row])
     decision = None if judged.decision is None else judged.decision[row]
     # Where only best matches were labelled, nothing is known of the others.
-    said: list[str | None] = [decision] + [None] * (len(references) - 1)
-    sure: list[float | None] = [probability] + [None] * (len(references) - 1)
+    said: list[str | None] = [decision] + [None] * (len(rows) - 1)
+    sure: list[float | None] = [probability] + [None] * (len(rows) - 1)
     if decisions is not None:
         said = [each.value for each in decisions]
     if judged.pairs is not None:
@@ -333,13 +288,12 @@ def _answer(
             reference=reference,
             image=store.image_path(reference),
         )
-        for rank, reference in enumerate(references.tolist())
+        for rank, reference in enumerate(rows.tolist())
     )
-    assert evidence.query is not None
     inside = None if judged.inside is None else float(judged.inside[row])
     return Localization(
         query=name,
-        kappa=_kappas(evidence.query)[row],
+        kappa=_kappas(evidence.queries)[row],
         uncertainty=float(judged.uncertainty[row]),
         probability=probability,
         inside=inside,
@@ -356,9 +310,10 @@ def _nothing(name: str, kappa: float, notes: Sequence[str]) -> Localization:
     return Localization(name, kappa, math.nan, None, None, None, None, None, (), {}, tuple(notes))
 
 
-def _kappas(embeddings: Embeddings) -> list[float]:
-    if embeddings.kappa is None:
-        return [math.nan] * len(embeddings.descriptor)
+def _kappas(queries: Queries) -> list[float]:
+    embeddings = queries.embeddings
+    if embeddings is None or embeddings.kappa is None:
+        return [math.nan] * len(queries.vectors)
     return [float(kappa) for kappa in embeddings.kappa]
 
 

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kappaplace.calibration.examples import DISTANCE
 from kappaplace.errors import KappaPlaceError
 
-DISTANCE = "cosine distance"
-"""The score `cosine` by a name that says which way is worse, for sentences that people read."""
 LINES = (".jsonl", ".ndjson", ".json")
 _AGAIN = "write it with `kappaplace localize --json`, or --csv, of this version"
 

@@ -20,14 +20,15 @@ from kappaplace.maps.info import map_info
 from kappaplace.maps.manifest import Manifest, read_manifest
 from kappaplace.maps.map_models import model_of, preprocessing_of
 from kappaplace.maps.notes import standing_notes
+from kappaplace.maps.references import MapReferences
 from kappaplace.maps.segments import StaleMap
-from kappaplace.maps.signals import Gatherer
 from kappaplace.maps.store import MapStore
 from kappaplace.models.embedding import embed_images, embed_patches
 from kappaplace.models.exported import ExportedModel
 from kappaplace.models.loading import AnyModel
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.retrieval import open_search
+from kappaplace.retrieval.references import Queries
 from kappaplace.types import Embeddings
 
 
@@ -46,7 +47,7 @@ class OpenMap:
         self.folder, self.given_model, self.device = folder, model, device
         self.engine, self.engine_options = engine, engine_options
         self._model: AnyModel | None = None
-        self._gatherer: Gatherer | None = None
+        self._references: MapReferences | None = None
         self._calibration: Calibration | None = None
         self._use(manifest)
 
@@ -80,12 +81,16 @@ class OpenMap:
         return borrowed_calibration(self.manifest)
 
     @property
-    def gatherer(self) -> Gatherer:
-        """Search and signals on this version of the map."""
-        if self._gatherer is None:
-            search = open_search(self._store.source(), self.engine, self.device, self.engine_options)
-            self._gatherer = Gatherer(self._store, search, self._patch_maps)
-        return self._gatherer
+    def references(self) -> MapReferences:
+        """What queries are compared with: this version of the map."""
+        if self._references is None:
+            engine = open_search(self._store.source(), self.engine, self.device, self.engine_options)
+            self._references = MapReferences(self._store, engine, self._patch_maps)
+        return self._references
+
+    def queries(self, embeddings: Embeddings, images: Sequence[Source] | None = None) -> Queries:
+        """Return queries that the map's model has embedded, with their images if patches are compared."""
+        return Queries(embeddings, images, None if images is None else self._patch_maps)
 
     def embed(self, sources: Sequence[Source], batch_size: int = 32) -> Embeddings:
         """Embed queries as the map's own images were."""
@@ -114,9 +119,9 @@ class OpenMap:
 
     def close(self) -> None:
         """Let go of the search engine, be it a connection; the next question opens it again."""
-        if self._gatherer is not None:
-            self._gatherer.search.close()
-            self._gatherer = None
+        if self._references is not None:
+            self._references.engine.close()
+            self._references = None
 
     def _another_model(self) -> KappaPlaceError:
         """What is told to whoever has embeddings of the model that the map had before."""

@@ -30,8 +30,8 @@ from kappaplace.models.loading import AnyModel
 from kappaplace.types import Embeddings
 
 if TYPE_CHECKING:
+    from kappaplace.calibration.examples import Terms
     from kappaplace.data.images import Preprocessing
-    from kappaplace.maps.calibrate import Terms
     from kappaplace.maps.fit import FitOptions, Fitted
 
 LOOKS = 5
@@ -237,12 +237,12 @@ class PlaceMap(OpenMap):
                 f"{self.manifest.model.dim} dimensions; embed them with the map's own model."
             )
         settings: dict[str, Any] = {"k": k, "near": circle_of(near), "rerank": rerank}
-        settings |= {"outside_rate": outside_rate, "verify": verify, "images": images}
+        settings |= {"outside_rate": outside_rate, "verify": verify}
         for left in reversed(range(LOOKS)):
             try:
                 return locate(
-                    self.gatherer,
-                    embeddings,
+                    self.references,
+                    self.queries(embeddings, images),
                     names,
                     calibration=self.calibration,
                     borrowed=self.borrowed,

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kappaplace.calibration.examples import Examples, Terms
 from kappaplace.calibration.labels import SelfQueries, burst_mask, self_queries
 from kappaplace.calibration.model import Calibration
 from kappaplace.data.augment import crop_resize, sample_crops
@@ -32,13 +33,15 @@ from kappaplace.data.images import Preprocessing, Source
 from kappaplace.data.near import Near
 from kappaplace.data.randomness import item_key, item_uniforms
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps.calibrate import MATCHES, Examples, Terms, keep
+from kappaplace.maps.calibrate import MATCHES, keep
 from kappaplace.maps.distinctiveness import draw
 from kappaplace.maps.map_models import preprocessing_of
 from kappaplace.maps.place_map import PlaceMap
-from kappaplace.maps.signals import MapEvidence, remember_agreement
 from kappaplace.maps.store import Indices, MapStore
 from kappaplace.progress import track
+from kappaplace.retrieval.evidence import Evidence
+from kappaplace.retrieval.references import LeaveOut
+from kappaplace.retrieval.retrieve import from_pool
 from kappaplace.types import Embeddings
 
 QUERIES = 1000
@@ -204,34 +207,15 @@ def _evidence(
     k: int,
     images: Sequence[Source],
     verify: int,
-) -> tuple[MapEvidence, NDArray[np.bool_]]:
-    """What `localize` would see in a map without the references that were taken out."""
-    gatherer, store, query = place_map.gatherer, place_map.store, made.take(asked.rows)
-    matches, right = asked.top(k)
+) -> tuple[Evidence, NDArray[np.bool_]]:
+    """Return what `localize` would see in a map without the references that were left out."""
     shown = [images[row] for row in asked.rows.tolist()] if verify else None
-    if shown is not None:
-        matches, agreement = gatherer.verified(query, matches, shown, verify)
-        right = np.take_along_axis(asked.positives, matches.indices, axis=1)
-    everyone = np.arange(len(store))
-    top = matches.indices[:, 0]
-    other_place = ~np.asarray(gatherer.near(top[:, None], everyone[None, :]))
-    there = np.isfinite(asked.similarities)
-    outside = np.where(other_place & there, asked.similarities, -np.inf).max(axis=1)
-    between = _similarities(store, Embeddings(store.descriptors[top]))
-    aliases = np.where(other_place & there, between, -np.inf).max(axis=1)
-    evidence = gatherer.of_matches(query, matches, outside, shown)
-    sample = asked.similarities[:, store.sample]
-    evidence = replace(evidence, own_aliases=aliases, sample_similarities=_filled(sample))
-    if shown is not None:
-        remember_agreement(evidence, agreement)
-    return evidence, right
-
-
-def _filled(sample: NDArray[Any]) -> NDArray[np.float32]:
-    """References taken out say nothing: the mean of the others stands in for them."""
-    there = np.isfinite(sample)
-    mean = np.where(there, sample, 0).sum(axis=1) / np.maximum(there.sum(axis=1), 1)
-    return np.where(there, sample, mean[:, None]).astype(np.float32)
+    queries = place_map.queries(made.take(asked.rows), shown)
+    queries = replace(queries, similarities=asked.similarities)
+    references = LeaveOut(place_map.references, asked.similarities)
+    pool, _ = asked.top(k)
+    evidence = from_pool(queries, references, pool, k, rerank=verify)
+    return evidence, np.take_along_axis(asked.positives, evidence.matches.indices, axis=1)
 
 
 def _blocks(rows: Indices, size: int) -> Iterator[Indices]:

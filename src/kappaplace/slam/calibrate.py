@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from kappaplace.calibration.judge import PATCH_SIGNALS
 from kappaplace.calibration.model import Calibration, fit_calibration
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps.signals import PATCH_SIGNALS
 from kappaplace.slam.cells import PatchMaps
 from kappaplace.slam.loop_closer import ClosingSettings, LoopCloser
 from kappaplace.slam.types import Closure, Frame

@@ -20,8 +20,8 @@ from kappaplace.models.embedding import embed_patches
 from kappaplace.models.exported import ExportedModel
 from kappaplace.models.loading import AnyModel
 from kappaplace.models.place_model import PlaceModel
-from kappaplace.uncertainty.evidence import Scores
-from kappaplace.uncertainty.patch_matching import patch_agreement
+from kappaplace.retrieval.patches import patch_agreement
+from kappaplace.retrieval.references import Floats as Scores
 
 if TYPE_CHECKING:
     from kappaplace.data.images import Source

@@ -8,18 +8,21 @@ an array that doubles when it is full, and the scores are those of `kappaplace.u
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kappaplace.data.images import Source
 from kappaplace.data.near import Near
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import replace_file
-from kappaplace.retrieval.exact import search
+from kappaplace.retrieval.evidence import Evidence
+from kappaplace.retrieval.references import ArrayReferences, Queries
+from kappaplace.retrieval.retrieve import retrieve
 from kappaplace.slam.poses import Poses, as_planar, positions
 from kappaplace.types import Embeddings
-from kappaplace.uncertainty.evidence import Evidence
 
 FIRST = 256
 """Rows that are set aside at first."""
@@ -104,13 +107,15 @@ class GrowingMap:
         self.names.append(name)
         self._count += 1
 
-    def evidence(self, query: Embeddings, first: int, k: int) -> Evidence:
-        """What is known of a query (1×d) against the first so many frames."""
-        found = search(query.descriptor, self.descriptors[:first], min(k, first))
+    def evidence(
+        self, query: Queries, first: int, k: int, images: Sequence[Source] | None = None
+    ) -> Evidence:
+        """What is known of a query (1×d) against the first so many frames; ``images`` are those of all."""
         kappa = self.kappa[:first] if self.has_kappa else None
-        return Evidence(
-            found, query=query, reference=Embeddings(self.descriptors[:first], kappa), near=self.near
+        references = ArrayReferences(
+            Embeddings(self.descriptors[:first], kappa), neighborhood=self.near, paths=images
         )
+        return retrieve(query, references, min(k, first))
 
     @property
     def near(self) -> Near:

@@ -24,10 +24,14 @@ import numpy as np
 
 from kappaplace import vmf
 from kappaplace.calibration.decision import Decision
+from kappaplace.calibration.judge import PATCH_SIGNALS
 from kappaplace.calibration.model import Calibration
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.localize import verified_by
-from kappaplace.maps.signals import PATCH_SIGNALS
+from kappaplace.retrieval.evidence import Evidence
+from kappaplace.retrieval.patches import reordered
+from kappaplace.retrieval.references import Floats as Scores
+from kappaplace.retrieval.references import Queries
 from kappaplace.slam.cells import CellCheck, Pair, PatchMaps
 from kappaplace.slam.consistency import Proposal, support
 from kappaplace.slam.geometry import GeometricCheck
@@ -46,10 +50,8 @@ from kappaplace.slam.poses import (
     wrap,
 )
 from kappaplace.slam.types import Closure, Frame
-from kappaplace.types import Embeddings, Matches
-from kappaplace.uncertainty.evidence import Evidence, Scores
+from kappaplace.types import Embeddings
 from kappaplace.uncertainty.fused import features_of
-from kappaplace.uncertainty.patches import AGREEMENT
 from kappaplace.uncertainty.registry import SCORES, score_named
 
 UNCALIBRATED, RISK, LONELY = "not calibrated", "probability", "consistency"
@@ -202,7 +204,11 @@ class LoopCloser:
         if first < self.settings.fewest:
             return None
         query = Embeddings(descriptor[None].astype(np.float32), None if kappa is None else np.array([kappa]))
-        evidence = self.map.evidence(query, first, max(2, self.verify))
+        queries, images = Queries(query), None
+        if self.verify and self.cells is not None:
+            images = self.cells.images
+            queries = Queries(query, images[number : number + 1], self.cells.patch_maps)
+        evidence = self.map.evidence(queries, first, max(2, self.verify), images)
         closure = self._judge(number, self._verified(number, evidence) if self.verify else evidence)
         self.closures.append(closure)
         self._last.append(Proposal(closure.query, closure.match))
@@ -227,18 +233,13 @@ class LoopCloser:
     def _verified(self, number: int, evidence: Evidence) -> Evidence:
         """The same matches by how many of their cells agree, as a map has them."""
         assert self.cells is not None  # made with ``verify``
-        indices, similarities = evidence.matches.indices, evidence.matches.similarities
-        found = self.cells.agreement(number, indices[0].tolist())
-        order = np.argsort(-found, kind="stable")
-        ranked = replace(
+        found = self.cells.agreement(number, evidence.matches.indices[0].tolist())[None]
+        order = np.argsort(-found, axis=1, kind="stable")
+        return replace(
             evidence,
-            matches=Matches(indices[:, order], similarities[:, order]),
-            query_images=self.cells.images[number : number + 1],
-            reference_images=self.cells.images,
-            patch_maps=self.cells.patch_maps,
+            matches=reordered(evidence.matches, order),
+            agreement=np.take_along_axis(found, order, 1),
         )
-        ranked.memo[AGREEMENT] = found[None, order]
-        return ranked
 
     def _embedded(self, frame: Frame) -> tuple[np.ndarray, float | None]:
         if frame.descriptor is not None:
@@ -284,7 +285,7 @@ class LoopCloser:
         agreeing = support(
             Proposal(number, match), self._last, odometry, self.map.poses, self.settings.tolerance
         )
-        agreement = float(evidence.memo[AGREEMENT][0, 0]) if self.verify else None
+        agreement = None if evidence.agreement is None else float(evidence.agreement[0, 0])
         reason, inliers = self._reason(probability, by_rule, agreeing), None
         if not reason and self.cells is not None and self.settings.least_agreement is not None:
             agreement = float(self.cells.agreement(number, [match])[0])
@@ -357,7 +358,7 @@ class LoopCloser:
     def _concentration(self, evidence: Evidence) -> float:
         if not self.map.has_kappa:
             return float("nan")
-        own, other = float(evidence.query_kappa[0]), float(evidence.reference_kappa[evidence.top[0]])
+        own, other = float(evidence.query_kappa[0]), float(evidence.match_kappa[0, 0])
         cosine = float(np.clip(evidence.cosines[0, 0], -1.0, 1.0))
         return float(vmf.resultant(own, other, cosine))
 

@@ -22,11 +22,12 @@ from kappaplace.metrics.selective import auroc
 from kappaplace.models.heads import Head
 from kappaplace.models.loading import TrainableModel
 from kappaplace.models.place_model import with_spread
+from kappaplace.retrieval.evidence import Evidence
 from kappaplace.retrieval.exact import search
+from kappaplace.retrieval.references import ArrayReferences, Queries
 from kappaplace.training.features import frozen_features
 from kappaplace.training.views import Images, ImageSource
 from kappaplace.types import Embeddings, Matches
-from kappaplace.uncertainty.base import Evidence
 from kappaplace.uncertainty.registry import score_named
 
 Gather = Callable[[Tensor], Tensor]
@@ -83,16 +84,17 @@ class Validator:
                     matches = self._search(query, reference, device)
         finally:
             model.train(was_training)
-        return self.measure(Evidence(matches, query, reference))
+        return self.measure(Evidence(Queries(query), ArrayReferences(reference), matches))
 
     def measure(self, evidence: Evidence) -> dict[str, float]:
         """R@K, and where the model says how sure it is, ECE@1 and AUROC of its score."""
         hits = self.data.positives.hits(evidence.matches.indices)
         values = {f"R@{k}": recall_at(hits, k) for k in KS if k <= hits.shape[1]}
-        assert evidence.query is not None
-        if evidence.query.kappa is None and evidence.query.variance is None and not self.score:
+        embeddings = evidence.queries.embeddings
+        assert embeddings is not None
+        if embeddings.kappa is None and embeddings.variance is None and not self.score:
             return values
-        name = self.score or ("variance" if evidence.query.kappa is None else "kappaplace")
+        name = self.score or ("variance" if embeddings.kappa is None else "kappaplace")
         score = score_named(name)
         uncertainty, success = score.query(evidence), success_at(hits, 1)
         values["ECE@1"] = self._ece(uncertainty, success, score.one_sided)

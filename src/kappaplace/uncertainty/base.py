@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from functools import wraps
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.uncertainty.evidence import Evidence, Scores
+from kappaplace.retrieval.evidence import Evidence
+from kappaplace.retrieval.references import Floats as Scores
 
 __all__ = ["Evidence", "Formula", "Need", "Score", "Scores"]
 

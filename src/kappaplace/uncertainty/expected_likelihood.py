@@ -24,9 +24,9 @@ def _log_normalizer(kappa: torch.Tensor, dim: int) -> Scores:
 def _uncertainty(evidence: Evidence, k: int) -> Scores:
     dim = evidence.dim
     of_query = _log_normalizer(torch.from_numpy(evidence.query_kappa), dim)[:, None]
-    of_reference = _log_normalizer(torch.from_numpy(evidence.reference_kappa), dim)
+    of_reference = _log_normalizer(torch.from_numpy(evidence.match_kappa[:, :k]), dim)
     of_product = _log_normalizer(resultants(evidence, k), dim)
-    return of_product - of_query - of_reference[evidence.matches.indices[:, :k]]
+    return of_product - of_query - of_reference
 
 
 def _query(evidence: Evidence) -> Scores:

@@ -8,6 +8,7 @@ thorough and dear: 0.06 s a pair of 320 pixels on one core. Of a query it looks 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -17,6 +18,12 @@ from kappaplace.uncertainty.needs import IMAGES, OPENCV
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+# SIFT is dear: what was counted for one evidence is kept as long as the evidence itself.
+_COUNTED: WeakKeyDictionary[Evidence, dict[tuple[int, Verification], NDArray[np.int64]]] = WeakKeyDictionary()
+_STORES: WeakKeyDictionary[Evidence, dict[Verification, tuple[FeatureStore, FeatureStore]]] = (
+    WeakKeyDictionary()
+)
 
 
 def geometric(settings: Verification | None = None, *, name: str = "geometric") -> Score:
@@ -40,28 +47,20 @@ def _inverse(inliers: NDArray[np.int64]) -> Scores:
 
 def _inliers(evidence: Evidence, rank: int, settings: Verification) -> NDArray[np.int64]:
     """Inliers of each query and its match of this rank, N; counted once an evidence."""
-    key = ("inliers", rank, settings)
-    if key not in evidence.memo:
-        query_features, reference_features = _stores(evidence, settings)
-        references = evidence.matches.indices[:, rank].tolist()
-        counts = [
-            count_inliers(query_features.of(i), reference_features.of(r), settings)
-            for i, r in enumerate(references)
-        ]
-        evidence.memo[key] = np.array(counts, np.int64)
-    return evidence.memo[key]
-
-
-def _stores(evidence: Evidence, settings: Verification) -> tuple[FeatureStore, FeatureStore]:
-    key = ("local features", settings)
-    if key not in evidence.memo:
-        assert evidence.query_images is not None  # a need of this score
-        assert evidence.reference_images is not None
-        evidence.memo[key] = (
-            FeatureStore(evidence.query_images, settings),
-            FeatureStore(evidence.reference_images, settings),
-        )
-    return evidence.memo[key]
+    images, references = evidence.queries.images, evidence.references
+    assert images is not None  # a need of this score
+    counted = _COUNTED.setdefault(evidence, {})
+    if (rank, settings) not in counted:
+        stores = _STORES.setdefault(evidence, {})
+        if settings not in stores:
+            stores[settings] = (
+                FeatureStore(lambda i: images[i], settings),
+                FeatureStore(lambda r: references.images(np.array([r]))[0], settings),
+            )
+        own, other = stores[settings]
+        rows = enumerate(evidence.matches.indices[:, rank].tolist())
+        counted[rank, settings] = np.array([count_inliers(own.of(i), other.of(r), settings) for i, r in rows])
+    return counted[rank, settings]
 
 
 GEOMETRIC = geometric()

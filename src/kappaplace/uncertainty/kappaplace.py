@@ -17,7 +17,7 @@ def resultants(evidence: Evidence, k: int) -> torch.Tensor:
     """‖κ_Q·z_Q + κ_R·z_R‖ of each query and its first k matches, N×k."""
     return vmf.resultant(
         torch.from_numpy(evidence.query_kappa[:, None]),
-        torch.from_numpy(evidence.reference_kappa[evidence.matches.indices[:, :k]]),
+        torch.from_numpy(evidence.match_kappa[:, :k]),
         torch.from_numpy(evidence.cosines[:, :k]).clamp(-1.0, 1.0),
     )
 

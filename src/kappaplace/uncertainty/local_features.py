@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -47,13 +47,13 @@ class Features(NamedTuple):
 class FeatureStore:
     """Features of listed images, each computed when first asked for; the latest are kept."""
 
-    def __init__(self, images: Sequence[Source], settings: Verification) -> None:
-        self._images = images
+    def __init__(self, image: Callable[[int], Source], settings: Verification) -> None:
+        self._image = image
         self._settings = settings
         self.of = lru_cache(maxsize=CACHED_IMAGES)(self._extract)
 
     def _extract(self, index: int) -> Features:
-        return extract(self._images[index], self._settings)
+        return extract(self._image(index), self._settings)
 
 
 def extract(source: Source, settings: Verification) -> Features:

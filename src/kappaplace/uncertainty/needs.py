@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from kappaplace.errors import KappaPlaceError
+from kappaplace.retrieval.references import NO_IMAGES, NO_PATCHES
 from kappaplace.uncertainty.base import Evidence, Need
 
 
@@ -25,13 +26,13 @@ def _need(what: str, ask: Callable[[Evidence], Any]) -> Need:
 
 
 QUERY_KAPPA = _need("κ of the queries", lambda e: e.query_kappa)
-REFERENCE_KAPPA = _need("κ of the references", lambda e: e.reference_kappa)
+REFERENCE_KAPPA = _need("κ of the references", lambda e: e.match_kappa)
 QUERY_VARIANCE = _need("variance of the queries", lambda e: e.query_variance)
 DIM = _need("descriptors (their length)", lambda e: e.dim)
-POSITIONS = _need("positions of the references", lambda e: e.positions)
-NEIGHBOURHOOD = _need("neighbourhood of the references", lambda e: e.is_near)
+POSITIONS = _need("positions of the references", lambda e: e.match_positions)
+NEIGHBOURHOOD = _need("neighbourhood of the references", lambda e: e.references.near)
 REFERENCE_DESCRIPTORS = _need("descriptors of the references", lambda e: e.reference_descriptors)
-ALL_SIMILARITIES = _need("similarities of all references", lambda e: e.all_similarities)
+ALL_SIMILARITIES = _need("similarities of all references", lambda e: e.vectors)
 
 
 def at_least(k: int) -> Need:
@@ -65,8 +66,12 @@ OUTSIDE = Need("a match outside the place, or all similarities", _no_match_outsi
 
 
 def _no_images(evidence: Evidence) -> str | None:
-    if evidence.query_images is None or evidence.reference_images is None:
-        return "This score looks at the images; give those of queries and references."
+    if evidence.queries.images is None:
+        return NO_IMAGES
+    try:
+        evidence.references.images(np.empty(0, np.int64))
+    except KappaPlaceError as error:
+        return str(error)
     return None
 
 
@@ -79,12 +84,7 @@ def _no_opencv(evidence: Evidence) -> str | None:
 
 
 def _no_patches(evidence: Evidence) -> str | None:
-    if evidence.patch_maps is None:
-        return (
-            "This score compares feature maps; evaluate a model that shows its stages (ResNet, "
-            "EfficientNet-Lite)."
-        )
-    return None
+    return NO_PATCHES if evidence.queries.patch_maps is None else None
 
 
 IMAGES = Need("images of queries and references", _no_images)

@@ -51,13 +51,11 @@ def sue(
         # Shifted by the nearest match: its weight is 1 before normalising, so not all can underflow.
         weights = np.exp(-slope * (d - d.min(axis=1, keepdims=True)))
         weights /= weights.sum(axis=1, keepdims=True)
-        return _capped_variance(evidence.positions[evidence.matches.indices[:, :k]], weights, cap, cap_metres)
+        return _capped_variance(evidence.match_positions[:, :k], weights, cap, cap_metres)
 
     def query(evidence: Evidence) -> Scores:
-        key = ("sue", slope, k, distance, cap, cap_metres)
-        if key not in evidence.memo:
-            evidence.memo[key] = variance(evidence)
-        return np.log(evidence.memo[key] + LOG_FLOOR) if log else evidence.memo[key]
+        value = variance(evidence)
+        return np.log(value + LOG_FLOOR) if log else value
 
     default = ("log-sue", "log SUE") if log else ("sue", "SUE")
     return Score(name or default[0], name or default[1], query, needs=(POSITIONS, at_least(2)))

@@ -7,13 +7,13 @@ sample of the references, or to all of them.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.retrieval.exact import row_moments
+from kappaplace.retrieval.references import SAMPLE, draw
 from kappaplace.uncertainty.base import Evidence, Score, Scores
 from kappaplace.uncertainty.needs import ALL_SIMILARITIES
 
-SAMPLE = 10_000  # gives mean and deviation to one per cent
 ROUNDING = 1e-6  # a deviation below this share of the similarities is float32 noise
 
 
@@ -23,12 +23,7 @@ def z_score(sample: int | None = SAMPLE, *, seed: int = 0, name: str = "z-score"
         raise KappaPlaceError(f"A z-score needs a sample of two references or more, got {sample}.")
 
     def query(evidence: Evidence) -> Scores:
-        similarities, references = evidence.all_similarities
-        columns: np.ndarray | int = references
-        if sample is not None and sample < references:
-            drawn = np.random.default_rng(seed).choice(references, sample, replace=False, shuffle=False)
-            columns = np.sort(drawn)
-        mean, deviation = row_moments(similarities, len(evidence.top), columns)
+        mean, deviation = evidence.background(_rows(evidence, sample, seed))
         top = evidence.cosines[:, 0]
         # Where all references are equally similar, the top one stands out by nothing.
         varied = deviation > ROUNDING * np.maximum(np.abs(mean), np.abs(top))
@@ -36,6 +31,14 @@ def z_score(sample: int | None = SAMPLE, *, seed: int = 0, name: str = "z-score"
 
     label = "z-score" if name == "z-score" else name
     return Score(name, label, query, needs=(ALL_SIMILARITIES,), one_sided=False)
+
+
+def _rows(evidence: Evidence, sample: int | None, seed: int) -> NDArray[np.int64] | None:
+    """Return the rows to compare with; None for the references' own sample."""
+    if (sample, seed) == (SAMPLE, 0):
+        return None
+    count = len(evidence.references)
+    return draw(count, count if sample is None else sample, seed)
 
 
 Z_SCORE = z_score()
