@@ -17,6 +17,8 @@ settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):
     settings.load_profile("ci")
 
+THREADS = int(os.environ.get("KAPPAPLACE_TEST_THREADS", "1"))  # to see that results do not hang on it
+
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
@@ -24,9 +26,9 @@ def _seeded() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> None:
+def _few_threads() -> None:
     # Tests run in two processes: more threads each would only fight over the cores.
-    torch.set_num_threads(1)
+    torch.set_num_threads(THREADS)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from functools import cache
 from tempfile import TemporaryDirectory
@@ -18,6 +19,7 @@ from kappaplace.training.training_set import TrainingSet
 from kappaplace.training.validation import ValidationSet
 
 SIZE = 24
+THREADS = int(os.environ.get("KAPPAPLACE_TEST_THREADS", "1"))
 OPTIONS = [
     "model.backbone=resnet_tiny",
     "model.pretrained=false",
@@ -55,7 +57,7 @@ def _pixels(views: CityViews) -> torch.Tensor:
 @cache
 def small_encoder() -> PlaceModel:
     """A briefly trained encoder."""
-    torch.set_num_threads(1)
+    torch.set_num_threads(THREADS)
     options = [
         "optimiser.epochs=10",
         "optimiser.iterations=8",
@@ -71,7 +73,7 @@ def small_encoder() -> PlaceModel:
 
 def small_run(recipe: str, folder: str, *options: str, start: bool = False) -> Trained:
     """Train on the small data; ``start`` begins with the trained encoder."""
-    torch.set_num_threads(1)
+    torch.set_num_threads(THREADS)
     data, validation = small_data()
     settings = settings_for(recipe, "", [*OPTIONS, *options])
     return train(settings, data, folder, validation, model=small_encoder() if start else None, device="cpu")

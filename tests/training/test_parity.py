@@ -40,9 +40,14 @@ def test_cached_run_equals_the_direct_one(recipe: str, options: tuple[str, ...],
     for name in ("loss", "R@1"):
         ours, theirs = ([row[name] for row in run.epochs if name in row] for run in (cached, direct))
         np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=2e-3)
-    ours, theirs = (spread(run) for run in (cached, direct))
+    untrained = small_run(
+        recipe, str(tmp_path / "untrained"), *options, "optimiser.lr=1e-12", "optimiser.epochs=1", start=True
+    )
+    ours, theirs, start = (spread(run) for run in (cached, direct, untrained))
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-6)
-    assert float(ours.std() / ours.mean()) > 0.02  # not the parity of two heads that learnt nothing
+    # How far the weights get differs between machines, so what was learned is measured against the untrained
+    # head of the same process: two heads that learned nothing do not pass for equal ones.
+    assert float((ours / start).std()) > 2e-3
 
 
 def spread(run: Trained) -> torch.Tensor:
