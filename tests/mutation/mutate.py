@@ -31,6 +31,10 @@ PACKAGES = {
     "uncertainty": ["tests/uncertainty", "src/kappaplace/uncertainty"],
     "metrics": ["tests/metrics", "src/kappaplace/metrics"],
 }
+MODULES = {
+    "uncertainty": ["uncertainty/*.py", "retrieval/evidence.py", "retrieval/patches.py"],
+}
+"""What the tests of a package must notice, if that is more than the package itself."""
 
 
 class Case(NamedTuple):
@@ -66,7 +70,8 @@ def main() -> None:
                 cases = [case for case in cases if listed(case, options.again)]
             if options.sample and options.sample < len(cases):
                 cases = random.Random(options.seed).sample(cases, options.sample)
-            selection = Selection(tree, package, PACKAGES[package])
+            watched = sorted({str(Path(path).parent) for path in patterns_of(package)})
+            selection = Selection(tree, package, watched, PACKAGES[package])
             print(f"{package}: {len(cases)} mutants against {len(selection.seconds)} tests\n", flush=True)
             for case in cases:
                 counts[case.path] += 1
@@ -79,9 +84,23 @@ def main() -> None:
 
 def cases_of(package: str, tree: Path) -> list[Case]:
     """Every mutant of a package but those that are listed as equivalent."""
-    files = sorted((tree / "src/kappaplace" / package).glob("*.py"))
-    every = [Case(f"{package}/{f.name}", mutant) for f in files for mutant in mutants(f.read_text("utf-8"))]
+    top = tree / "src/kappaplace"
+    paths = sorted(
+        path for pattern in MODULES.get(package, [f"{package}/*.py"]) for path in top.glob(pattern)
+    )
+    texts = {str(path.relative_to(top)): path.read_text("utf-8") for path in paths}
+    every = [Case(path, mutant) for path, text in texts.items() for mutant in mutants(text)]
     return [case for case in every if not listed(case, EQUIVALENT)]
+
+
+def patterns_of(package: str) -> list[str]:
+    """The files that the tests of a package must notice a change in."""
+    return MODULES.get(package, [f"{package}/*.py"])
+
+
+def package_of(path: str) -> str:
+    """The package whose tests must notice what changes in this file."""
+    return next((name for name, own in MODULES.items() if path in own), path.split("/")[0])
 
 
 def listed(case: Case, text: Path) -> bool:
@@ -109,8 +128,8 @@ def report(counts: Counter[str], killed: Counter[str], least: float, out: Path |
     packages: Counter[str] = Counter()
     dead: Counter[str] = Counter()
     for path in counts:
-        packages[path.split("/")[0]] += counts[path]
-        dead[path.split("/")[0]] += killed[path]
+        packages[package_of(path)] += counts[path]
+        dead[package_of(path)] += killed[path]
     rows = [(path, counts[path], killed[path]) for path in sorted(counts)]
     rows += [(name, packages[name], dead[name]) for name in packages]
     table = [("module", "mutants", "killed", "share")]

@@ -71,12 +71,12 @@ def forget() -> None:
 class Selection:
     """Which tests run which lines, the quickest first; from one run of the unchanged tree."""
 
-    def __init__(self, tree: Path, package: str, tests: Sequence[str]) -> None:
+    def __init__(self, tree: Path, package: str, watched: Sequence[str], tests: Sequence[str]) -> None:
         self._seconds_of = tree / f"{package}.json"
         self._data = tree / f"{package}.coverage"
         os.environ["COVERAGE_FILE"] = str(self._data)
-        watched = [f"--cov=kappaplace.{package}", "--cov-context=test", "--cov-report="]
-        if fails([*watched, *tests], Recorder(self._seconds_of)):
+        measured = [f"--cov=kappaplace.{name}" for name in watched]
+        if fails([*measured, "--cov-context=test", "--cov-report=", *tests], Recorder(self._seconds_of)):
             raise SystemExit(f"The tests of {package} fail without any mutation: make them pass first.")
         self.seconds: dict[str, float] = json.loads(self._seconds_of.read_text("utf-8"))
         self._covered = CoverageData(str(self._data))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutation.mutate import EQUIVALENT, PACKAGES, ROOT, Case, listed, report
+from tests.mutation.mutate import EQUIVALENT, PACKAGES, ROOT, Case, listed, package_of, report
 from tests.mutation.operators import mutants
 
 
@@ -51,7 +51,7 @@ def test_every_listed_exception_is_a_mutant_and_has_a_reason() -> None:
     blocks = EQUIVALENT.read_text("utf-8").strip().split("\n\n")
     for block in blocks:
         path, before, after, *reason = block.split("\n")
-        assert path.split("/")[0] in PACKAGES
+        assert package_of(path) in PACKAGES
         text = (ROOT / "src/kappaplace" / path).read_text("utf-8")
         assert (before[2:], after[2:]) in {(mutant.before, mutant.after) for mutant in mutants(text)}
         assert len(reason) == 1

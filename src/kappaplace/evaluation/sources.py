@@ -17,6 +17,7 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.evaluation.names import ImageNames
 from kappaplace.models.embedding.store import EmbeddingStore
 from kappaplace.retrieval.evidence import Evidence
+from kappaplace.retrieval.exact import matrix_shape
 from kappaplace.retrieval.references import ArrayReferences, MatrixReferences, Queries
 from kappaplace.retrieval.retrieve import retrieve
 from kappaplace.types import Embeddings
@@ -88,8 +89,11 @@ def _retrieved(
     name: str,
     neighbourhood: Neighbourhood | None = None,
 ) -> Retrieved:
+    vectors, descriptors = queries.vectors, references.descriptors
+    # Counted by what is searched, not by what the table adds; a mismatch is reported before the search.
+    count = matrix_shape(vectors)[1] if descriptors is None else len(descriptors)
+    known = _positives(positives, table, len(vectors), count)
     evidence = retrieve(queries, references, k)
-    known = _positives(positives, table, len(queries.vectors), len(references))
     near = _near_of(table, neighbourhood)
     return Retrieved(_name(name, table), evidence, known, known.references, table, near, _facts(table))
 

@@ -155,7 +155,8 @@ def _refuse_strangers(folder: Path) -> None:
         return
     if not folder.is_dir():
         raise KappaPlaceError(f"{folder} is a file; choose another name for the map.")
-    strangers = [f.name for f in folder.iterdir() if not f.name.startswith((".", "writer.lock", "model-"))]
+    known = (".", MANIFEST, "writer.lock", "model-")  # another process may have begun the map since
+    strangers = [f.name for f in folder.iterdir() if not f.name.startswith(known)]
     if strangers:
         raise KappaPlaceError(
             f"{folder} holds other things ({strangers[0]}) and is no map; choose an empty or a new folder."

@@ -80,11 +80,7 @@ def search(
 @torch.inference_mode()
 def search_matrix(similarities: NDArray[np.floating], k: int = 10) -> Matches:
     """The k highest columns of each row of a given N×R matrix, which may be a memory map; as ``search``."""
-    if similarities.ndim != 2:
-        raise KappaPlaceError(
-            f"A similarity matrix has one row a query and one column a reference, got {similarities.shape}."
-        )
-    queries, references = similarities.shape
+    queries, references = matrix_shape(similarities)
     _check_k(k, references)
 
     def best(rows: slice) -> tuple[Tensor, Tensor]:
@@ -94,6 +90,15 @@ def search_matrix(similarities: NDArray[np.floating], k: int = 10) -> Matches:
     if not np.isfinite(found.similarities).all():
         raise KappaPlaceError("Some similarities are NaN or infinite; check how the matrix was made.")
     return found
+
+
+def matrix_shape(similarities: NDArray[np.floating]) -> tuple[int, int]:
+    """Return the number of queries and references of a similarity matrix."""
+    if similarities.ndim != 2:
+        raise KappaPlaceError(
+            f"A similarity matrix has one row a query and one column a reference, got {similarities.shape}."
+        )
+    return similarities.shape[0], similarities.shape[1]
 
 
 def _check_k(k: int, references: int) -> None:

@@ -52,9 +52,10 @@ def score_named(name: str) -> Score:
     """A score by its name; an unknown one is answered with those known.
 
     >>> import numpy as np
-    >>> from kappaplace.types import Matches
-    >>> matches = Matches(np.array([[4, 7]]), np.array([[0.75, 0.5]], np.float32))
-    >>> score_named("cosine").match(Evidence(matches)).tolist()
+    >>> from kappaplace.retrieval.references import MatrixReferences, Queries
+    >>> from kappaplace.retrieval.retrieve import retrieve
+    >>> queries = Queries(similarities=np.array([[0.5, 0.75]], np.float32))
+    >>> score_named("cosine").match(retrieve(queries, MatrixReferences(count=2), k=2)).tolist()
     [[0.25, 0.5]]
     """
     try:
