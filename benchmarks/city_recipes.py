@@ -20,18 +20,18 @@ from scipy.stats import spearmanr
 
 from kappaplace.data.degrade import KINDS, degrade
 from kappaplace.data.positives import Positives, positives_within
-from kappaplace.data.synthetic_city import CityViews, SyntheticCity
 from kappaplace.evaluation import evaluate
 from kappaplace.models.loading import AnyModel
 from kappaplace.retrieval.evidence import Evidence
 from kappaplace.retrieval.exact import search
 from kappaplace.retrieval.references import ArrayReferences, Queries
+from kappaplace.training.images import TrainingSet
 from kappaplace.training.recipes import RECIPES, settings_for
 from kappaplace.training.run import train
-from kappaplace.training.training_set import TrainingSet
 from kappaplace.training.validation import ValidationSet
 from kappaplace.types import Embeddings
-from kappaplace.uncertainty.registry import score_named
+from kappaplace.uncertainty import score_named
+from kappaplace_city import CityViews, SyntheticCity
 from record import append_row
 
 SIZE, BLOCKS, RADIUS = 96, (4, 4), 25.0

@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 
-from kappaplace.data.synthetic_city import CityViews, SyntheticCity
+from kappaplace_city import CityViews, SyntheticCity
 
 SIZES = (64, 128, 256)
 

@@ -21,12 +21,11 @@ from pathlib import Path
 
 import numpy as np
 
-from kappaplace.data.place_images import PlaceImages
+from kappaplace.data.table import PlaceImages
+from kappaplace.evaluation.inputs import from_descriptors
 from kappaplace.evaluation.measuring import measure
-from kappaplace.evaluation.results import EvaluationResult
+from kappaplace.evaluation.results import EvaluationResult, write_result
 from kappaplace.evaluation.scoring import chosen_scores, score_set
-from kappaplace.evaluation.sources import from_descriptors
-from kappaplace.evaluation.store import write_result
 from kappaplace.types import Embeddings
 from record import append_row
 

@@ -25,15 +25,15 @@ import torch
 from scipy.stats import spearmanr
 
 from kappaplace.data.images import Preprocessing
-from kappaplace.data.place_images import PlaceImages
 from kappaplace.data.readers.gt_json import read
-from kappaplace.data.synthetic_city import SyntheticCity, write_city
-from kappaplace.export.graph import probe_images
-from kappaplace.export.openvino_file import convert
-from kappaplace.export.run import Exported, export_model
+from kappaplace.data.table import PlaceImages
+from kappaplace.models.export import Exported, export_model
+from kappaplace.models.export.formats import convert
+from kappaplace.models.export.graph import probe_images
 from kappaplace.models.loading import load_model
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.types import Embeddings
+from kappaplace_city import SyntheticCity, write_city
 from record import append_row
 
 FORMS = ("torchscript", "onnx", "openvino", "openvino half", "onnx int8", "openvino int8")

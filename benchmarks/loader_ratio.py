@@ -29,8 +29,7 @@ import numpy as np
 
 from kappaplace.bench.photos import write_photos
 from kappaplace.data.images import Preprocessing
-from kappaplace.data.loader import ImageLoader
-from kappaplace.data.pixels import unpack
+from kappaplace.data.loader import ImageLoader, unpack
 from record import append_row
 
 

@@ -17,7 +17,7 @@ from scipy.special import ive
 from kappaplace.retrieval.evidence import Evidence
 from kappaplace.retrieval.references import RADIUS, ArrayReferences, Queries
 from kappaplace.types import Embeddings, Matches
-from kappaplace.uncertainty.registry import SCORES
+from kappaplace.uncertainty import SCORES
 
 DIM = 512
 REFERENCES = 50_000

@@ -21,15 +21,15 @@ from unittest.mock import patch
 import numpy as np
 from PIL import Image
 
-from kappaplace.calibration.judge import query_features
-from kappaplace.calibration.model import Calibration
-from kappaplace.data.place_images import PlaceImages
-from kappaplace.data.synthetic_city import CityViews, SyntheticCity
+from kappaplace.calibration.calibration import Calibration, query_features
+from kappaplace.data.table import PlaceImages
 from kappaplace.demo.run import DemoSettings, _train
-from kappaplace.maps import PlaceMap, self_calibrate
-from kappaplace.maps.calibrate import MATCHES, _by_position
+from kappaplace.maps import PlaceMap
+from kappaplace.maps.tune import self_calibrate
+from kappaplace.maps.tune.calibrate import MATCHES, _by_position
 from kappaplace.metrics import brier, log_loss
 from kappaplace.retrieval.retrieve import retrieve
+from kappaplace_city import CityViews, SyntheticCity
 from record import append_row
 
 BY_DENSITY = "by density"

@@ -30,11 +30,11 @@ import torch
 from PIL import Image
 
 from kappaplace.data.images import Preprocessing
-from kappaplace.data.place_images import PlaceImages
-from kappaplace.data.synthetic_city import SyntheticCity
+from kappaplace.data.table import PlaceImages
 from kappaplace.maps import Localization, PlaceMap
-from kappaplace.maps.self_calibrate import self_calibrate_map
+from kappaplace.maps.tune.self_calibrate import self_calibrate_map
 from kappaplace.models.place_model import PlaceModel
+from kappaplace_city import SyntheticCity
 from record import append_row
 
 K = 5

@@ -3,7 +3,7 @@
 python benchmarks/slam_city.py [--seeds 20] [--first-seed 0] [--csv results/slam_city.csv]
                                [--picture results/slam_city.png]
 
-Nothing is rendered: `kappaplace.slam.city_descriptors` states how descriptors and κ come about. The
+Nothing is rendered: `kappaplace_city.drives` states how descriptors and κ come about. The
 calibration is learnt on drives through other cities; the threshold on cosine that reaches 99 % precision is
 chosen there as well. "At equal recall" is the threshold that, over all test drives, reaches the recall of our
 closures: nobody could know it.
@@ -19,14 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from kappaplace.calibration.model import Calibration
-from kappaplace.data.synthetic_city import SyntheticCity
+from kappaplace.calibration.calibration import Calibration
 from kappaplace.reports.figures import COLOURS, PLOT_STYLE, new_figure
 from kappaplace.reports.slam import draw_trajectory
 from kappaplace.slam import Frame, LoopCloser
 from kappaplace.slam.calibrate import WITH_KAPPA, Examples, collect, examples_of, fit_closures
-from kappaplace.slam.city_descriptors import look_at
-from kappaplace.slam.city_drive import CityDrive, drive_through
 from kappaplace.slam.evaluation import (
     closure_quality,
     corrupted,
@@ -36,6 +33,8 @@ from kappaplace.slam.evaluation import (
     trajectory_error,
 )
 from kappaplace.slam.pose_graph import IncrementalGraph, optimise
+from kappaplace_city import SyntheticCity
+from kappaplace_city.drives import CityDrive, drive_through, look_at
 from record import append_row
 
 CALIBRATION_SEED = 1000

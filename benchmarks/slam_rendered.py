@@ -18,17 +18,17 @@ from typing import Any
 
 import numpy as np
 
-from kappaplace.calibration.model import Calibration
-from kappaplace.data.synthetic_city import SyntheticCity
-from kappaplace.data.synthetic_city.conditions import harsh
+from kappaplace.calibration.calibration import Calibration
 from kappaplace.models.embedding import embed_images, embed_patches
 from kappaplace.models.loading import load_model
 from kappaplace.slam import ClosingSettings, Frame, LoopCloser
 from kappaplace.slam.calibrate import examples_of, fit_closures, scores_for
-from kappaplace.slam.city_drive import drive_through
 from kappaplace.slam.evaluation import same_place
 from kappaplace.slam.pose_graph import IncrementalGraph
 from kappaplace.types import Embeddings
+from kappaplace_city import SyntheticCity
+from kappaplace_city.drives import drive_through
+from kappaplace_city.weather import harsh
 from record import append_row
 from slam_city import CALIBRATION_SEED, Drive, at_equal_recall, print_curves, rows_of, summary
 

@@ -20,22 +20,20 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.sparse import csr_matrix
 
-from kappaplace.calibration.model import Calibration, fit_calibration
-from kappaplace.data.synthetic_city import SyntheticCity
+from kappaplace.calibration.calibration import Calibration, fit_calibration
+from kappaplace.calibration.combination import features_of
+from kappaplace.data.poses import between
 from kappaplace.metrics import auroc
 from kappaplace.retrieval.evidence import Evidence
 from kappaplace.retrieval.references import ArrayReferences, Queries
 from kappaplace.retrieval.retrieve import retrieve
 from kappaplace.slam.calibrate import WITH_KAPPA
-from kappaplace.slam.city_descriptors import look_at
-from kappaplace.slam.city_drive import drive_through
 from kappaplace.slam.evaluation import same_place
-from kappaplace.slam.motion import PoseMotion, RouteMotion
-from kappaplace.slam.poses import between
-from kappaplace.slam.sequence import HistogramFilter, average_scores, place_matrix
+from kappaplace.slam.sequence import HistogramFilter, PoseMotion, RouteMotion, average_scores, place_matrix
 from kappaplace.types import Embeddings, Matches
-from kappaplace.uncertainty.fused import features_of
-from kappaplace.uncertainty.registry import SCORES
+from kappaplace.uncertainty import SCORES
+from kappaplace_city import SyntheticCity
+from kappaplace_city.drives import drive_through, look_at
 from record import append_row
 
 LENGTHS = tuple(range(1, 11))

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from kappaplace.data.place_images import PlaceImages
+from kappaplace.data.table import PlaceImages
 from record import append_row
 
 

@@ -13,8 +13,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from kappaplace.evaluation.jobs import evaluate_matrices
-from kappaplace.evaluation.run import Choices
+from kappaplace.evaluation.run import Choices, evaluate_matrices
 from record import append_row
 
 NEIGHBOURHOODS = {"SPEDTEST": "self", "corridor": "frames:5"}  # single places; one route of 111 frames

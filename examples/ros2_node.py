@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from kappaplace.data.poses import as_planar
 from kappaplace.data.readers.rosbag import image_of_message
 from kappaplace.models.loading import load_model
+from kappaplace.retrieval.patches import patch_maps_of
 from kappaplace.slam import ClosingSettings, LoopCloser
-from kappaplace.slam.calibrations import calibration_for
-from kappaplace.slam.cells import patch_maps_of
-from kappaplace.slam.poses import as_planar
+from kappaplace.slam.calibrate import calibration_for
 from kappaplace.slam.stream import ClosureStream
 
 

@@ -8,25 +8,9 @@ import pytest
 from tools import architecture
 
 EXCEPTIONS = {
-    "cli.main -> ",
-    "doctor -> ",
-    "evaluation.run -> ",
-    "export.run -> ",
-    "export.run -> calibration.model",
-    "maps.extend -> reports.thumbnails",
-    "maps.fit_report -> reports.html",
-    "maps.fit_report -> reports.map_fit",
-    "maps.label_loop -> reports.label_pictures",
-    "maps.label_page -> reports.label_page",
-    "maps.label_pairs -> reports.label_pictures",
-    "maps.page -> reports.figures",
-    "maps.page -> reports.html",
-    "maps.page -> reports.thumbnails",
-    "models.embedding.ray -> ",
-    "maps.writer -> ",
-    "models.checkpoint -> ",
-    "serve.app -> ",
-    "serve.routes_map -> ",
+    "calibration.sources -> maps.models",
+    "calibration.sources -> maps.store.manifest",
+    "models.export -> calibration.calibration",
     "slam.run -> reports.html",
     "slam.run -> reports.slam",
     "training.run -> reports.training",
@@ -34,17 +18,13 @@ EXCEPTIONS = {
 }
 """Imports against the layers that are still there; "-> " alone is the package's own front door."""
 CYCLES = {
-    ("", "models.checkpoint"),
-    ("data.fingerprint", "data.place_images"),
-    ("data.place_images", "data.table_io"),
-    ("data.show", "data.show_html"),
-    ("data.synthetic_city.city", "data.synthetic_city.views"),
-    ("maps.fit", "maps.place_map"),
-    ("models.optimize", "models.place_model"),
+    ("data.table", "data.table_io"),
+    ("maps.place_map", "maps.tune.fit"),
+    ("models.fast", "models.place_model"),
 }
 """Pairs of modules that still import each other."""
 LIMITS = architecture.Counts(
-    files=397, code_lines=35823, all_code_lines=40237, wide_functions=33, any_lines=586
+    files=284, code_lines=33445, all_code_lines=39425, wide_functions=31, any_lines=585
 )
 """Lower them when you can; a feature may raise one in its own commit, with one line of reason here."""
 

@@ -89,7 +89,7 @@ def test_a_broken_torchvision(mended: bool, state: str, monkeypatch: pytest.Monk
             raise ImportError("undefined symbol")
 
     monkeypatch.setattr(doctor.importlib, "import_module", broken)
-    monkeypatch.setattr("kappaplace.models.torchvision_compat.import_torchvision", mend)
+    monkeypatch.setattr("kappaplace.models.backbones.timm.import_torchvision", mend)
     check = found("torchvision import")
     assert check.state == state
     assert "\n" not in check.found

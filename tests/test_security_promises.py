@@ -86,6 +86,6 @@ def test_tokens_are_compared_in_constant_time() -> None:
 def test_torchscript_is_read_in_one_place() -> None:
     """SECURITY.md names it: a file of `kappaplace export` is a program for torch's interpreter."""
     assert {file for file, name, _ in CALLS if name == "torch.jit.load"} <= {
-        "models/runtimes.py",
-        "export/torchscript_file.py",
+        "models/exported.py",
+        "models/export/formats.py",
     }

@@ -29,11 +29,6 @@ LAYERS = (
 )
 """Imports point from a later layer to an earlier one; the modules of the first may import each other."""
 IN_TRANSIT = {
-    "lock": "files",
-    "export": "models",
-    "huggingface": "sharing",
-    "maps.share": "sharing",
-    "models.share": "sharing",
     "bench": "cli",
     "demo": "cli",
     "doctor": "cli",

@@ -15,13 +15,13 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from kappaplace.data.positives import positives_within
-from kappaplace.data.synthetic_city import SyntheticCity
 from kappaplace.metrics import BOTH_TAILS, UPPER_TAIL, auroc, expected_calibration_error
 from kappaplace.models.loading import load_model
 from kappaplace.retrieval.evidence import Evidence
 from kappaplace.retrieval.exact import search
 from kappaplace.retrieval.references import ArrayReferences, Queries
-from kappaplace.uncertainty.registry import SCORES
+from kappaplace.uncertainty import SCORES
+from kappaplace_city import SyntheticCity
 from record import write_rows
 
 RADIUS, STEPS = 25.0, (1, 2, 4, 8)

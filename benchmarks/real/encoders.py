@@ -9,9 +9,9 @@ from sets import Training
 
 from kappaplace.models.loading import AnyModel
 from kappaplace.models.place_model import PlaceModel
+from kappaplace.training.images import TrainingSet
 from kappaplace.training.recipes import settings_for
 from kappaplace.training.run import train
-from kappaplace.training.training_set import TrainingSet
 
 SIZE = 320
 COMMON = [

@@ -14,7 +14,7 @@ from sets import FAMILY, judged_sets
 from kappaplace.retrieval.evidence import Evidence
 from kappaplace.retrieval.references import ArrayReferences, Queries
 from kappaplace.types import Matches
-from kappaplace.uncertainty.registry import score_named
+from kappaplace.uncertainty import score_named
 
 
 def main() -> None:

@@ -15,9 +15,9 @@ import torch
 
 from kappaplace.data.images import Preprocessing
 from kappaplace.data.loader import ImageLoader
-from kappaplace.data.place_images import PlaceImages
 from kappaplace.data.readers.gt_json import read
-from kappaplace.data.synthetic_city import SyntheticCity
+from kappaplace.data.table import PlaceImages
+from kappaplace_city import SyntheticCity
 
 TRAIN, VALIDATION = 0.6, 0.7  # shares of a route: training ends, validation ends
 ROUTES = ("st_lucia", "nordland_winter_summer")

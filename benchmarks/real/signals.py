@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from kappaplace.data.degrade import KINDS, degrade
-from kappaplace.data.place_images import PlaceImages
 from kappaplace.data.randomness import item_key, item_uniforms
+from kappaplace.data.table import PlaceImages
 from kappaplace.models.loading import AnyModel
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.retrieval.evidence import Evidence
@@ -17,7 +17,7 @@ from kappaplace.retrieval.exact import search
 from kappaplace.retrieval.patches import patch_agreement
 from kappaplace.retrieval.references import ArrayReferences, Queries
 from kappaplace.types import Embeddings
-from kappaplace.uncertainty.registry import score_named
+from kappaplace.uncertainty import score_named
 
 Columns = dict[str, np.ndarray]
 PLAIN = ("cosine", "pa", "tld-distribution", "tld-ratio-spread", "margin", "aliasing", "z-score")

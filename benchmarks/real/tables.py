@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from scipy.stats import spearmanr
 from sets import ROUTES
 
+from kappaplace.calibration.combination import Combination, fit_combination
 from kappaplace.metrics.bootstrap import Resampling, bootstrap, compare
 from kappaplace.metrics.calibration import BOTH_TAILS, UPPER_TAIL, expected_calibration_error
 from kappaplace.metrics.probability import brier
 from kappaplace.metrics.selective import auc_pr, augrc, auroc, coverage_at_risk
 from kappaplace.metrics.smooth import smooth_ece
-from kappaplace.uncertainty.fused import Combination, fit_combination
-from kappaplace.uncertainty.registry import SCORES
+from kappaplace.uncertainty import SCORES
 from record import write_rows
 
 Row = dict[str, float | int | str]

@@ -18,16 +18,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from kappaplace.calibration.calibration import Calibration, fit_calibration
 from kappaplace.calibration.examples import Examples
-from kappaplace.calibration.model import Calibration, fit_calibration
-from kappaplace.data.place_images import PlaceImages
+from kappaplace.calibration.sources import ORIGIN
+from kappaplace.data.table import PlaceImages
 from kappaplace.demo.real import real_table
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import replace_file
 from kappaplace.maps import PlaceMap
-from kappaplace.maps.borrowed import ORIGIN
-from kappaplace.maps.calibrate import collect_evidence
-from kappaplace.maps.monitor_inputs import DISTANCE
+from kappaplace.maps.tune.calibrate import collect_evidence
+from kappaplace.maps.tune.monitor import DISTANCE
 from kappaplace.models.loading import AnyModel, load_model
 
 MOST = 400  # queries of one set: no family shall speak for all

@@ -17,11 +17,11 @@ import numpy as np
 from calibrate import FIT_SHARE, OUTSIDE_RATE
 from numpy.typing import NDArray
 
-from kappaplace.calibration.model import Calibration, fit_calibration
+from kappaplace.calibration.calibration import Calibration, fit_calibration
+from kappaplace.calibration.combination import fit_combination
+from kappaplace.calibration.sources import ORIGIN
 from kappaplace.files import replace_file
-from kappaplace.maps.borrowed import ORIGIN
-from kappaplace.maps.monitor_inputs import DISTANCE
-from kappaplace.uncertainty.fused import fit_combination
+from kappaplace.maps.tune.monitor import DISTANCE
 
 SCORES = ("cosine", "margin", "patches", "patch-margin")
 PAIR_SCORES = ("cosine", "patches")

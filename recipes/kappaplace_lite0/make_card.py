@@ -85,7 +85,7 @@ def card_text(folder: Path, rows: list[dict[str, str]], name: str = DEFAULT) -> 
 
 def calibration_text(folder: Path) -> str:
     """What the packed calibration rests on."""
-    from kappaplace.maps.borrowed import ACCEPT_RISK, ORIGIN, REJECT_RISK
+    from kappaplace.calibration.sources import ACCEPT_RISK, ORIGIN, REJECT_RISK
 
     file = folder / CALIBRATION
     if not file.exists():

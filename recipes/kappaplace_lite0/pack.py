@@ -16,13 +16,12 @@ from pathlib import Path
 
 from make_card import read_results, write_card
 
-from kappaplace.calibration.model import Calibration
+from kappaplace.calibration.calibration import Calibration
+from kappaplace.calibration.sources import MODEL
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import replace_file
-from kappaplace.maps.borrowed import MODEL
-from kappaplace.maps.map_models import has_kappa
+from kappaplace.maps.models import has_kappa
 from kappaplace.models.checkpoint import ModelCard, save_model
-from kappaplace.models.encoder import model_fingerprint
 from kappaplace.models.heads import MirroredKappaHead
 from kappaplace.models.loading import load_model
 from kappaplace.models.place_model import PlaceModel
@@ -58,7 +57,7 @@ def pack(
 def keep_calibration(folder: Path, calibration: Calibration) -> None:
     """Beside a packed model, marked as belonging to it: rounding has changed the fingerprint."""
     values = calibration.to_dict()
-    values["facts"][MODEL] = model_fingerprint(load_model(folder))
+    values["facts"][MODEL] = load_model(folder).fingerprint
     text = json.dumps(values) + "\n"
     replace_file(folder / CALIBRATION, lambda part: part.write_text(text, encoding="utf-8"))
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kappaplace import vmf as vmf
     from kappaplace.client import Client as Client
-    from kappaplace.data.place_images import PlaceImages as PlaceImages
-    from kappaplace.data.synthetic_city import SyntheticCity as SyntheticCity
+    from kappaplace.data.table import PlaceImages as PlaceImages
     from kappaplace.errors import KappaPlaceError as KappaPlaceError
     from kappaplace.maps import PlaceMap as PlaceMap
     from kappaplace.models.checkpoint import save_model as save_model
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from kappaplace.retrieval.exact import search as search
     from kappaplace.types import Embeddings as Embeddings
     from kappaplace.types import Matches as Matches
+    from kappaplace_city import SyntheticCity as SyntheticCity
 
     __version__: str
 
@@ -31,10 +31,10 @@ _HOMES = {
     "FrozenEncoder": "kappaplace.models.frozen",
     "KappaPlaceError": "kappaplace.errors",
     "Matches": "kappaplace.types",
-    "PlaceImages": "kappaplace.data.place_images",
+    "PlaceImages": "kappaplace.data.table",
     "PlaceMap": "kappaplace.maps",
     "PlaceModel": "kappaplace.models.place_model",
-    "SyntheticCity": "kappaplace.data.synthetic_city",
+    "SyntheticCity": "kappaplace_city",
     "load_model": "kappaplace.models.loading",
     "save_model": "kappaplace.models.checkpoint",
     "search": "kappaplace.retrieval.exact",
@@ -46,21 +46,14 @@ __all__ = [*sorted(_HOMES), "__version__"]
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        return _version()
+        from kappaplace.version import package_version
+
+        return package_version()
     if name == "vmf":
         return import_module("kappaplace.vmf")
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'kappaplace' has no attribute '{name}'")
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version  # a third of the import's time, so on demand
-
-    try:
-        return version("kappaplace")
-    except PackageNotFoundError:  # used from a source tree without installation
-        return "0+unknown"
 
 
 def __dir__() -> list[str]:

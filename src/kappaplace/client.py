@@ -28,7 +28,7 @@ from kappaplace.errors import KappaPlaceError
 
 if TYPE_CHECKING:
     from kappaplace.data.images import Source
-    from kappaplace.maps.localization import Localization
+    from kappaplace.maps.answer import Localization
     from kappaplace.types import Embeddings
 
 TRIES = 4
@@ -188,7 +188,7 @@ class Client:
 
 def localization_of(values: dict[str, Any]) -> Localization:
     """An answer of the service as the one of a map; null becomes NaN again where a number is meant."""
-    from kappaplace.maps.localization import Localization, Match, Pose
+    from kappaplace.maps.answer import Localization, Match, Pose
 
     matches = tuple(Match(**_match(match)) for match in values["matches"])
     pose = values["pose"]

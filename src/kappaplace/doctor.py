@@ -56,12 +56,12 @@ def as_rows(checks: list[Check]) -> list[dict[str, str]]:
 
 
 def _python() -> Iterator[Check]:
-    import kappaplace
+    from kappaplace.version import package_version
 
     what = f"{platform.python_version()} on {platform.system()} {platform.machine()}, {os.cpu_count()} cores"
     old = sys.version_info < (3, 10)
     yield Check("Python", "problem" if old else "ok", what, "install Python 3.10 or newer" if old else "")
-    yield Check("kappaplace", "ok", kappaplace.__version__)
+    yield Check("kappaplace", "ok", package_version())
 
 
 def _requirements() -> Iterator[Check]:
@@ -162,7 +162,7 @@ def _torchvision() -> Iterator[Check]:
 
 
 def _mended(error: Exception) -> Check:
-    from kappaplace.models.torchvision_compat import import_torchvision
+    from kappaplace.models.backbones.timm import import_torchvision
 
     fix = _matching_torchvision()
     try:
@@ -199,7 +199,7 @@ def _own_model() -> Iterator[Check]:
 
 def _cache() -> Iterator[Check]:
     from kappaplace.files import make_folder
-    from kappaplace.models.hub import cache_folder
+    from kappaplace.models.published import cache_folder
 
     folder = cache_folder()
     try:

@@ -21,7 +21,7 @@ from kappaplace.calibration.calibrators import (
     best_calibrator,
     fit_calibrator,
 )
-from kappaplace.calibration.fitting import pool_adjacent_violators
+from kappaplace.calibration.logistic import pool_adjacent_violators
 from kappaplace.errors import KappaPlaceError
 from tests.calibration.helpers import informative
 

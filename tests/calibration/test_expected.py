@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kappaplace.calibration.calibration import Calibration, fit_calibration
 from kappaplace.calibration.expected import ESTIMATED, expected_at, expected_curve, rule_for, stated_risk
-from kappaplace.calibration.model import Calibration, fit_calibration
 from kappaplace.errors import KappaPlaceError
 
 

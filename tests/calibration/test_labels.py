@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kappaplace.calibration.labels import burst_mask, self_queries
 from kappaplace.errors import KappaPlaceError
+from kappaplace.maps.tune.self_calibrate import burst_mask, self_queries
 
 
 def a_map(seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

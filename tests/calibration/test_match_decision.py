@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from kappaplace.calibration.decision import Decision, fit_rule, rule_by_probability
-from kappaplace.calibration.match_decision import decide_matches, pair_rule
+from kappaplace.calibration.decision import Decision, decide_matches, fit_rule, pair_rule, rule_by_probability
 from kappaplace.errors import KappaPlaceError
 from tests.calibration.helpers import informative
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kappaplace.calibration.calibration import Calibration, fit_calibration
+from kappaplace.calibration.combination import fit_combination
 from kappaplace.calibration.decision import Decision
 from kappaplace.calibration.drift import DriftMonitor
-from kappaplace.calibration.model import Calibration, fit_calibration
 from kappaplace.calibration.risk import RiskRefused, control_risk
 from kappaplace.calibration.splits import split_queries
 from kappaplace.errors import KappaPlaceError
-from kappaplace.uncertainty.fused import fit_combination
 from tests.calibration.helpers import with_outside
 
 

@@ -13,9 +13,9 @@ from typer.testing import CliRunner, Result
 
 from kappaplace.cli.data import app
 from kappaplace.cli.main import BAD_INPUT, main
-from kappaplace.data.place_images import PlaceImages
 from kappaplace.data.positives import NoPositives
 from kappaplace.data.protocols import PROTOCOLS
+from kappaplace.data.table import PlaceImages
 
 
 def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: object) -> str:
@@ -61,8 +61,8 @@ def test_import_check_show_split(drive, tmp_path):
     assert facts["problems"] == []
     assert facts["neighbourhood"] == "metres:10"
     assert facts["hash"] == PlaceImages.open(table).content_hash
-    run("show", table, "--out", tmp_path / "map.png", "--out", tmp_path / "map.html")
-    assert (tmp_path / "map.html").stat().st_size > 1000
+    run("show", table, "--out", tmp_path / "map.png")
+    assert (tmp_path / "map.png").stat().st_size > 1000
     for by in ("session", "time", "area"):
         words = ("--gap", "0") if by == "time" else ()
         answer = json.loads(run("split", table, "--by", by, "--out", tmp_path / by, "--json", *words).stdout)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kappaplace.cli.main import BAD_INPUT, main
-from kappaplace.data.place_images import PlaceImages
+from kappaplace.data.table import PlaceImages
 from tests.evaluation.conftest import city_folder, saved_model  # noqa: F401  # fixtures
 
 FILES = {"results.json", "metrics.csv", "queries.parquet", "matches.parquet", "references.parquet"}

@@ -10,7 +10,7 @@ import pytest
 
 from kappaplace.cli.localize import _show, bar
 from kappaplace.cli.main import BAD_INPUT, main
-from kappaplace.maps.localization import Localization, Match
+from kappaplace.maps.answer import Localization, Match
 from kappaplace.models.checkpoint import save_model
 from tests.maps.conftest import town, town_folder  # noqa: F401  # fixtures
 

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from kappaplace.cli.main import BAD_INPUT
-from kappaplace.maps.drift_note import monitor_file
+from kappaplace.maps.notes import monitor_file
 from tests.cli.test_map import kappaplace, model  # noqa: F401  # fixtures
 from tests.maps.conftest import town, town_folder  # noqa: F401  # fixtures
 

@@ -10,14 +10,14 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from kappaplace.calibration.sources import load_calibration, save_calibration
 from kappaplace.cli.main import app
+from kappaplace.data.poses import chain
+from kappaplace.data.readers.trajectory import read_poses
 from kappaplace.errors import KappaPlaceError
 from kappaplace.models.checkpoint import save_model
 from kappaplace.models.place_model import PlaceModel
-from kappaplace.slam.calibrations import load_calibration, save_calibration
 from kappaplace.slam.graph_files import write_tum
-from kappaplace.slam.poses import chain
-from kappaplace.slam.trajectories import read_poses
 from tests.slam.synthetic import calibration
 
 RUN = CliRunner()

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import kappaplace
-from kappaplace.data.synthetic_city import SyntheticCity, write_city
 from kappaplace.training.recipes import RECIPES
+from kappaplace_city import SyntheticCity, write_city
 from tests.cli.test_main import run
 
 TINY = [

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from kappaplace.data.readers import read_layout
 from kappaplace.data.readers.layout import list_images
-from kappaplace.data.readers.npy_lists import load_rows
-from kappaplace.data.readers.registry import read_layout
+from kappaplace.data.readers.vpr_bench import load_rows
 from kappaplace.errors import KappaPlaceError
 
 Build = Callable[[Path], object]

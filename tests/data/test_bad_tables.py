@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from kappaplace.data.place_images import PlaceImages
 from kappaplace.data.positives import Positives
+from kappaplace.data.table import PlaceImages
 from kappaplace.data.table_io import open_table, recorded_hash, save_table
 from kappaplace.errors import KappaPlaceError
 

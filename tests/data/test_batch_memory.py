@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kappaplace.data import decode_processes
-from kappaplace.data.batch_memory import SharedBatches, Spares
+from kappaplace.data import decode_pool as decode_processes
+from kappaplace.data.decode_pool import SharedBatches, Spares
 
 SHAPE = (2, 4, 5, 3)
 linux = pytest.mark.skipif(not decode_processes.available(), reason="needs memory without a name")

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kappaplace.data.classes import assign_classes, heading_groups
 from kappaplace.errors import KappaPlaceError
+from kappaplace.training.places import assign_classes, heading_groups
 
 COORDINATE = st.floats(-5e6, 5e6, allow_nan=False) | st.integers(-300, 300).map(lambda i: i * 10.0)
 HEADING = st.floats(-1000, 1000, allow_nan=False) | st.integers(-24, 24).map(lambda i: i * 30.0)

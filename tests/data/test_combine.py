@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kappaplace.data.combine import concatenate
 from kappaplace.data.near import Neighbourhood
-from kappaplace.data.place_images import PlaceImages
 from kappaplace.data.positives import Positives
+from kappaplace.data.table import PlaceImages, concatenate
 from kappaplace.errors import KappaPlaceError
 
 

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from kappaplace.data import decode_processes, decode_worker
-from kappaplace.data.decode_worker import READY, Pass, mapped, pixels_at, receive, send, shared_memory
+from kappaplace.data import decode_pool as decode_processes
+from kappaplace.data import decode_pool as decode_worker
+from kappaplace.data.decode_pool import READY, Pass, mapped, pixels_at, receive, send, shared_memory
 from kappaplace.data.images import Preprocessing
 
 pytestmark = pytest.mark.skipif(not decode_processes.available(), reason="needs memory without a name")

@@ -20,7 +20,8 @@ import pytest
 import torch
 from PIL import Image, ImageFile
 
-from kappaplace.data import decode_processes, loader
+from kappaplace.data import decode_pool as decode_processes
+from kappaplace.data import loader
 from kappaplace.data.images import Preprocessing
 from kappaplace.data.loader import Batch, ImageLoader
 from kappaplace.errors import KappaPlaceError
@@ -220,7 +221,7 @@ def test_interrupted_in_a_script_without_a_guard(paths: list[Path], tmp_path: Pa
         signal.SIGINT,
         tmp_path / "unguarded.py",
         "import itertools\n"
-        "from kappaplace.data.decode_worker import Pass\n"
+        "from kappaplace.data.decode_pool import Pass\n"
         "from kappaplace.data.images import Preprocessing\n"
         "from kappaplace.data.loader import ImageLoader\n"
         "print('once', flush=True)\n"
@@ -258,8 +259,8 @@ def test_processes_end_with_a_parent_that_is_killed(paths: list[Path], tmp_path:
     errors = ended_by(
         signal.SIGKILL,
         tmp_path / "unguarded.py",
-        "from kappaplace.data.decode_processes import DecodeProcesses\n"
-        "from kappaplace.data.decode_worker import Pass\n"
+        "from kappaplace.data.decode_pool import DecodeProcesses\n"
+        "from kappaplace.data.decode_pool import Pass\n"
         "from kappaplace.data.images import Preprocessing\n"
         "print('once', flush=True)\n"
         "processes = DecodeProcesses.start(2, Pass(Preprocessing()), 1, 1)\n"
@@ -358,5 +359,5 @@ def started_with(monkeypatch: pytest.MonkeyPatch, cores: int) -> list[int]:
 
 
 def test_workers_start_without_torch() -> None:
-    program = "import sys, kappaplace.data.decode_worker; sys.exit('torch' in sys.modules)"
+    program = "import sys, kappaplace.data.decode_pool; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from kappaplace.data.near import Neighbourhood
-from kappaplace.data.readers.registry import read_layout
-from kappaplace.data.sessions import find_sessions
+from kappaplace.data.readers import read_layout
+from kappaplace.data.split import find_sessions
 from kappaplace.errors import KappaPlaceError
 
 

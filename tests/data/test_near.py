@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from kappaplace.data.near import Near, Neighbourhood, within
-from kappaplace.data.place_images import PlaceImages
+from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 
 # Coordinates on a grid as well, so that distances equal to the radius are common.

@@ -8,11 +8,11 @@ from dataclasses import FrozenInstanceError, replace
 import numpy as np
 import pytest
 
-from kappaplace.data.checks import summarize
+from kappaplace.data.check import summarize
 from kappaplace.data.geodesy import project
 from kappaplace.data.near import Neighbourhood
-from kappaplace.data.place_images import PlaceImages
 from kappaplace.data.positives import Positives
+from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 
 

@@ -10,7 +10,6 @@ import pytest
 from PIL import Image
 
 from kappaplace.data.images import Preprocessing
-from kappaplace.data.place_images import PlaceImages
 from kappaplace.data.protocols import (
     LOCATION_OPTIONS,
     PROTOCOLS,
@@ -18,9 +17,10 @@ from kappaplace.data.protocols import (
     get_protocol,
     read_protocol,
 )
-from kappaplace.data.readers.registry import READERS
-from kappaplace.data.synthetic_city import SyntheticCity, write_city
+from kappaplace.data.readers import READERS
+from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
+from kappaplace_city import SyntheticCity, write_city
 
 # Written down once more, from the papers and files named in the records: queries, references, verified, size.
 KNOWN = {

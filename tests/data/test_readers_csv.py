@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from kappaplace.data.readers.csv_columns import guess_columns
-from kappaplace.data.readers.registry import read_layout
+from kappaplace.data.readers import read_layout
+from kappaplace.data.readers.csv_folder import guess_columns
 from kappaplace.errors import KappaPlaceError
 
 

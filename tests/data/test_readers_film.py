@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from kappaplace.data.readers.registry import read_layout
+from kappaplace.data.readers import read_layout
 from kappaplace.data.readers.trajectory import headings, read_trajectory, sample_by_distance
 from kappaplace.errors import KappaPlaceError
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from kappaplace.data.geodesy import project
 from kappaplace.data.images import decode
-from kappaplace.data.readers.registry import get_reader, read_layout
+from kappaplace.data.readers import get_reader, read_layout
 from kappaplace.errors import KappaPlaceError
 
 

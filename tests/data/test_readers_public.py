@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from kappaplace.data.readers.dates import unix_time
-from kappaplace.data.readers.registry import READERS, get_reader, read_layout
+from kappaplace.data.readers import READERS, get_reader, read_layout
+from kappaplace.data.readers.text import unix_time
 from kappaplace.errors import KappaPlaceError
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from kappaplace.data.geodesy import unproject
 from kappaplace.data.protocols import read_protocol
-from kappaplace.data.readers.registry import read_layout
+from kappaplace.data.readers import read_layout
 
 DATA = Path(os.environ.get("KAPPAPLACE_DATA", "/nonexistent"))
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason="KAPPAPLACE_DATA points to no folder")

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kappaplace.data.classes import PlaceGroup, assign_classes
-from kappaplace.data.sampler import ClassSampler, PlaceBatchSampler
 from kappaplace.errors import KappaPlaceError
+from kappaplace.training.batches import ClassSampler, PlaceBatchSampler
+from kappaplace.training.places import PlaceGroup, assign_classes
 
 
 def group(counts: list[int]) -> PlaceGroup:

@@ -1,22 +1,19 @@
-"""Maps: what is drawn, as PNG and as HTML."""
+"""What is drawn on the map of a table."""
 
 from __future__ import annotations
 
-import json
-import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from kappaplace.data import show_view as module
 from kappaplace.data.geodesy import project
-from kappaplace.data.place_images import PlaceImages
 from kappaplace.data.positives import Positives
-from kappaplace.data.show import show
-from kappaplace.data.show_view import map_view
+from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
+from kappaplace.reports import table_map as module
+from kappaplace.reports.table_map import map_view, show
 
 
 def town(n: int = 200) -> PlaceImages:
@@ -28,8 +25,7 @@ def town(n: int = 200) -> PlaceImages:
 
 
 @pytest.mark.parametrize("case", ["posed", "unposed", "no queries"])
-@pytest.mark.parametrize("suffix", [".png", ".html"])
-def test_maps_of_every_kind(tmp_path, case, suffix):
+def test_maps_of_every_kind(tmp_path, case):
     table = town()
     if case == "unposed":
         lists = [[i, i + 1] if i else [] for i in range(5)]
@@ -40,27 +36,13 @@ def test_maps_of_every_kind(tmp_path, case, suffix):
         )
     if case == "no queries":
         table = table.references
-    file = tmp_path / "deep" / f"map{suffix}"
-    show(table, file)
-    if suffix == ".png":
-        with Image.open(file) as image:
-            assert image.size == (1430, 910)
-    else:
-        page = file.read_text(encoding="utf-8")
-        assert "http" not in page.replace("http-equiv", "")  # needs nothing from elsewhere
-        data = page_data(page)
-        assert len(data["panels"][0]["names"]) == 2
-        assert data["axes"] == (["query", "reference"] if case == "unposed" else ["x (m)", "y (m)"])
-        assert "<town>" not in page
-        # The legend names what is drawn: pairs for a set without positions, no queries where there are none.
-        assert (
-            list(data["labels"])
-            == {
-                "posed": ["reference", "line", "found", "lost"],
-                "unposed": ["found", "lost"],
-                "no queries": ["reference"],
-            }[case]
-        )
+    file = tmp_path / "deep" / "map.png"
+    view = show(table, file)
+    with Image.open(file) as image:
+        assert image.size == (1430, 910)
+    # The legend names what is drawn: pairs for a set without positions, no queries where there are none.
+    legend = {"posed": ["reference", "line", "found", "lost"], "unposed": ["found", "lost"]}
+    assert list(view.labels) == legend.get(case, ["reference"])
 
 
 def test_view_tells_coverage(monkeypatch):
@@ -100,9 +82,6 @@ def test_every_zone_has_its_panel(tmp_path):
         assert len(panel.lines)
         assert np.array_equal(panel.covered, table.positives().counts[panel.rows[1] // 2] > 0)
     assert view.title == "world · 3 zones"
-    show(table, tmp_path / "map.html")
-    data = page_data((tmp_path / "map.html").read_text(encoding="utf-8"))
-    assert len(data["panels"]) == 3
     show(table, tmp_path / "map.png")
 
 
@@ -112,18 +91,6 @@ def test_title_and_sentence_say_nothing_twice_or_wrong():
     assert map_view(table.references).sentence == "no queries, 150 references, 2 images unposed"
 
 
-def test_the_page_puts_its_box_beside_the_map(tmp_path):
-    show(town(), tmp_path / "map.html")
-    page = (tmp_path / "map.html").read_text(encoding="utf-8")
-    box = re.search(r"#box \{(.*?)\}", page, re.S)[1]
-    assert "absolute" not in box
-    assert "flex" in box
-
-
-def page_data(page: str) -> dict:
-    return json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])
-
-
 def test_other_formats_are_refused(tmp_path):
-    with pytest.raises(KappaPlaceError, match=r"neither \.png nor \.html"):
+    with pytest.raises(KappaPlaceError, match=r"is not a \.png"):
         show(town(), tmp_path / "map.pdf")

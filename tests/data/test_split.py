@@ -11,10 +11,16 @@ from hypothesis import strategies as st
 from scipy.spatial.distance import cdist
 
 from kappaplace.data.near import Neighbourhood
-from kappaplace.data.place_images import PlaceImages
 from kappaplace.data.positives import Positives
-from kappaplace.data.sessions import find_sessions, leak_rate
-from kappaplace.data.split import SPLITS, split_by_area, split_by_session, split_by_time
+from kappaplace.data.split import (
+    SPLITS,
+    find_sessions,
+    leak_rate,
+    split_by_area,
+    split_by_session,
+    split_by_time,
+)
+from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kappaplace.data.synthetic_city import CONDITION_NAMES, SPLITS, Conditions, SyntheticCity
+from kappaplace_city import CONDITION_NAMES, SPLITS, Conditions, SyntheticCity
 
 SIZE = 32
 

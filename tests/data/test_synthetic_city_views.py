@@ -10,15 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from kappaplace.data.synthetic_city import (
-    CONDITION_NAMES,
-    SPLITS,
-    Camera,
-    Conditions,
-    SyntheticCity,
-    write_city,
-)
 from kappaplace.errors import KappaPlaceError
+from kappaplace_city import CONDITION_NAMES, SPLITS, Camera, Conditions, SyntheticCity, write_city
 
 
 @pytest.fixture(scope="module")

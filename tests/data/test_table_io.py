@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from kappaplace.data import table_io
 from kappaplace.data.near import Neighbourhood
-from kappaplace.data.place_images import COLUMNS, PlaceImages
 from kappaplace.data.positives import Positives
+from kappaplace.data.table import COLUMNS, PlaceImages
 from kappaplace.data.table_io import open_table, recorded_hash, save_table
 from kappaplace.errors import KappaPlaceError
 

@@ -10,22 +10,21 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from kappaplace.calibration.model import fit_calibration
+from kappaplace.calibration.calibration import fit_calibration
+from kappaplace.calibration.sources import MODEL
 from kappaplace.cli.main import main
-from kappaplace.data.synthetic_city import SyntheticCity
 from kappaplace.demo.damage import KINDS, LEVELS
 from kappaplace.demo.real import PROBABILITY, RealResult, real_table, run_real
 from kappaplace.demo.real_output import gallery, missing_line, probability_line, write_real
 from kappaplace.errors import KappaPlaceError
 from kappaplace.evaluation.run import evaluate_table
-from kappaplace.maps.borrowed import MODEL
 from kappaplace.metrics import recall_at
 from kappaplace.models import shipped
 from kappaplace.models.checkpoint import save_model
-from kappaplace.models.encoder import model_fingerprint
 from kappaplace.models.loading import load_model
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.models.shipped import CALIBRATION, DEFAULT
+from kappaplace_city import SyntheticCity
 
 
 @pytest.fixture
@@ -56,7 +55,7 @@ def stand_in(tmp_path: Path, tiny: PlaceModel, monkeypatch: pytest.MonkeyPatch) 
         features, rng.random(200) > 0.5 + 0.3 * features[:, 0], ["cosine", "margin"], max_risk=None
     )
     values = made.to_dict()
-    values["facts"][MODEL] = model_fingerprint(load_model(home))
+    values["facts"][MODEL] = load_model(home).fingerprint
     (home / CALIBRATION).write_text(json.dumps(values))
     return home
 

@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from kappaplace.data.geodesy import unproject
-from kappaplace.data.synthetic_city import SyntheticCity
+from kappaplace_city import SyntheticCity
 
 FRAME = "EPSG:32610"
 

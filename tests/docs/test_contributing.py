@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from kappaplace.data.readers import registry as layouts
-from kappaplace.data.readers.registry import read_layout
+from kappaplace.data import readers as layouts
+from kappaplace.data.readers import read_layout
 from kappaplace.errors import KappaPlaceError
 from kappaplace.metrics import auroc
 from kappaplace.models import backbones
 from kappaplace.models.place_model import PlaceModel
-from kappaplace.uncertainty.registry import SCORES, available
+from kappaplace.uncertainty import SCORES, available
 from tests.docs.markdown import ROOT, named_blocks
 from tests.models.test_backbones import check_record
 from tests.uncertainty.helpers import world

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kappaplace.models.backbones import BACKBONES
-from kappaplace.models.hub import HUB
+from kappaplace.models.published import HUB
 from kappaplace.models.shipped import SHIPPED
 
 ROWS = [

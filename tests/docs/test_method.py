@@ -8,7 +8,7 @@ import re
 import pytest
 
 from kappaplace.training.recipes import RECIPES, settings_for
-from kappaplace.uncertainty.registry import SCORES
+from kappaplace.uncertainty import SCORES
 from tests.docs.markdown import ROOT
 
 PAGE = (ROOT / "docs" / "method.md").read_text(encoding="utf-8")

@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 
 from kappaplace.data.near import Neighbourhood
-from kappaplace.data.place_images import PlaceImages
-from kappaplace.data.synthetic_city import SyntheticCity
+from kappaplace.data.table import PlaceImages
 from kappaplace.models.checkpoint import save_model
+from kappaplace_city import SyntheticCity
 
 
 def city_table(folder: Path, split: str = "val", queries: int = 24, name: str = "city") -> PlaceImages:

@@ -11,9 +11,9 @@ import pytest
 from kappaplace.data.positives import Positives
 from kappaplace.errors import KappaPlaceError
 from kappaplace.evaluation.comparison import compare_results, write_comparison
+from kappaplace.evaluation.inputs import from_similarities
 from kappaplace.evaluation.results import EvaluationResult
 from kappaplace.evaluation.run import Choices, evaluate_sets
-from kappaplace.evaluation.sources import from_similarities
 
 
 def noisy(noise: float, seed: int = 0, queries: int = 80, name: str = "SET", **rest) -> EvaluationResult:

@@ -10,11 +10,15 @@ import pytest
 
 from kappaplace.data.positives import Positives
 from kappaplace.errors import KappaPlaceError
-from kappaplace.evaluation.inputs import read_embeddings, read_positives, read_similarities
-from kappaplace.evaluation.jobs import evaluate_descriptors, evaluate_matrices
+from kappaplace.evaluation.inputs import (
+    Retrieved,
+    from_similarities,
+    read_embeddings,
+    read_positives,
+    read_similarities,
+)
 from kappaplace.evaluation.own_scores import read_own_score
-from kappaplace.evaluation.run import Choices
-from kappaplace.evaluation.sources import Retrieved, from_similarities
+from kappaplace.evaluation.run import Choices, evaluate_descriptors, evaluate_matrices
 from kappaplace.retrieval.exact import search, search_matrix
 
 QUICK = Choices(resamples=0)

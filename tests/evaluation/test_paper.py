@@ -8,11 +8,10 @@ from dataclasses import replace
 import pytest
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.evaluation.jobs import Machine
 from kappaplace.evaluation.paper import COST, NUMBERS, POOL, POOLED, PROTOCOLS_OF, ROLES
 from kappaplace.evaluation.paper_run import SCORES, compare_with_paper, paper_rows, parse_models
-from kappaplace.evaluation.run import Choices
-from kappaplace.uncertainty.registry import SCORES as REGISTRY
+from kappaplace.evaluation.run import Choices, Machine
+from kappaplace.uncertainty import SCORES as REGISTRY
 
 QUICK = Choices(resamples=0)
 

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from kappaplace.data.images import Preprocessing
-from kappaplace.data.place_images import PlaceImages
 from kappaplace.data.positives import NoPositives, Positives
+from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.evaluation import Choices, evaluate_sets, evaluate_table, measure, read_result, write_result
+from kappaplace.evaluation.inputs import from_descriptors, from_similarities, from_table
 from kappaplace.evaluation.run import fit_on, preprocessing_for
 from kappaplace.evaluation.scoring import SLOW
-from kappaplace.evaluation.sources import from_descriptors, from_similarities, from_table
 from kappaplace.metrics import BOTH_TAILS, UPPER_TAIL, auroc, expected_calibration_error
 from kappaplace.models.embedding.store import EmbeddingStore
 from kappaplace.types import Embeddings
-from kappaplace.uncertainty.registry import SCORES
+from kappaplace.uncertainty import SCORES
 
 
 @pytest.fixture

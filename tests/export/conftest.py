@@ -15,7 +15,7 @@ pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")
 pytest.importorskip("openvino")
 
-from kappaplace.export.run import SUFFIXES, Exported, export_model
+from kappaplace.models.export import SUFFIXES, Exported, export_model
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 import kappaplace
-from kappaplace.export.run import export_model
+from kappaplace.models.export import export_model
 
 SOURCE = Path(__file__).parents[2] / "examples" / "cpp" / "localize.cpp"
 HEADERS = Path(os.environ.get("ONNXRUNTIME_INCLUDE", "/usr/include/onnxruntime"))

@@ -12,11 +12,10 @@ import pytest
 from PIL import Image
 
 from kappaplace import PlaceMap
-from kappaplace.calibration.model import fit_calibration
-from kappaplace.calibration.signal import Signal
-from kappaplace.export.run import export_model
+from kappaplace.calibration.calibration import fit_calibration
+from kappaplace.calibration.combination import Signal, fit_combination
 from kappaplace.maps.exchange import export_map
-from kappaplace.uncertainty.fused import fit_combination
+from kappaplace.models.export import export_model
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "export_numpy.py"
 
@@ -84,7 +83,7 @@ def test_finds_the_place_without_kappaplace(model, exported, photos, tmp_path):
 
 def test_an_exported_calibration_comes_back(model, tmp_path):
     from kappaplace import load_model
-    from kappaplace.calibration.model import Calibration
+    from kappaplace.calibration.calibration import Calibration
 
     rng = np.random.default_rng(0)
     right = rng.random(200) < 0.5

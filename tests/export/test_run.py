@@ -14,10 +14,8 @@ from torch import nn
 
 from kappaplace import FrozenEncoder, KappaPlaceError, load_model
 from kappaplace.data.images import Preprocessing
-from kappaplace.export import parity
-from kappaplace.export.run import SUFFIXES, export_model
-from kappaplace.models.encoder import model_fingerprint
-from kappaplace.models.optimize import fidelity
+from kappaplace.models.export import SUFFIXES, export_model, parity
+from kappaplace.models.fast import fidelity
 
 KINDS = sorted(SUFFIXES)
 
@@ -43,7 +41,7 @@ def test_pictures_are_embedded_as_by_the_model(kind, model, exported, pictures):
     np.testing.assert_allclose(got.descriptor, wanted.descriptor, atol=1e-5)
     np.testing.assert_allclose(got.kappa, wanted.kappa, rtol=1e-3)
     assert opened.preprocessing == model.preprocessing
-    assert model_fingerprint(opened) == model_fingerprint(model)
+    assert opened.fingerprint == model.fingerprint
 
 
 def test_the_record_states_what_it_is(exported):
@@ -102,8 +100,8 @@ def test_int8_is_smaller_close_and_a_model_of_its_own(model, exported, int8, pho
     wanted, got = model.embed(photos, progress=False), opened.embed(photos, progress=False)
     cosines = (wanted.descriptor * got.descriptor).sum(1)
     assert 0.99 < cosines.mean() < 1 - 1e-6  # close, and really computed in eight bits
-    assert model_fingerprint(opened) != model_fingerprint(model)
-    assert opened.record.source == model_fingerprint(model)
+    assert opened.fingerprint != model.fingerprint
+    assert opened.record.source == model.fingerprint
 
 
 def test_int8_takes_images_of_several_sizes(model, photos, tmp_path):

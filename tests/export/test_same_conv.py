@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from kappaplace.export.onnx_file import OPSET
-from kappaplace.export.same_conv import translations, with_one_operator
-from kappaplace.models.efficientnet_lite import SameConv2d
+from kappaplace.models.backbones.efficientnet_lite import SameConv2d
+from kappaplace.models.export.formats import OPSET
+from kappaplace.models.export.same_conv import translations, with_one_operator
 from kappaplace.models.loading import load_model
 
 SIZES = [(64, 64), (65, 64), (33, 47), (40, 51)]
@@ -50,7 +50,7 @@ def test_onnx_pads_alike_at_odd_and_even_sizes(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["onnx", "openvino", "torchscript"])
 def test_the_shipped_model(kind, tmp_path):
-    from kappaplace.export.run import SUFFIXES, export_model
+    from kappaplace.models.export import SUFFIXES, export_model
 
     made = export_model(load_model(), tmp_path / f"m{SUFFIXES[kind]}", kind)
     assert made.record.outputs == ("descriptor", "kappa", "patches")

@@ -25,23 +25,23 @@ from kappaplace import (
     load_model,
     save_model,
 )
-from kappaplace.calibration.model import Calibration, fit_calibration
+from kappaplace.calibration.calibration import Calibration, fit_calibration
+from kappaplace.calibration.combination import fit_combination
+from kappaplace.calibration.sources import load_calibration, save_calibration
 from kappaplace.cli.main import app
 from kappaplace.data.images import Preprocessing
-from kappaplace.evaluation.store import read_result, write_result
-from kappaplace.maps.label_file import read_labels, write_labels
-from kappaplace.maps.manifest import read_manifest, write_manifest
-from kappaplace.maps.monitor import MapMonitor
+from kappaplace.data.readers.trajectory import read_poses
+from kappaplace.evaluation.results import read_result, write_result
+from kappaplace.maps.store.manifest import read_manifest, write_manifest
+from kappaplace.maps.tune.label_sheet import read_labels, write_labels
+from kappaplace.maps.tune.monitor import MapMonitor
 from kappaplace.models.checkpoint import load_checkpoint
 from kappaplace.models.shipped import shipped_folder
 from kappaplace.slam import Frame, LoopCloser
-from kappaplace.slam.calibrations import load_calibration, save_calibration
 from kappaplace.slam.graph_files import closure_message, write_tum
 from kappaplace.slam.loop_closer import ClosingSettings
-from kappaplace.slam.trajectories import read_poses
 from kappaplace.training.recipes import settings_for
 from kappaplace.training.settings import Settings, read_toml
-from kappaplace.uncertainty.fused import fit_combination
 
 __all__ = [
     "Calibration",

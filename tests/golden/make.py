@@ -254,8 +254,7 @@ def _calibrations() -> None:
 
 def _drive() -> None:
     """A drive whose images are nowhere: where they would be embedded, their descriptors lie already."""
-    from kappaplace.slam.city_descriptors import Looks, look_at
-    from kappaplace.slam.city_drive import drive_through
+    from kappaplace_city.drives import Looks, drive_through, look_at
 
     city = SyntheticCity(1, (2, 2), aliased=0.2, featureless=0.1)
     way = drive_through(city, legs=26, step=5.0, seed=1)

@@ -30,7 +30,6 @@ from kappaplace import (
     vmf,
 )
 from kappaplace.client import Client
-from kappaplace.data.synthetic_city import write_city
 from kappaplace.errors import KappaPlaceError
 from kappaplace.evaluation import (
     Choices,
@@ -43,6 +42,7 @@ from kappaplace.evaluation import (
 from kappaplace.retrieval import open_engine, quantize, search_matrix
 from kappaplace.slam import ClosingSettings, Frame, LoopCloser
 from kappaplace.types import Embeddings
+from kappaplace_city import write_city
 from tests.hardening.valid import world
 
 PUBLIC = (
@@ -52,7 +52,7 @@ PUBLIC = (
     "kappaplace.maps",
     "kappaplace.slam",
     "kappaplace.retrieval",
-    "kappaplace.data.synthetic_city",
+    "kappaplace_city",
 )
 NAN, INF = float("nan"), float("inf")
 UNIT = np.eye(6, 4, dtype=np.float32)

@@ -10,7 +10,7 @@ import torch
 
 from kappaplace.calibration.examples import Terms
 from kappaplace.maps import PlaceMap
-from kappaplace.maps.self_calibrate import self_calibrate_map
+from kappaplace.maps.tune.self_calibrate import self_calibrate_map
 from tests.evaluation.conftest import city_folder, saved_model  # noqa: F401  # fixtures
 from tests.hardening.commands import run
 from tests.training.small_run import small_run

@@ -19,26 +19,25 @@ import numpy as np
 import pytest
 import torch
 
+from kappaplace.calibration.sources import load_calibration, save_calibration
 from kappaplace.data.images import Preprocessing
 from kappaplace.data.near import Neighbourhood
-from kappaplace.data.place_images import PlaceImages
 from kappaplace.data.positives import Positives
+from kappaplace.data.readers.trajectory import read_poses
+from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.evaluation import evaluate_sets, read_result, write_result
+from kappaplace.evaluation.inputs import from_similarities
 from kappaplace.evaluation.run import Choices
-from kappaplace.evaluation.sources import from_similarities
-from kappaplace.export.run import SUFFIXES, export_model
 from kappaplace.maps import PlaceMap
-from kappaplace.maps.label_file import Row, Sheet, read_labels, write_labels
+from kappaplace.maps.tune.label_sheet import Row, Sheet, read_labels, write_labels
 from kappaplace.models.checkpoint import load_checkpoint, save_model
 from kappaplace.models.embedding.store import EmbeddingStore
+from kappaplace.models.export import SUFFIXES, export_model
 from kappaplace.models.loading import load_model
 from kappaplace.models.place_model import PlaceModel
-from kappaplace.slam.calibrations import load_calibration, save_calibration
 from kappaplace.slam.graph_files import write_tum
-from kappaplace.slam.trajectories import read_poses
-from kappaplace.training.log import RunLog
-from kappaplace.training.state import load_state, save_state
+from kappaplace.training.loop import RunLog, load_state, save_state
 from tests.hardening.valid import world
 from tests.slam.synthetic import calibration
 
@@ -242,8 +241,8 @@ def test_a_full_disk_is_one_sentence_and_leaves_what_was_there(name: str, folder
 @pytest.mark.parametrize("name", ["cache", "features", "map", pytest.param("city", marks=pytest.mark.slow)])
 def test_a_full_disk_under_long_work(name: str, folder: Path) -> None:
     """Where arrays are mapped, the space is taken before: a full disk must not kill the process."""
-    from kappaplace.data.synthetic_city import SyntheticCity, write_city
     from kappaplace.training.features import _create
+    from kappaplace_city import SyntheticCity, write_city
 
     images = [str(file) for file in sorted((folder / "images").glob("*.png"))]
     work: dict[str, Callable[[], object]] = {

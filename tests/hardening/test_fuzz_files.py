@@ -13,27 +13,26 @@ import numpy as np
 import pytest
 import torch
 
+from kappaplace.calibration.sources import load_calibration, save_calibration
 from kappaplace.data.images import Preprocessing
 from kappaplace.data.near import Neighbourhood
-from kappaplace.data.place_images import PlaceImages
+from kappaplace.data.readers.trajectory import read_poses
+from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.evaluation import evaluate_sets, read_result, write_result
-from kappaplace.evaluation.inputs import read_embeddings, read_positives, read_similarities
+from kappaplace.evaluation.inputs import from_similarities, read_embeddings, read_positives, read_similarities
 from kappaplace.evaluation.run import Choices
-from kappaplace.evaluation.sources import from_similarities
-from kappaplace.export.run import export_model
 from kappaplace.maps import PlaceMap
 from kappaplace.maps.exchange import export_map, import_map
-from kappaplace.maps.label_file import Row, Sampling, Sheet, read_labels, sample_id, write_labels
+from kappaplace.maps.tune.label_sheet import Row, Sampling, Sheet, read_labels, sample_id, write_labels
 from kappaplace.models.checkpoint import save_model
+from kappaplace.models.export import export_model
 from kappaplace.models.loading import load_model
 from kappaplace.models.place_model import PlaceModel
-from kappaplace.slam.calibrations import load_calibration, save_calibration
 from kappaplace.slam.graph_files import write_tum
-from kappaplace.slam.trajectories import read_poses
+from kappaplace.training.loop import load_state, save_state
 from kappaplace.training.recipes import settings_for
 from kappaplace.training.settings import read_toml
-from kappaplace.training.state import load_state, save_state
 from kappaplace.types import Embeddings
 from tests.hardening.damage import damaged_bytes, damaged_json
 from tests.models.test_foreign import cosplace_state

@@ -20,13 +20,13 @@ import pytest
 import torch
 from PIL import Image
 
+from kappaplace.calibration.sources import save_calibration
 from kappaplace.cli.main import INTERRUPTED, STOPPED
 from kappaplace.data.images import Preprocessing
-from kappaplace.data.place_images import PlaceImages
+from kappaplace.data.table import PlaceImages
 from kappaplace.maps import PlaceMap
 from kappaplace.models.checkpoint import save_model
 from kappaplace.models.place_model import PlaceModel
-from kappaplace.slam.calibrations import save_calibration
 from kappaplace.slam.graph_files import write_tum
 from tests.hardening.commands import run
 from tests.slam.synthetic import calibration

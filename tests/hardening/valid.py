@@ -9,13 +9,13 @@ import torch
 from PIL import Image
 
 from kappaplace.calibration.examples import Terms
+from kappaplace.calibration.sources import save_calibration
 from kappaplace.data.images import Preprocessing
-from kappaplace.data.place_images import PlaceImages
+from kappaplace.data.table import PlaceImages
 from kappaplace.maps import PlaceMap
-from kappaplace.maps.self_calibrate import self_calibrate_map
+from kappaplace.maps.tune.self_calibrate import self_calibrate_map
 from kappaplace.models.checkpoint import save_model
 from kappaplace.models.place_model import PlaceModel
-from kappaplace.slam.calibrations import save_calibration
 from kappaplace.slam.graph_files import write_tum
 from tests.slam.synthetic import calibration
 

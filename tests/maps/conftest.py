@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from kappaplace.data.place_images import PlaceImages
-from kappaplace.data.synthetic_city import SyntheticCity
+from kappaplace.data.table import PlaceImages
 from kappaplace.maps import PlaceMap
+from kappaplace_city import SyntheticCity
 
 
 def town_table(folder: Path, split: str = "val", queries: int = 12) -> PlaceImages:

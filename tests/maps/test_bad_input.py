@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from kappaplace.data.place_images import PlaceImages
+from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps import PlaceMap, extend
+from kappaplace.maps import PlaceMap
+from kappaplace.maps import build as extend
 from kappaplace.maps.exchange import export_map
 from tests.maps.fakes import Counting, assert_same
 

@@ -10,17 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kappaplace.calibration.model import Calibration, fit_calibration
+from kappaplace.calibration.calibration import Calibration, fit_calibration
+from kappaplace.calibration.sources import ACCEPT_RISK, MODEL, REJECT_RISK, read_shipped
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import PlaceMap
-from kappaplace.maps.borrowed import ACCEPT_RISK, MODEL, REJECT_RISK, read_shipped
-from kappaplace.maps.label_pairs import open_sheet
-from kappaplace.maps.label_sample import Sample
 from kappaplace.maps.localize import NOT_CALIBRATED, PRIOR
+from kappaplace.maps.tune.label import open_sheet
+from kappaplace.maps.tune.label_sheet import Sample
 from kappaplace.models import shipped
 from kappaplace.models.checkpoint import save_model
-from kappaplace.models.encoder import model_fingerprint
 from kappaplace.models.loading import load_model
 from kappaplace.models.shipped import CALIBRATION, DEFAULT
 
@@ -41,7 +40,7 @@ def made_up(scores=SCORES, *, pairs: bool = True, **options) -> Calibration:
 def ship(folder: Path, model, calibration: Calibration | None) -> str:
     """Put a model into the place of ours; its fingerprint."""
     save_model(model, folder / DEFAULT, half=True)
-    fingerprint = model_fingerprint(load_model(folder / DEFAULT))
+    fingerprint = load_model(folder / DEFAULT).fingerprint
     if calibration is not None:
         values = calibration.to_dict()
         values["facts"] |= {MODEL: fingerprint, "origin": "two made-up towns"}

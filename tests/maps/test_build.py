@@ -11,9 +11,10 @@ import torch
 from PIL import Image
 
 from kappaplace.data.images import Preprocessing
-from kappaplace.data.place_images import PlaceImages
+from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps import PlaceMap, distinctiveness
+from kappaplace.maps import PlaceMap
+from kappaplace.maps import references as distinctiveness
 from kappaplace.models.place_model import PlaceModel
 from tests.maps.fakes import Counting, assert_same
 

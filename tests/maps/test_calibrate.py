@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from kappaplace.calibration.examples import Terms
-from kappaplace.data.place_images import PlaceImages
 from kappaplace.data.positives import Positives
+from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps import PlaceMap, self_calibrate
-from kappaplace.maps.calibrate import calibrate_map
-from kappaplace.maps.self_calibrate import found_alone, self_calibrate_map, sparse_note
+from kappaplace.maps import PlaceMap
+from kappaplace.maps.tune import self_calibrate
+from kappaplace.maps.tune.calibrate import calibrate_map
+from kappaplace.maps.tune.self_calibrate import found_alone, self_calibrate_map, sparse_note
 from tests.maps.conftest import town_table
 
 

@@ -20,12 +20,12 @@ import torch
 from kappaplace.calibration.examples import Terms
 from kappaplace.cli.main import BAD_INPUT, main
 from kappaplace.data.images import Preprocessing
-from kappaplace.data.place_images import PlaceImages
+from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import PlaceMap
-from kappaplace.maps.localization import Localization
-from kappaplace.maps.self_calibrate import self_calibrate_map
-from kappaplace.maps.writer import writer_of
+from kappaplace.maps.answer import Localization
+from kappaplace.maps.store.writer import writer_of
+from kappaplace.maps.tune.self_calibrate import self_calibrate_map
 from kappaplace.models.checkpoint import save_model
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.retrieval.database import References, collection_name

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps import PlaceMap, exchange, manifest
-from kappaplace.maps.answers import read_pairs, write_csv, write_pairs
+from kappaplace.maps import PlaceMap, exchange
+from kappaplace.maps.answer import read_pairs, write_csv, write_pairs
 from kappaplace.maps.exchange import export_map, import_map
-from kappaplace.maps.manifest import read_manifest
-from kappaplace.maps.page import write_page
-from kappaplace.maps.writer import writer_of
+from kappaplace.maps.store import manifest
+from kappaplace.maps.store.manifest import read_manifest
+from kappaplace.maps.store.writer import writer_of
 from kappaplace.models.place_model import PlaceModel
+from kappaplace.reports.localization import write_page
 from tests.maps.fakes import assert_same
 
 

@@ -16,15 +16,15 @@ from typer.testing import CliRunner
 from kappaplace.calibration.examples import Terms
 from kappaplace.cli.map import app
 from kappaplace.data.images import Preprocessing
-from kappaplace.data.place_images import PlaceImages
+from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps import PlaceMap, fit
-from kappaplace.maps.fit import FitOptions, estimate_fit
-from kappaplace.maps.fit_images import choose
-from kappaplace.maps.fit_report import write_fit_report
+from kappaplace.maps import PlaceMap
+from kappaplace.maps.tune import fit
+from kappaplace.maps.tune.fit import FitOptions, choose, estimate_fit
 from kappaplace.models.checkpoint import save_model
 from kappaplace.models.frozen import FrozenEncoder
 from kappaplace.models.place_model import PlaceModel
+from kappaplace.reports.map_fit import write_fit_report
 from tests.maps.fakes import Counting, assert_same
 from tests.maps.test_killed import killed_until_done, sound
 

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from kappaplace.data.place_images import PlaceImages
-from kappaplace.maps import PlaceMap, extend
+from kappaplace.data.table import PlaceImages
+from kappaplace.maps import PlaceMap
+from kappaplace.maps import build as extend
 from tests.maps.fakes import Counting, assert_same
 
 IMAGES, BLOCK, SEGMENT = 60, 4, 12

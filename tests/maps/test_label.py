@@ -16,26 +16,26 @@ from PIL import Image
 
 from kappaplace.calibration.examples import Terms
 from kappaplace.data.images import Preprocessing
-from kappaplace.data.place_images import PlaceImages
+from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import PlaceMap
-from kappaplace.maps.label_calibrate import calibrate_on_labels
-from kappaplace.maps.label_file import (
+from kappaplace.maps.tune.label import calibrate_on_labels, label_loop, open_sheet
+from kappaplace.maps.tune.label_sheet import (
     NO,
+    SECONDS,
     UNKNOWN,
     YES,
     Row,
+    Sample,
     Sheet,
+    draw_sample,
     new_sheet,
     read_labels,
     sample_id,
     write_labels,
 )
-from kappaplace.maps.label_loop import label_loop
-from kappaplace.maps.label_page import write_label_page
-from kappaplace.maps.label_pairs import open_sheet
-from kappaplace.maps.label_sample import SECONDS, Sample, draw_sample
 from kappaplace.models.place_model import PlaceModel
+from kappaplace.reports.labels import write_label_page
 from tests.browser import CHROMIUM, Browser
 from tests.maps.conftest import town_table
 
@@ -327,7 +327,7 @@ def test_the_page_in_a_real_browser(ready, sheet, tmp_path, browser):
 
 
 def test_a_map_without_pictures_cannot_be_labelled(ready, sheet, tmp_path, monkeypatch):
-    from kappaplace.maps import label_page
+    from kappaplace.reports import labels as label_page
 
     monkeypatch.setattr(label_page, "match_picture", lambda *_: None)
     with pytest.raises(KappaPlaceError, match="None of the map's images"):
@@ -336,7 +336,7 @@ def test_a_map_without_pictures_cannot_be_labelled(ready, sheet, tmp_path, monke
 
 
 def test_pictures_keep_their_shape():
-    from kappaplace.reports.label_pictures import jpeg_of, side_by_side, small_picture
+    from kappaplace.data.thumbnails import jpeg_of, side_by_side, small_picture
 
     wide = jpeg_of(Image.new("RGB", (300, 100), (200, 0, 0)))
     both = Image.open(io.BytesIO(side_by_side(wide, None, height=120)))

@@ -9,21 +9,20 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from kappaplace.calibration.judge import QUERY_SIGNALS, query_features
-from kappaplace.calibration.model import fit_calibration
+from kappaplace.calibration.calibration import QUERY_SIGNALS, fit_calibration, query_features
+from kappaplace.calibration.combination import features_of
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import PlaceMap
-from kappaplace.maps.localization import fused_pose
+from kappaplace.maps.answer import fused_pose
 from kappaplace.maps.localize import _reranked
-from kappaplace.maps.self_calibrate import self_calibrate_map
+from kappaplace.maps.tune.self_calibrate import self_calibrate_map
 from kappaplace.retrieval import choose, faiss
 from kappaplace.retrieval.evidence import Evidence
 from kappaplace.retrieval.exact import search
 from kappaplace.retrieval.references import ArrayReferences, Queries
 from kappaplace.retrieval.retrieve import retrieve
 from kappaplace.types import Embeddings
-from kappaplace.uncertainty.fused import features_of
-from kappaplace.uncertainty.registry import SCORES
+from kappaplace.uncertainty import SCORES
 
 
 @pytest.mark.parametrize("removed", [0, 7])
@@ -56,7 +55,7 @@ def test_margin_looks_beyond_the_list(town_map, queries, monkeypatch):
 
 
 def test_unfinished_maps_find_distinctiveness_on_the_way(town, tiny, tmp_path, queries, monkeypatch):
-    from kappaplace.maps import extend
+    from kappaplace.maps import build as extend
 
     with monkeypatch.context() as patch:
         patch.setattr(extend, "finish", lambda writer: None)

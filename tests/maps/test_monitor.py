@@ -10,14 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kappaplace.calibration.model import Calibration, fit_calibration
+from kappaplace.calibration.calibration import Calibration, fit_calibration
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import PlaceMap
-from kappaplace.maps.answers import write_csv
-from kappaplace.maps.drift_note import monitor_file
-from kappaplace.maps.localization import Localization, Match
-from kappaplace.maps.monitor import MapMonitor
-from kappaplace.maps.monitor_inputs import holds_answers, read_observed
+from kappaplace.maps.answer import Localization, Match, write_csv
+from kappaplace.maps.notes import monitor_file
+from kappaplace.maps.tune.monitor import MapMonitor, holds_answers, read_observed
 from kappaplace.reports.drift import drift_figure, write_drift
 
 

@@ -22,9 +22,10 @@ from torch import nn
 
 from kappaplace.cli.main import BAD_INPUT, main
 from kappaplace.data.images import Preprocessing
-from kappaplace.data.place_images import PlaceImages
+from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps import PlaceMap, extend
+from kappaplace.maps import PlaceMap
+from kappaplace.maps import build as extend
 from kappaplace.models.checkpoint import save_model
 from kappaplace.models.embedding import embed_images
 from kappaplace.models.embedding.ray import RETRIES, Here, RayEmbedder, embed_block

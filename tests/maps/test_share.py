@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kappaplace.data.place_images import PlaceImages
+from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import PlaceMap
-from kappaplace.maps.share import pull_map, push_map
 from kappaplace.models.checkpoint import save_model
 from kappaplace.models.place_model import PlaceModel
+from kappaplace.sharing import pull_map, push_map
 from tests.cli.test_main import run
 from tests.fake_hub import FakeHub, fake_hub
 from tests.maps.fakes import contents

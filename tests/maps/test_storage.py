@@ -12,11 +12,12 @@ from typer.testing import CliRunner
 
 from kappaplace.cli.main import app
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps import PlaceMap, change, distinctiveness
+from kappaplace.maps import PlaceMap, change
+from kappaplace.maps import references as distinctiveness
 from kappaplace.maps.exchange import export_map, import_map
-from kappaplace.maps.manifest import Manifest, ModelRecord, read_manifest
-from kappaplace.maps.segments import Rows
-from kappaplace.maps.writer import writer_of
+from kappaplace.maps.store.manifest import Manifest, ModelRecord, read_manifest
+from kappaplace.maps.store.segments import Rows
+from kappaplace.maps.store.writer import writer_of
 from kappaplace.retrieval import codes
 from kappaplace.retrieval.columns import decode, encode
 from kappaplace.types import Embeddings

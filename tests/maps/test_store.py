@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps import PlaceMap, manifest, notes, verify
-from kappaplace.maps.manifest import PROTOCOL, read_manifest
-from kappaplace.maps.segments import Segment, StaleMap
-from kappaplace.maps.writer import writer_of
+from kappaplace.maps import PlaceMap, notes
+from kappaplace.maps.store import manifest, verify
+from kappaplace.maps.store.manifest import PROTOCOL, read_manifest
+from kappaplace.maps.store.segments import Segment, StaleMap
+from kappaplace.maps.store.writer import writer_of
 from kappaplace.models.embedding import embed_images
 from kappaplace.models.place_model import PlaceModel
 from tests.maps.fakes import Counting
@@ -288,7 +289,8 @@ def test_what_a_dead_writer_left_is_ignored_and_removed(town_map, town, tmp_path
 def test_a_full_disk_loses_nothing(town, tiny, tmp_path, monkeypatch, what):
     import errno
 
-    from kappaplace.maps import files, segments, writer
+    from kappaplace import files
+    from kappaplace.maps.store import segments, writer
 
     out, log = tmp_path / "m", tmp_path / "log"
     options = {"segment_rows": 16, "embedder": Counting(log)}

@@ -13,16 +13,14 @@ import torch
 
 from kappaplace.calibration.examples import Examples, Terms
 from kappaplace.data.images import Preprocessing
-from kappaplace.data.place_images import PlaceImages
+from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import PlaceMap
-from kappaplace.maps.calibrate import calibrate_map, no_longer_compared
-from kappaplace.maps.label_calibrate import calibrate_on_labels
-from kappaplace.maps.label_file import NO, YES, Sheet, read_labels, write_labels
-from kappaplace.maps.label_pairs import open_sheet
-from kappaplace.maps.label_sample import Sample
 from kappaplace.maps.localize import verified_by
-from kappaplace.maps.self_calibrate import self_calibrate_map
+from kappaplace.maps.tune.calibrate import calibrate_map, no_longer_compared
+from kappaplace.maps.tune.label import calibrate_on_labels, open_sheet
+from kappaplace.maps.tune.label_sheet import NO, YES, Sample, Sheet, read_labels, write_labels
+from kappaplace.maps.tune.self_calibrate import self_calibrate_map
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.retrieval.patches import patch_agreement
 

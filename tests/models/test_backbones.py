@@ -8,10 +8,8 @@ import pytest
 import torch
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.models import weights
-from kappaplace.models.backbones import BACKBONES, build_backbone, freeze_stages
-from kappaplace.models.timm_backbone import import_timm
-from kappaplace.models.torchvision_compat import import_torchvision
+from kappaplace.models.backbones import BACKBONES, build_backbone, freeze_stages, weights
+from kappaplace.models.backbones.timm import import_timm, import_torchvision
 
 BUILT_IN = [name for name, spec in BACKBONES.items() if not spec.extra]
 FROM_TIMM = [name for name, spec in BACKBONES.items() if spec.extra]

@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.models.foreign import read_prototypes
 from kappaplace.models.loading import load_model
 from kappaplace.models.place_model import PlaceModel
+from kappaplace.models.published import read_prototypes
 
 NUMBERS = {"conv1": "0", "bn1": "1", "layer1": "4", "layer2": "5", "layer3": "6", "layer4": "7"}
 

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.models import hub
-from kappaplace.models.hub import HUB, HubModel, fetch
+from kappaplace.models import published as hub
 from kappaplace.models.loading import load_model
 from kappaplace.models.place_model import PlaceModel
+from kappaplace.models.published import HUB, HubModel, fetch
 
 from .test_foreign import cosplace_state
 

@@ -8,13 +8,11 @@ import torch
 from torch import nn
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.models import optimize as module
+from kappaplace.models import fast as module
 from kappaplace.models.aggregation import normalise_channels
-from kappaplace.models.folding import fold_batch_norms
-from kappaplace.models.fused_resnet import FusedResNet
-from kappaplace.models.optimize import ENOUGH, InPrecision, OptimizedModel, fidelity, for_many
+from kappaplace.models.fast import ENOUGH, OptimizedModel, fidelity, for_many
+from kappaplace.models.fast.fused import FusedResNet, InPrecision, Tail, fold_batch_norms
 from kappaplace.models.place_model import PlaceModel, unit, with_spread
-from kappaplace.models.tail import Tail
 
 
 def with_statistics(model: PlaceModel) -> PlaceModel:
@@ -101,7 +99,7 @@ def test_a_backbone_that_cannot_be_folded_stays_as_it_is(
 @pytest.mark.parametrize("backbone", ["resnet_tiny", "resnet50_v1"])
 def test_the_fused_form_is_the_same_network(backbone: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """cuDNN's kernels themselves need a GPU; here their definitions stand in for them."""
-    from kappaplace.models import fused_resnet
+    from kappaplace.models.fast import fused as fused_resnet
 
     def plain_relu(conv: nn.Conv2d, x: torch.Tensor) -> torch.Tensor:
         return conv(x).relu()

@@ -11,11 +11,10 @@ import pytest
 import torch
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.huggingface import checked_name
 from kappaplace.models.checkpoint import ModelCard, save_model
 from kappaplace.models.loading import load_model
 from kappaplace.models.place_model import PlaceModel
-from kappaplace.models.share import pull_model, push_model
+from kappaplace.sharing import checked_name, pull_model, push_model
 from tests.cli.test_main import run
 from tests.fake_hub import FakeHub, fake_hub
 

@@ -65,12 +65,11 @@ def test_the_shipped_folder_is_whole_and_light() -> None:
 
 
 def test_the_shipped_calibration_belongs_to_the_shipped_model() -> None:
-    from kappaplace.calibration.judge import PATCH_SIGNALS, QUERY_SIGNALS
-    from kappaplace.maps.borrowed import calibration_with
-    from kappaplace.models.encoder import model_fingerprint
+    from kappaplace.calibration.calibration import PATCH_SIGNALS, QUERY_SIGNALS
+    from kappaplace.calibration.sources import calibration_with
 
     model = load_model()
-    made = calibration_with(model_fingerprint(model), model.preprocessing)
+    made = calibration_with(model.fingerprint, model.preprocessing)
     assert made is not None
     assert set(made.scores) <= {*QUERY_SIGNALS, *PATCH_SIGNALS}  # what every map computes
     assert made.facts["verify"] == 10  # patches need matches that were compared
@@ -189,7 +188,7 @@ def test_commands_use_it_where_no_model_is_named(
 ) -> None:
     from PIL import Image
 
-    from kappaplace.data.place_images import PlaceImages
+    from kappaplace.data.table import PlaceImages
 
     monkeypatch.setenv("KAPPAPLACE_CACHE", str(tmp_path / "cache"))
     (tmp_path / "images").mkdir()

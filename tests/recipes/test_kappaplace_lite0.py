@@ -12,14 +12,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from kappaplace.data.synthetic_city import SyntheticCity
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import PlaceMap
 from kappaplace.models import shipped
-from kappaplace.models.encoder import model_fingerprint
 from kappaplace.models.loading import load_model
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.models.shipped import CALIBRATION, DEFAULT, PAGE
+from kappaplace_city import SyntheticCity
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "kappaplace_lite0"
 RESULTS = "set,queries,R@1,AUROC,smooth ECE\nsped,1607,0.51,0.834,0.0123\nmean,,0.6,,\n"
@@ -80,7 +79,7 @@ def test_calibrated_packed_and_lent(
     assert isinstance(model, PlaceModel)
     assert model.architecture.head == "folded"
     facts = json.loads((folder / CALIBRATION).read_text())["facts"]
-    assert facts["model"] == model_fingerprint(model)
+    assert facts["model"] == model.fingerprint
     card = json.loads((folder / "card.json").read_text())
     assert card["metrics"] == {"R@1 sped": 0.51, "AUROC sped": 0.834, "R@1 mean": 0.6}
     place_map = PlaceMap.build(sets[0][1], tmp_path / "m")

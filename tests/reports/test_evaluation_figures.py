@@ -9,10 +9,23 @@ import pytest
 from matplotlib.colors import to_hex
 
 from kappaplace.metrics import acceptance_curve, ece_surface, reliability_curve
-from kappaplace.reports import place_map
-from kappaplace.reports.artefacts import Artefacts, slug
-from kappaplace.reports.ece_figures import ece_bars_figure, ece_sensitivity_figure
-from kappaplace.reports.figures import COLOURS, WRONG, line_style, reliability_figure
+from kappaplace.reports import ground as place_map
+from kappaplace.reports.artifacts import Artefacts, slug
+from kappaplace.reports.figures import (
+    BINS,
+    COLOURS,
+    POINTS,
+    WRONG,
+    comparison_figure,
+    ece_bars_figure,
+    ece_sensitivity_figure,
+    kappa_histogram_figure,
+    line_style,
+    reliability_figure,
+    risk_coverage_figure,
+    score_histogram_figure,
+    thinned,
+)
 from kappaplace.reports.gallery import (
     confident_queries,
     gallery_html,
@@ -20,9 +33,7 @@ from kappaplace.reports.gallery import (
     shown_score,
     worst_failures,
 )
-from kappaplace.reports.histograms import BINS, kappa_histogram_figure, score_histogram_figure
 from kappaplace.reports.html import png_of, svg_of
-from kappaplace.reports.selective import POINTS, comparison_figure, risk_coverage_figure, thinned
 from tests.reports.synthetic import make_images, make_set
 
 

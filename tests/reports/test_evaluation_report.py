@@ -12,7 +12,8 @@ import pytest
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.evaluation.results import EvaluationResult
-from kappaplace.reports import artefacts, how_to_read
+from kappaplace.reports import artifacts as artefacts
+from kappaplace.reports import how_to_read
 from kappaplace.reports.evaluation import write_report
 from tests.reports.synthetic import make_images, make_result, make_set
 

@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 from kappaplace.calibration.examples import Terms
 from kappaplace.data.images import Preprocessing
 from kappaplace.maps import PlaceMap
-from kappaplace.maps.self_calibrate import self_calibrate_map
+from kappaplace.maps.tune.self_calibrate import self_calibrate_map
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.serve.app import create_app
 from kappaplace.serve.settings import Settings
@@ -42,7 +42,7 @@ def served_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def query_files(served_folder: Path) -> list[Path]:
-    from kappaplace.data.place_images import PlaceImages
+    from kappaplace.data.table import PlaceImages
 
     table = PlaceImages.open(served_folder / "val.parquet")
     return [Path(path) for path in table.image_paths(table.query_rows)]

@@ -22,9 +22,8 @@ from urllib.parse import parse_qs, urlsplit
 import numpy as np
 from PIL import Image, ImageFilter
 
-from kappaplace.calibration.decision import rule_by_probability
-from kappaplace.calibration.match_decision import decide_matches
-from kappaplace.data.synthetic_city import CityViews, SyntheticCity
+from kappaplace.calibration.decision import decide_matches, rule_by_probability
+from kappaplace_city import CityViews, SyntheticCity
 
 PAGE = Path(__file__).parents[2] / "src" / "kappaplace" / "serve" / "page"
 CSP = "default-src 'self'; img-src 'self' data: blob:; object-src 'none'; base-uri 'none'; form-action 'self'"

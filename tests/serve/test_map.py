@@ -80,7 +80,7 @@ def test_a_reference_that_is_not_there(client: TestClient, path: str) -> None:
 def test_without_thumbnails_the_image_itself_is_shown_while_it_is_there(
     serve: Serve, town_folder_copy: Path, tiny: object
 ) -> None:
-    from kappaplace.data.place_images import PlaceImages
+    from kappaplace.data.table import PlaceImages
 
     table = PlaceImages.open(town_folder_copy / "val.parquet", root=town_folder_copy / "val")
     made = PlaceMap.build(table, town_folder_copy / "plain.map", tiny)

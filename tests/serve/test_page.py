@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kappaplace.calibration.decision import DecisionRule, rule_by_probability
-from kappaplace.calibration.match_decision import decide_matches
+from kappaplace.calibration.decision import DecisionRule, decide_matches, rule_by_probability
 from tests.serve.fake_api import DEMOS, Behaviour, FakeApi
 
 playwright = pytest.importorskip("playwright.sync_api")

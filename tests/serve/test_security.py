@@ -94,7 +94,7 @@ def test_what_cannot_be_appended_leaves_nothing_behind(
 
 
 def test_a_map_that_another_process_writes_is_told(serve: Serve, served_folder: Path, tmp_path: Path) -> None:
-    from kappaplace.lock import writing
+    from kappaplace.files import writing
 
     folder = tmp_path / "copy.map"
     shutil.copytree(served_folder / "town.map", folder)

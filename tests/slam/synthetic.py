@@ -6,13 +6,12 @@ from functools import lru_cache
 
 import numpy as np
 
-from kappaplace.calibration.model import Calibration
-from kappaplace.data.synthetic_city import SyntheticCity
+from kappaplace.calibration.calibration import Calibration
 from kappaplace.slam import Closure, Frame
 from kappaplace.slam.calibrate import Examples, collect, fit_closures
-from kappaplace.slam.city_descriptors import Looks, look_at
-from kappaplace.slam.city_drive import CityDrive, drive_through
 from kappaplace.slam.evaluation import same_place
+from kappaplace_city import SyntheticCity
+from kappaplace_city.drives import CityDrive, Looks, drive_through, look_at
 
 LOOKS = Looks(dim=64)
 

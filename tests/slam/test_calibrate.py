@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kappaplace.calibration.model import Calibration
+from kappaplace.calibration.calibration import Calibration
+from kappaplace.calibration.sources import load_calibration, save_calibration
 from kappaplace.errors import KappaPlaceError
 from kappaplace.models.place_model import PlaceModel
-from kappaplace.slam.calibrate import collect, fit_closures
-from kappaplace.slam.calibrations import calibration_for, load_calibration, save_calibration
+from kappaplace.slam.calibrate import calibration_for, collect, fit_closures
 from tests.slam.synthetic import calibration, examples, world
 
 

@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 from kappaplace.errors import KappaPlaceError
 from kappaplace.models.loading import load_model
 from kappaplace.models.place_model import PlaceModel
-from kappaplace.retrieval.patches import patch_agreement
+from kappaplace.retrieval.patches import CellCheck, patch_agreement, patch_maps_of
 from kappaplace.slam import ClosingSettings, Frame, LoopCloser
-from kappaplace.slam.calibrate import collect, fit_closures, scores_for
-from kappaplace.slam.calibrations import calibration_for
-from kappaplace.slam.cells import CellCheck, patch_maps_of
+from kappaplace.slam.calibrate import calibration_for, collect, fit_closures, scores_for
 from tests.slam.synthetic import calibration, world
 
 LOOKS = torch.randn(40, 8, 6, 6, generator=torch.Generator().manual_seed(0))

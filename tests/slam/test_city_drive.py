@@ -3,12 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kappaplace.data.synthetic_city import SyntheticCity
+from kappaplace.data.poses import travelled
 from kappaplace.errors import KappaPlaceError
-from kappaplace.slam.city_descriptors import Looks, look_at
-from kappaplace.slam.city_drive import Drift, drive_through, segment_of
 from kappaplace.slam.evaluation import same_place
-from kappaplace.slam.poses import travelled
+from kappaplace_city import SyntheticCity
+from kappaplace_city.drives import Drift, Looks, drive_through, look_at, segment_of
 
 CITY = SyntheticCity(3, (2, 2), aliased=0.3, featureless=0.1)
 

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kappaplace.slam.consistency import Proposal, support
-from kappaplace.slam.plausibility import covered_area, likelihood_ratio, updated
+from kappaplace.slam.gates import Proposal, covered_area, likelihood_ratio, support, updated
 
 # Two rounds of a straight street, 1 m a frame; odometry of the second has drifted 30 m to the side.
 FIRST = np.column_stack([np.arange(50.0), np.zeros(50), np.zeros(50)])

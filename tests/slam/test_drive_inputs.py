@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from kappaplace.data.place_images import PlaceImages
+from kappaplace.data.poses import as_planar, as_spatial, matrices
+from kappaplace.data.readers.trajectory import TimedPoses, from_headings, read_poses
+from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.slam.drive_inputs import read_drive
 from kappaplace.slam.graph_files import write_tum
-from kappaplace.slam.poses import as_planar, as_spatial, matrices
-from kappaplace.slam.trajectories import TimedPoses, from_headings, read_poses
 
 TURN = np.column_stack([np.arange(10.0), np.arange(10.0) ** 2 / 10, np.linspace(0, 1.5, 10)])
 

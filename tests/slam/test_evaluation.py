@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kappaplace.data.poses import compose
 from kappaplace.errors import KappaPlaceError
 from kappaplace.slam.evaluation import (
     closure_quality,
@@ -14,7 +15,6 @@ from kappaplace.slam.evaluation import (
     same_place,
     trajectory_error,
 )
-from kappaplace.slam.poses import compose
 
 
 def test_counts_of_closures() -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kappaplace.data.poses import as_spatial
+from kappaplace.data.readers.trajectory import read_poses
 from kappaplace.slam.graph_files import write_g2o, write_json_lines, write_tum
-from kappaplace.slam.poses import as_spatial
-from kappaplace.slam.trajectories import read_poses
 from tests.slam.synthetic import closure
 
 WAY = np.column_stack([np.arange(6.0), np.zeros(6), np.linspace(0, 1, 6)])

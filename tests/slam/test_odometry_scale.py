@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kappaplace.data.poses import as_spatial, chain, compose
 from kappaplace.slam.graph_factors import OdometryNoise
 from kappaplace.slam.odometry_scale import MOST, odometry_scale
 from kappaplace.slam.pose_graph import optimise
-from kappaplace.slam.poses import as_spatial, chain, compose
 from kappaplace.slam.types import Closure
 from tests.slam.synthetic import closure
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kappaplace.slam import ClosingSettings, Frame, LoopCloser
-from kappaplace.slam.plausibility import SLIP, covered_area, likelihood_ratio, updated
+from kappaplace.slam.gates import SLIP, covered_area, likelihood_ratio, updated
 from tests.slam.synthetic import calibration
 
 METRES, WAY, AREA = st.floats(0, 500), st.floats(0, 5000), st.floats(1e3, 1e7)

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kappaplace.data.poses import as_spatial, between, chain, positions
 from kappaplace.errors import KappaPlaceError
 from kappaplace.slam.evaluation import trajectory_error
 from kappaplace.slam.graph_factors import OdometryNoise, closure_factor
 from kappaplace.slam.pose_graph import IncrementalGraph, optimise
-from kappaplace.slam.poses import as_spatial, between, chain, positions
 from tests.slam.synthetic import closure
 
 pytest.importorskip("gtsam")

@@ -5,10 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kappaplace.data.poses import between
 from kappaplace.errors import KappaPlaceError
-from kappaplace.slam.motion import PoseMotion, RouteMotion
-from kappaplace.slam.poses import between
-from kappaplace.slam.sequence import HistogramFilter, average_scores, likelihood, place_matrix
+from kappaplace.slam.sequence import (
+    HistogramFilter,
+    PoseMotion,
+    RouteMotion,
+    average_scores,
+    likelihood,
+    place_matrix,
+)
 
 COUNT = 100
 STREET = np.column_stack([5.0 * np.arange(COUNT), np.zeros(COUNT), np.zeros(COUNT)])

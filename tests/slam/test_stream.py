@@ -83,8 +83,8 @@ def _node() -> Any:
 
 
 def test_the_ros_node_works_without_ros(tmp_path: Path, tiny: PlaceModel) -> None:
+    from kappaplace.calibration.sources import save_calibration
     from kappaplace.models.checkpoint import save_model
-    from kappaplace.slam.calibrations import save_calibration
 
     save_model(tiny, tmp_path / "model")
     save_calibration(calibration(), tmp_path / "closures.json")

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 
 from kappaplace.data.positives import positives_within
-from kappaplace.data.synthetic_city import CityViews, SyntheticCity
 from kappaplace.models.place_model import PlaceModel
+from kappaplace.training.images import TrainingSet
 from kappaplace.training.recipes import settings_for
 from kappaplace.training.run import Trained, train
-from kappaplace.training.training_set import TrainingSet
 from kappaplace.training.validation import ValidationSet
+from kappaplace_city import CityViews, SyntheticCity
 
 SIZE = 24
 THREADS = int(os.environ.get("KAPPAPLACE_TEST_THREADS", "1"))

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from kappaplace.data.classes import PlaceClasses, assign_classes, classes_of_places
 from kappaplace.errors import KappaPlaceError
 from kappaplace.training.batches import BatchPlan, Items, view_key
+from kappaplace.training.places import PlaceClasses, assign_classes, classes_of_places
 
 
 def classes(places: int = 12, images: int = 5) -> PlaceClasses:

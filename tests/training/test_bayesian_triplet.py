@@ -12,7 +12,7 @@ from scipy import stats
 from torch import Tensor
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.training.bayesian_triplet import bayesian_triplet_loss, prior_divergence, triplet_moments
+from kappaplace.training.losses import bayesian_triplet_loss, prior_divergence, triplet_moments
 
 
 def gaussians(count: int, dim: int, seed: int = 0, scale: float = 0.2) -> tuple[Tensor, Tensor]:

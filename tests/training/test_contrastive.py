@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.training.contrastive import Pairs, all_pairs, multi_similarity_loss, multi_similarity_pairs
+from kappaplace.training.losses import Pairs, all_pairs, multi_similarity_loss, multi_similarity_pairs
 
 
 def batch(places: list[int], dim: int = 6, seed: int = 0, spread: float = 1.0) -> tuple[Tensor, Tensor]:

@@ -19,8 +19,8 @@ from kappaplace.models.place_model import PlaceModel
 from kappaplace.training import features
 from kappaplace.training.batches import view_key
 from kappaplace.training.features import CLEAN, FeatureStore, Share, extract_features, frozen_features
+from kappaplace.training.images import ImageSource, Views
 from kappaplace.training.settings import AugmentSettings
-from kappaplace.training.views import ImageSource, Views
 
 SIDE, SEED = 12, 4
 INPUT = Preprocessing(SIDE, "exact")

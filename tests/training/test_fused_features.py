@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from kappaplace.models.place_model import PlaceModel
-from kappaplace.training.features import frozen_features
-from kappaplace.training.fused_features import feature_function, fused_features
+from kappaplace.training.features import feature_function, frozen_features, fused_features
 from kappaplace.training.settings import RunSettings
 
 

@@ -9,14 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from kappaplace.data.classes import assign_classes
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
 from kappaplace.models.frozen import FrozenEncoder
-from kappaplace.training.loop import Loop
+from kappaplace.training.loop import FILE, Loop
+from kappaplace.training.places import assign_classes
 from kappaplace.training.recipes import settings_for
 from kappaplace.training.run import train
-from kappaplace.training.state import FILE
 from tests.training.small_run import OPTIONS, SIZE, small_data, small_encoder, small_run
 
 CENTROIDS = ("anchors.source=places", "optimiser.lr=1e-2", "stop.metrics=[]")

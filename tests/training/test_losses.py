@@ -10,8 +10,14 @@ import pytest
 import torch
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.training.anchors import batch_centroids, class_anchors
-from kappaplace.training.losses import gaussian_nll, large_margin_cosine_loss, stun_loss, vmf_loss
+from kappaplace.training.losses import (
+    batch_centroids,
+    class_anchors,
+    gaussian_nll,
+    large_margin_cosine_loss,
+    stun_loss,
+    vmf_loss,
+)
 
 
 def unit(*shape: int) -> torch.Tensor:

@@ -14,10 +14,17 @@ from torch import Tensor, nn
 from kappaplace import vmf
 from kappaplace.errors import KappaPlaceError
 from kappaplace.models.place_model import PlaceModel
-from kappaplace.training.anchors import FixedAnchors, batch_centroids
-from kappaplace.training.bayesian_triplet import bayesian_triplet_loss
-from kappaplace.training.contrastive import multi_similarity_loss, multi_similarity_pairs
-from kappaplace.training.losses import gaussian_nll, large_margin_cosine_loss, stun_loss, vmf_loss
+from kappaplace.training.losses import (
+    FixedAnchors,
+    batch_centroids,
+    bayesian_triplet_loss,
+    gaussian_nll,
+    large_margin_cosine_loss,
+    multi_similarity_loss,
+    multi_similarity_pairs,
+    stun_loss,
+    vmf_loss,
+)
 from kappaplace.training.objectives import (
     BayesianTriplet,
     Classification,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from kappaplace.training.objectives import Classification
-from kappaplace.training.optimisers import Optimisers, warm_cosine
+from kappaplace.training.optimizers import Optimisers, warm_cosine
 from kappaplace.training.settings import LossSettings, OptimiserSettings
 
 

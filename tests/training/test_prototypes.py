@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kappaplace.data.classes import PlaceClasses, assign_classes, classes_of_places
 from kappaplace.errors import KappaPlaceError
-from kappaplace.training.anchors import FixedAnchors
 from kappaplace.training.features import CLEAN, FeatureStore
+from kappaplace.training.losses import FixedAnchors
+from kappaplace.training.places import PlaceClasses, assign_classes, classes_of_places
 from kappaplace.training.prototypes import (
     clean_anchors,
     place_anchors,

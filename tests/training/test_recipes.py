@@ -23,14 +23,14 @@ from kappaplace.models.checkpoint import read_card
 from kappaplace.models.frozen import FrozenEncoder
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.training import objectives
+from kappaplace.training.images import TrainingSet
+from kappaplace.training.loop import load_state
 from kappaplace.training.losses import large_margin_cosine_loss
 from kappaplace.training.objectives import Classification
 from kappaplace.training.recipes import RECIPES, recipe_named, settings_for
 from kappaplace.training.run import Trained, train
 from kappaplace.training.settings import Settings, flat
 from kappaplace.training.start import starting_model
-from kappaplace.training.state import load_state
-from kappaplace.training.training_set import TrainingSet
 from kappaplace.training.validation import ValidationSet
 from tests.training.tiny import DIM, SIDE, City, plain_encoder, tiny_settings
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kappaplace.training.state import load_state
+from kappaplace.training.loop import load_state
 from tests.training.small_run import small_run
 
 ROOT = Path(__file__).parents[2]

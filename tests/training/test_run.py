@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.lock import writing
+from kappaplace.files import writing
 from kappaplace.training.run import train
 from tests.training.tiny import City, tiny_settings
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.training.state import FILE, load_state, rng_state, save_state, set_rng_state
+from kappaplace.training.loop import FILE, load_state, rng_state, save_state, set_rng_state
 
 
 def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:

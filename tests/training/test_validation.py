@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from kappaplace.data.place_images import PlaceImages
 from kappaplace.data.positives import Positives
+from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.training.validation import ValidationSet, Validator
 from kappaplace.types import Embeddings, Matches
-from kappaplace.uncertainty.base import Evidence
+from kappaplace.uncertainty.score import Evidence
 from tests.training.tiny import City
 from tests.uncertainty.helpers import evidence_of
 

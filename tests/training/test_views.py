@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 
 from kappaplace.data.images import Preprocessing
+from kappaplace.training.images import ImageSource, Views
 from kappaplace.training.settings import AugmentSettings
-from kappaplace.training.views import ImageSource, Views
 
 CPU, SIDE = torch.device("cpu"), 24
 INPUT = Preprocessing(SIDE, "exact")

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from kappaplace.data.positives import positives_within
-from kappaplace.data.synthetic_city import SyntheticCity
+from kappaplace.training.images import TrainingSet
 from kappaplace.training.recipes import settings_for
 from kappaplace.training.settings import Settings
-from kappaplace.training.training_set import TrainingSet
 from kappaplace.training.validation import ValidationSet
+from kappaplace_city import SyntheticCity
 
 SIDE, DIM = 32, 32
 OPTIONS = (

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
+from kappaplace.calibration.combination import CLIP, Combination, features_of, fit_combination, fused
 from kappaplace.errors import KappaPlaceError
 from kappaplace.metrics import auroc
-from kappaplace.uncertainty.fused import CLIP, Combination, features_of, fit_combination, fused
-from kappaplace.uncertainty.registry import SCORES, available, score_named
+from kappaplace.uncertainty import SCORES, available, score_named
 from tests.uncertainty.helpers import changed, world
 
 

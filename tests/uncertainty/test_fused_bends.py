@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 
+from kappaplace.calibration.combination import CLIP, Combination, fit_combination
 from kappaplace.errors import KappaPlaceError
-from kappaplace.uncertainty.fused import CLIP, Combination, fit_combination
 
 
 def valley(n: int = 3000) -> tuple[np.ndarray, np.ndarray]:

@@ -10,11 +10,10 @@ from PIL import Image, ImageDraw
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.types import Matches
-from kappaplace.uncertainty import local_features
-from kappaplace.uncertainty.base import Evidence
-from kappaplace.uncertainty.geometric import geometric
-from kappaplace.uncertainty.local_features import Verification, count_inliers, extract
-from kappaplace.uncertainty.registry import score_named
+from kappaplace.uncertainty import geometric as local_features
+from kappaplace.uncertainty import score_named
+from kappaplace.uncertainty.geometric import Verification, count_inliers, extract, geometric
+from kappaplace.uncertainty.score import Evidence
 from tests.uncertainty.helpers import evidence_of
 
 pytest.importorskip("cv2")

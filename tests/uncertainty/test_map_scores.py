@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kappaplace.data.near import Neighbourhood
-from kappaplace.data.place_images import PlaceImages
+from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.types import Embeddings, Matches
-from kappaplace.uncertainty.base import Evidence
-from kappaplace.uncertainty.registry import score_named
-from kappaplace.uncertainty.z_score import z_score
+from kappaplace.uncertainty import score_named
+from kappaplace.uncertainty.places import z_score
+from kappaplace.uncertainty.score import Evidence
 from tests.uncertainty.helpers import changed, evidence_of, world
 
 MARGIN, ALIASING = score_named("margin"), score_named("aliasing")

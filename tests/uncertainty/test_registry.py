@@ -11,8 +11,8 @@ import torch
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.types import Embeddings, Matches
-from kappaplace.uncertainty.base import Evidence
-from kappaplace.uncertainty.registry import SCORES, available, score_named
+from kappaplace.uncertainty import SCORES, available, score_named
+from kappaplace.uncertainty.score import Evidence
 from tests.uncertainty.helpers import changed, evidence_of, world
 
 FROM_THE_LIST = ["l2", "cosine", "pa", "tld-distribution", "tld-ratio-spread", "tld-statistical"]

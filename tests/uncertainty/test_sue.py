@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.types import Matches
-from kappaplace.uncertainty.base import Evidence
-from kappaplace.uncertainty.registry import score_named
-from kappaplace.uncertainty.sue import sue
+from kappaplace.uncertainty import score_named
+from kappaplace.uncertainty.places import sue
+from kappaplace.uncertainty.score import Evidence
 from tests.uncertainty.helpers import changed, evidence_of, world
 
 

@@ -14,12 +14,12 @@ from torch import nn
 from kappaplace.bench.rows import Row
 from kappaplace.bench.timing import interleaved, ratio
 from kappaplace.data.positives import positives_within
-from kappaplace.data.synthetic_city import SyntheticCity
 from kappaplace.metrics import recall_at
-from kappaplace.models.optimize import LEAST_COSINE, MOST_KAPPA, OptimizedModel, Way, fidelity
+from kappaplace.models.fast import LEAST_COSINE, MOST_KAPPA, OptimizedModel, Way, fidelity
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.retrieval.exact import search
 from kappaplace.types import Embeddings
+from kappaplace_city import SyntheticCity
 
 PART = "inference"
 LEAST_LATENCY, LEAST_THROUGHPUT = 8.0, 3.0  # on a GPU

@@ -15,8 +15,8 @@ from kappaplace.bench.memory import kernels, peak_bytes
 from kappaplace.bench.rows import Row
 from kappaplace.bench.timing import interleaved, ratio
 from kappaplace.data.images import Preprocessing
+from kappaplace.models.fast import Way
 from kappaplace.models.heads import HeadName
-from kappaplace.models.optimize import Way
 from kappaplace.models.place_model import PlaceModel
 
 PART = "overhead of κ"

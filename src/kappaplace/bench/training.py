@@ -13,9 +13,9 @@ import torch
 from kappaplace.bench.rows import Row
 from kappaplace.bench.timing import wait
 from kappaplace.models.place_model import PlaceModel
+from kappaplace.training.images import TrainingSet
 from kappaplace.training.recipes import settings_for
 from kappaplace.training.run import Trained, train
-from kappaplace.training.training_set import TrainingSet
 
 PART = "training"
 FAST = ["run.precision=bf16", "run.channels_last=true", "run.compile=true"]

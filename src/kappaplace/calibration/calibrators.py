@@ -25,8 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, logit
 
-from kappaplace.calibration.checks import Bools, Floats, finite, outcomes, stored
-from kappaplace.calibration.fitting import fit_logistic, pool_adjacent_violators, smoothed_targets
+from kappaplace.calibration.logistic import fit_logistic, pool_adjacent_violators, smoothed_targets
+from kappaplace.checks import Bools, Floats, finite, outcomes, stored
 from kappaplace.errors import KappaPlaceError
 
 LEAST_QUERIES = 10

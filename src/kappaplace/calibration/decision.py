@@ -3,6 +3,20 @@
 Accepted answers are wrong in at most ``max_risk`` of the cases; rejected ones would have been right in at
 most ``reject_risk`` of them; what lies between is doubtful: slow down, or ask another sensor. Both thresholds
 come from `control_risk`, the second with the roles of right and wrong, and both ends of the score, exchanged.
+
+What to do with the matches below the best one.
+
+The guarantee is about the answer: the best match, or none. The others carry a decision too, because a robot
+may try several, but none that is promised. It follows from three things, the worst of which counts:
+
+- the match's own probability: accept from 1 − max_risk, reject up to the risk of rejecting, as the answer's
+  rule states them (an estimate for each match, not a proof for all of them);
+- the answer: the query itself is what makes it doubtful (a blurred image, a place outside the map), so no
+  match of a query is decided better than its best one;
+- what excludes each other: a match so far from the best one that no query can show both is right at most
+  where the best one is wrong.
+
+Decision thresholds for a stated share of queries from outside the map.
 """
 
 from __future__ import annotations
@@ -15,8 +29,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.calibration.checks import finite, outcomes, percent, share, stored
+from kappaplace.calibration.outside import thin_to_rate
 from kappaplace.calibration.risk import RiskRefused, RiskThreshold, control_risk
+from kappaplace.checks import Bools, Floats, booleans, finite, outcomes, percent, share, stored
 from kappaplace.errors import KappaPlaceError
 
 UNCERTAINTY, PROBABILITY = "uncertainty", "probability"
@@ -200,3 +215,112 @@ def rule_by_probability(
 
 def _plain(value: float) -> float | str:
     return float(value) if np.isfinite(value) else str(float(value))
+
+
+_WORSE = {Decision.ACCEPT: 0, Decision.DOUBTFUL: 1, Decision.REJECT: 2}
+_ORDER = np.array(list(_WORSE), dtype=object)
+
+
+def pair_rule(rule: DecisionRule) -> DecisionRule:
+    """Thresholds on the probability of one match, at the risks that the answer's rule states."""
+    if rule.on == PROBABILITY:
+        return rule
+    assert rule.accepted is not None  # thresholds on the uncertainty are always tested
+    max_risk = rule.accepted.max_risk
+    reject_risk = REJECT_RISK if rule.rejected is None else rule.rejected.max_risk
+    # A user may allow so many errors that both thresholds would cross: then nothing is rejected.
+    return rule_by_probability(max_risk, reject_risk if reject_risk < 1 - max_risk else None)
+
+
+def decide_matches(
+    rule: DecisionRule, decisions: Any, probability: Any, pairs: Any, apart: Any
+) -> NDArray[np.object_]:
+    """One `Decision` a match, N×K; the first column is the answers' own.
+
+    ``decisions`` and ``probability`` are those of the answers (N), ``pairs`` the probability of each match
+    (N×K), ``apart`` marks matches that cannot be right where the best one is (N×K).
+    """
+    own = finite(pairs, "probabilities of matches")
+    top = finite(probability, "probabilities of answers")
+    if own.ndim != 2 or top.shape != own.shape[:1] or np.shape(decisions) != top.shape:
+        raise KappaPlaceError(
+            f"Decisions on matches need one answer a row, got {np.shape(decisions)} decisions and "
+            f"{top.shape} probabilities for matches of shape {own.shape}."
+        )
+    excluded = booleans(apart, own.shape, "marks of matches elsewhere")
+    bounded = np.where(excluded, np.minimum(own, 1 - top[:, None]), own)
+    answer = np.array([_WORSE[Decision(each)] for each in decisions], dtype=np.int64)
+    found = pair_rule(rule).decide(probability=bounded)
+    level = np.vectorize(_WORSE.__getitem__, otypes=[np.int64])(found)
+    level = np.maximum(level, answer[:, None])
+    level[:, 0] = answer
+    return np.asarray(_ORDER[level], dtype=object)
+
+
+def fit_rule_for_rate(
+    uncertainty: Floats,
+    success: Bools,
+    outside: Bools | None,
+    rate: float | None,
+    max_risk: float,
+    confidence: float,
+    labelled: bool,
+    queries: int,
+    seed: int,
+    options: Mapping[str, Any],
+) -> DecisionRule:
+    """Thresholds for the stated share of queries from outside the map.
+
+    The risk of a threshold grows with that share, as all those queries are wrong; so without a stated one the
+    promise holds up to the share of the sample. For a stated one the sample is thinned to it. A refusal
+    speaks of all labelled ``queries``, those that the score was fitted on and those thinned out among them.
+    """
+    notes = [] if labelled else [SELF_CALIBRATED]
+    guaranteed, slack = labelled, 0.0
+    if rate is None:
+        seen = "" if outside is None else f" ({percent(float(outside.mean()))})"
+        notes.append(f"Queries from outside the map may not be more frequent than at calibration{seen}.")
+    elif outside is None or not outside.any():
+        if rate > 0:
+            guaranteed = False
+            notes.append(
+                "None of the queries at calibration was from outside the map, so nothing is proven for a "
+                f"share of {percent(rate)} that is."
+            )
+        else:
+            notes.append("Holds for queries from inside the map only.")
+    else:
+        slack = (1 - confidence) / 100
+        rows = thin_to_rate(outside, rate, seed, slack=slack)
+        if not len(rows):
+            raise KappaPlaceError(
+                f"Too few queries are from inside or outside the map for a share of {percent(rate)}."
+            )
+        uncertainty, success = uncertainty[rows], success[rows]
+        notes.append(f"No more than {percent(rate)} of the queries may come from outside the map.")
+    try:
+        return fit_rule(
+            uncertainty,
+            success,
+            max_risk,
+            confidence,
+            slack=slack,
+            guaranteed=guaranteed,
+            assumptions=tuple(notes),
+            **options,
+        )
+    except RiskRefused as refusal:
+        raise _in_all(refusal, len(uncertainty) / queries) from None
+
+
+def _in_all(refusal: RiskRefused, threshold_share: float) -> RiskRefused:
+    """The same refusal, counted in all labelled queries; the thresholds had this share of them."""
+    if refusal.needed is None:
+        return refusal
+    needed = int(np.ceil(refusal.needed / threshold_share))
+    sentence = str(refusal).rstrip(".")
+    return RiskRefused(
+        f"{sentence}; with those that the score is fitted on, that is about {needed:,} labelled queries in "
+        "all.",
+        needed,
+    )

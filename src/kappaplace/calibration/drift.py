@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import betabinom
 
-from kappaplace.calibration.checks import Floats, Rows, finite, share, stored
+from kappaplace.checks import Floats, Rows, finite, share, stored
 from kappaplace.errors import KappaPlaceError
 
 POINTS = 101

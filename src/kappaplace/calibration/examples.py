@@ -8,21 +8,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.calibration.checks import checked_seed, share
-from kappaplace.calibration.judge import (
+from kappaplace.calibration.calibration import (
     PAIR_SIGNALS,
     PATCH_SIGNALS,
+    Calibration,
+    fit_calibration,
     pair_features,
     query_features,
     usable_signals,
 )
-from kappaplace.calibration.model import Calibration, fit_calibration
 from kappaplace.calibration.outside import thin_to_rate
 from kappaplace.calibration.splits import split_queries
+from kappaplace.checks import checked_seed, share
 from kappaplace.errors import KappaPlaceError
 from kappaplace.metrics.probability import mass_bins
 from kappaplace.retrieval.evidence import Evidence
-from kappaplace.uncertainty.registry import SCORES
+from kappaplace.uncertainty import SCORES
 
 SCORES_FOR_TOP = ("cosine", "margin", "aliasing", "z-score", "inverse-kappa")
 """What the best combination is made of; κ is left out if the model has none."""

@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kappaplace.calibration.checks import Floats, share
+from kappaplace.calibration.calibration import UNCERTAINTY as SKETCHED
+from kappaplace.calibration.calibration import Calibration
 from kappaplace.calibration.decision import PROBABILITY, REJECT_RISK, UNCERTAINTY, DecisionRule
 from kappaplace.calibration.decision import rule_by_probability as by_probability
-from kappaplace.calibration.model import UNCERTAINTY as SKETCHED
-from kappaplace.calibration.model import Calibration
+from kappaplace.checks import Floats, share
 
 ESTIMATED = "Thresholds for this risk are estimated from the calibration's own probabilities, not proven."
 

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from scipy.stats import binom
 
 from kappaplace.calibration.calibrators import LEAST_QUERIES, Calibrator, fit_calibrator
-from kappaplace.calibration.checks import Floats, Rows, booleans, finite, outcomes, share, stored
+from kappaplace.checks import Floats, Rows, booleans, finite, outcomes, share, stored
 from kappaplace.errors import KappaPlaceError
 
 

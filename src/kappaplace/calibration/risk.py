@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from scipy.special import betainc, betaincinv
 from scipy.stats import binom
 
-from kappaplace.calibration.checks import Floats, Rows, outcomes, percent, share, stored
+from kappaplace.checks import Floats, Rows, outcomes, percent, share, stored
 from kappaplace.errors import KappaPlaceError
 
 METHODS = ("fixed-sequence", "multi-start", "bonferroni")

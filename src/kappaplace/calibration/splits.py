@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 
-from kappaplace.calibration.checks import Rows, checked_seed, finite, share
+from kappaplace.checks import Rows, checked_seed, finite, share
 from kappaplace.errors import KappaPlaceError
 
 

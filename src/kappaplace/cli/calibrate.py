@@ -59,17 +59,17 @@ def calibrate(
         )
     from kappaplace.calibration.examples import Terms
     from kappaplace.maps import PlaceMap
-    from kappaplace.maps.calibrate import calibrate_map, no_longer_compared
-    from kappaplace.maps.label_calibrate import calibrate_on_labels
-    from kappaplace.maps.self_calibrate import self_calibrate_map, sparse_note
     from kappaplace.maps.sources import as_table
+    from kappaplace.maps.tune.calibrate import calibrate_map, no_longer_compared
+    from kappaplace.maps.tune.label import calibrate_on_labels
+    from kappaplace.maps.tune.self_calibrate import self_calibrate_map, sparse_note
 
     opened = PlaceMap.open(place_map, model or None, device=device or None)
     notes: list[str] = []
     terms = Terms(max_risk, confidence, outside_rate, thin=thin, seed=seed, verify=verify)
     before = opened.calibration or opened.borrowed
     if queries is not None:
-        from kappaplace.data.place_images import PlaceImages
+        from kappaplace.data.table import PlaceImages
 
         table = PlaceImages.open(queries, root) if queries.is_file() else as_table(queries)
         made = calibrate_map(opened, table, terms)

@@ -28,7 +28,7 @@ def city(
     """
     import json
 
-    from kappaplace.data.synthetic_city import SPLITS, SyntheticCity, write_city
+    from kappaplace_city import SPLITS, SyntheticCity, write_city
 
     world = SyntheticCity(seed, (blocks, blocks))
     views = {split: world.views(split, queries=queries) for split in SPLITS}

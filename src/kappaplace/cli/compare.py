@@ -43,7 +43,7 @@ def compare(
 
     from kappaplace.cli.result_tables import comparison_table
     from kappaplace.evaluation.comparison import compare_results, comparison_rows, write_comparison
-    from kappaplace.evaluation.store import plain, read_result
+    from kappaplace.evaluation.results import plain, read_result
 
     results = [read_result(folder) for folder in folders]
     tables = [

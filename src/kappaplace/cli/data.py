@@ -11,12 +11,12 @@ from typing import Annotated, Any
 import typer
 
 from kappaplace.cli import data_split
-from kappaplace.data.checks import find_problems, summarize
+from kappaplace.data.check import find_problems, summarize
 from kappaplace.data.near import Neighbourhood
-from kappaplace.data.place_images import PlaceImages
 from kappaplace.data.positives import NoPositives
 from kappaplace.data.protocols import PROTOCOLS, Protocol, get_protocol, read_protocol
-from kappaplace.data.readers.registry import READERS, read_layout
+from kappaplace.data.readers import READERS, read_layout
+from kappaplace.data.table import PlaceImages
 from kappaplace.data.table_io import FORMATS, recorded_hash
 from kappaplace.errors import KappaPlaceError
 
@@ -122,21 +122,18 @@ def check(
 @app.command()
 def show(
     table: _Table,
-    out: Annotated[list[Path], typer.Option(help="The map to write: .png or .html; may be given twice.")],
+    out: Annotated[Path, typer.Option(help="The image to write, as .png.")],
     root: _Root = None,
 ) -> None:
     """Draw the map: references, queries, lines to positives, coverage.
 
     Examples:
 
-        kappaplace data show walk.parquet --out walk.png --out walk.html
+        kappaplace data show walk.parquet --out walk.png
     """
-    from kappaplace.data.show import show as draw
+    from kappaplace.reports.table_map import show as draw
 
-    opened = PlaceImages.open(table, root)
-    for file in out:
-        view = draw(opened, file)
-        typer.echo(f"{file}: {view.sentence}")
+    typer.echo(f"{out}: {draw(PlaceImages.open(table, root), out).sentence}")
 
 
 app.command("split")(data_split.split)

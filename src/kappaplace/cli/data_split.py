@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from kappaplace.data.checks import summarize
-from kappaplace.data.place_images import PlaceImages
+from kappaplace.data.check import summarize
 from kappaplace.data.split import SPLITS, Split
+from kappaplace.data.table import PlaceImages
 from kappaplace.data.table_io import FORMATS
 from kappaplace.errors import KappaPlaceError
 

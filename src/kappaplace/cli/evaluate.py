@@ -12,9 +12,8 @@ from kappaplace.data.table_io import FORMATS
 from kappaplace.errors import KappaPlaceError
 
 if TYPE_CHECKING:
-    from kappaplace.evaluation.jobs import Machine
     from kappaplace.evaluation.results import EvaluationResult
-    from kappaplace.evaluation.run import Choices
+    from kappaplace.evaluation.run import Choices, Machine
 
 _Words = Annotated[
     list[str] | None,
@@ -107,8 +106,7 @@ def evaluate(
 
         kappaplace evaluate --protocol paper --data tables/ runs/pt/model --out results/paper
     """
-    from kappaplace.evaluation.jobs import Machine
-    from kappaplace.evaluation.run import Choices
+    from kappaplace.evaluation.run import Choices, Machine
     from kappaplace.files import make_folder
 
     given, own = list(words or []), list(uncertainty or [])
@@ -140,13 +138,13 @@ def evaluate(
     options: dict[str, Any] = {"name": name, "neighbourhood": neighbourhood, "own": own, "root": root}
     tables = [Path(word) for word in given]
     if similarities:
-        from kappaplace.evaluation.jobs import evaluate_matrices
+        from kappaplace.evaluation.run import evaluate_matrices
 
         results = list(
             evaluate_matrices(similarities, positives or [], tables, choices, method=method, **options)
         )
     elif descriptors is not None:
-        from kappaplace.evaluation.jobs import evaluate_descriptors
+        from kappaplace.evaluation.run import evaluate_descriptors
 
         options["device"] = machine.device
         results = [evaluate_descriptors(descriptors, kappa, positives or [], tables, choices, **options)]
@@ -157,7 +155,7 @@ def evaluate(
 
 def _of_model(words: list[str], choices: Choices, machine: Machine, **options: Any) -> EvaluationResult:
     """A model on its tables; without a model, the one that comes with the package."""
-    from kappaplace.evaluation.jobs import evaluate_model
+    from kappaplace.evaluation.run import evaluate_model
     from kappaplace.models.shipped import DEFAULT
 
     alone = bool(words) and _is_table(Path(words[0]))
@@ -207,7 +205,7 @@ def _write_and_show(results: list[EvaluationResult], out: Path, report: bool, as
     from rich.console import Console
 
     from kappaplace.cli.result_tables import set_tables
-    from kappaplace.evaluation.store import plain, write_result
+    from kappaplace.evaluation.results import plain, write_result
 
     console = Console()
     answers = []
@@ -249,7 +247,7 @@ def _paper(
 
     from kappaplace.cli.result_tables import missing_table, paper_tables
     from kappaplace.evaluation.paper_run import compare_with_paper, paper_rows, write_paper
-    from kappaplace.evaluation.store import plain, write_result
+    from kappaplace.evaluation.results import plain, write_result
 
     if data is None:
         raise KappaPlaceError(

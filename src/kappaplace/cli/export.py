@@ -11,8 +11,8 @@ import typer
 from kappaplace.errors import KappaPlaceError
 
 if TYPE_CHECKING:
-    from kappaplace.calibration.model import Calibration
-    from kappaplace.export.run import Exported
+    from kappaplace.calibration.calibration import Calibration
+    from kappaplace.models.export import Exported
     from kappaplace.models.loading import AnyModel
 
 
@@ -46,7 +46,7 @@ def export(
 
         kappaplace export runs/pt/model --format torchscript --out place.pt --calibration town.map
     """
-    from kappaplace.export.run import export_model
+    from kappaplace.models.export import export_model
     from kappaplace.models.loading import load_model
 
     if int8 and calibration_images is None:
@@ -77,13 +77,12 @@ def _images(source: Path | None) -> list[Any] | None:
 
 
 def _calibration(model: AnyModel, source: Path | None) -> Calibration | None:
-    from kappaplace.maps.borrowed import calibration_with
-    from kappaplace.models.encoder import model_fingerprint
-    from kappaplace.slam.calibrations import calibration_for
+    from kappaplace.calibration.sources import calibration_with
+    from kappaplace.slam.calibrate import calibration_for
 
     if source is not None:
         return calibration_for(model, source)
-    return calibration_with(model_fingerprint(model), model.preprocessing)
+    return calibration_with(model.fingerprint, model.preprocessing)
 
 
 def _licence(model: str) -> str:

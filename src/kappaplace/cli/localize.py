@@ -12,7 +12,7 @@ import typer
 from kappaplace.errors import KappaPlaceError
 
 if TYPE_CHECKING:
-    from kappaplace.maps.localization import Localization, Match
+    from kappaplace.maps.answer import Localization, Match
 
 BAR = 6
 COLOURS = {"accept": "green", "doubtful": "yellow", "reject": "red"}
@@ -68,11 +68,11 @@ def localize(
         batch_size=batch_size,
     )
     if csv is not None:
-        from kappaplace.maps.answers import write_csv
+        from kappaplace.maps.answer import write_csv
 
         write_csv(answers, csv)
     if html is not None:
-        from kappaplace.maps.page import write_page
+        from kappaplace.reports.localization import write_page
 
         write_page(opened.store, answers, html)
     if as_json:

@@ -71,9 +71,9 @@ app.add_typer(slam.app, name="slam")
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        import kappaplace
+        from kappaplace.version import package_version
 
-        typer.echo(f"kappaplace {kappaplace.__version__}")
+        typer.echo(f"kappaplace {package_version()}")
         raise typer.Exit
 
 

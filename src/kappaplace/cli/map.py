@@ -12,7 +12,7 @@ from kappaplace.cli import map_fit, map_label, map_monitor, map_share
 from kappaplace.errors import KappaPlaceError
 
 if TYPE_CHECKING:
-    from kappaplace.maps.extend import Report
+    from kappaplace.maps.build import Report
 
 app = typer.Typer(no_args_is_help=True, help="Build and keep maps of images in which queries are localized.")
 
@@ -223,7 +223,7 @@ def verify(place_map: _Map, as_json: _Json = False) -> None:
 
         kappaplace map verify town.map
     """
-    from kappaplace.maps.verify import verified
+    from kappaplace.maps.store.verify import verified
 
     manifest, found = verified(place_map)
     if as_json:
@@ -293,7 +293,7 @@ def export(
         return
     if not queries:
         raise KappaPlaceError("Pairs are of queries and references: say which queries, with --queries.")
-    from kappaplace.maps.answers import write_pairs
+    from kappaplace.maps.answer import write_pairs
     from kappaplace.maps.sources import as_table
 
     table = as_table(_images(queries))

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from kappaplace.maps.fit import Fitted
     from kappaplace.maps.place_map import PlaceMap
+    from kappaplace.maps.tune.fit import Fitted
 
 
 def fit(
@@ -48,9 +48,9 @@ def fit(
         kappaplace map fit town.map --views 6 --epochs 80 --report fit.html
     """
     from kappaplace.calibration.examples import Terms
-    from kappaplace.maps.fit import FitOptions, estimate_fit
-    from kappaplace.maps.fit_report import write_fit_report
     from kappaplace.maps.place_map import PlaceMap
+    from kappaplace.maps.tune.fit import FitOptions, estimate_fit
+    from kappaplace.reports.map_fit import write_fit_report
 
     opened = PlaceMap.open(place_map, model or None, device=device or None)
     options = FitOptions(images, views, epochs, batch_size=batch_size, seed=seed)
@@ -76,8 +76,7 @@ def _quiet(sentence: str) -> None:
 
 
 def _tell(opened: PlaceMap, done: Fitted, lost: bool) -> None:
-    from kappaplace.maps.fit_report import fit_facts
-    from kappaplace.reports.map_fit import verdict
+    from kappaplace.reports.map_fit import fit_facts, verdict
 
     for sentence in verdict(fit_facts(opened)):
         typer.echo(sentence)

@@ -46,11 +46,10 @@ def label(
         kappaplace calibrate town.map --labels labels.csv
     """
     from kappaplace.maps import PlaceMap
-    from kappaplace.maps.label_loop import label_loop
-    from kappaplace.maps.label_page import write_label_page
-    from kappaplace.maps.label_pairs import open_sheet
-    from kappaplace.maps.label_sample import draw_sample
     from kappaplace.maps.sources import as_table
+    from kappaplace.maps.tune.label import label_loop, open_sheet
+    from kappaplace.maps.tune.label_sheet import draw_sample
+    from kappaplace.reports.labels import write_label_page
 
     opened = PlaceMap.open(place_map, model or None, device=device or None)
     table = as_table(queries[0] if len(queries) == 1 else queries)

@@ -14,8 +14,7 @@ from kappaplace.errors import KappaPlaceError
 
 if TYPE_CHECKING:
     from kappaplace.calibration.drift import DriftWarning
-    from kappaplace.maps.monitor import MapMonitor
-    from kappaplace.maps.monitor_inputs import Observed
+    from kappaplace.maps.tune.monitor import MapMonitor, Observed
 
 DRIFT = 1
 """Exit code where queries have left the calibrated range."""
@@ -57,7 +56,7 @@ def monitor(
 
         kappaplace localize town.map today/ --json | kappaplace map monitor town.map -
     """
-    from kappaplace.maps.monitor import MapMonitor
+    from kappaplace.maps.tune.monitor import MapMonitor
 
     watch = MapMonitor.open(place_map, state, window=window)
     observed = _observed(place_map, incoming, model, device, batch_size)
@@ -80,7 +79,7 @@ def monitor(
 def _observed(
     place_map: Path, incoming: list[Path], model: str, device: str, batch_size: int
 ) -> list[Observed]:
-    from kappaplace.maps.monitor_inputs import from_lines, holds_answers, observed_in, read_observed
+    from kappaplace.maps.tune.monitor import from_lines, holds_answers, observed_in, read_observed
 
     if [str(file) for file in incoming] == ["-"]:
         return list(from_lines(sys.stdin, "the input"))

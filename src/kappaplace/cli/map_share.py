@@ -24,7 +24,7 @@ def push(
 
         kappaplace map push town.map me/town
     """
-    from kappaplace.maps.share import push_map
+    from kappaplace.sharing import push_map
 
     show_push(push_map, place_map, repo, public, as_json)
 
@@ -36,6 +36,6 @@ def pull(repo: Repo, out: Out, revision: Revision = "", as_json: Json = False) -
 
         kappaplace map pull me/town --out town.map
     """
-    from kappaplace.maps.share import pull_map
+    from kappaplace.sharing import pull_map
 
     show_pull(pull_map, repo, out, revision, as_json)

@@ -78,7 +78,7 @@ def push(
 
         kappaplace models push runs/pt/model me/town-model
     """
-    from kappaplace.models.share import push_model
+    from kappaplace.sharing import push_model
 
     show_push(push_model, folder, repo, public, as_json)
 
@@ -91,7 +91,7 @@ def pull(repo: Repo, out: Out, revision: Revision = "", as_json: Json = False) -
 
         kappaplace models pull me/town-model --out town-model
     """
-    from kappaplace.models.share import pull_model
+    from kappaplace.sharing import pull_model
 
     show_pull(pull_model, repo, out, revision, as_json)
 
@@ -116,7 +116,7 @@ def _shipped(name: str) -> dict[str, Any]:
 
 
 def _published() -> list[dict[str, Any]]:
-    from kappaplace.models.hub import HUB, cached
+    from kappaplace.models.published import HUB, cached
 
     return [
         {

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from kappaplace.calibration.model import Calibration
+    from kappaplace.calibration.calibration import Calibration
 
 app = typer.Typer(help="Loop closures that do not corrupt the map.", no_args_is_help=True)
 
@@ -81,11 +81,11 @@ def run(
 
         kappaplace slam run drive.mcap --pose-topic /odom --out closed --calibration closures.json
     """
+    from kappaplace.data.readers.trajectory import read_poses
     from kappaplace.errors import KappaPlaceError
     from kappaplace.slam.graph_factors import KERNELS
     from kappaplace.slam.loop_closer import ClosingSettings
     from kappaplace.slam.run import run_slam
-    from kappaplace.slam.trajectories import read_poses
 
     if kernel and kernel not in KERNELS:
         raise KappaPlaceError(f"Unknown kernel '{kernel}'; choose among: {', '.join(KERNELS)}.")
@@ -147,17 +147,16 @@ def calibrate(
 
     import numpy as np
 
+    from kappaplace.calibration.sources import MODEL as MODEL_FACT
+    from kappaplace.calibration.sources import save_calibration
+    from kappaplace.data.readers.trajectory import read_poses
     from kappaplace.errors import KappaPlaceError
     from kappaplace.files import make_folder
-    from kappaplace.models.encoder import model_fingerprint
+    from kappaplace.retrieval.patches import patch_maps_of
     from kappaplace.slam.calibrate import collect, fit_closures, scores_for
-    from kappaplace.slam.calibrations import MODEL as MODEL_FACT
-    from kappaplace.slam.calibrations import save_calibration
-    from kappaplace.slam.cells import patch_maps_of
     from kappaplace.slam.evaluation import same_place
     from kappaplace.slam.loop_closer import ClosingSettings
     from kappaplace.slam.run import drive_embeddings, drive_frames
-    from kappaplace.slam.trajectories import read_poses
 
     settings = ClosingSettings(verify=verify)
     drive = _drive(frames, odometry, 2, every, image_topic, pose_topic, out.parent)
@@ -173,7 +172,7 @@ def calibrate(
     frames_fed = drive_frames(drive, made)
     examples = collect(frames_fed, same, settings, scores=scores, patch_maps=patch_maps_of(loaded))
     fitted = fit_closures([examples])
-    fitted = replace(fitted, facts={**fitted.facts, MODEL_FACT: model_fingerprint(loaded)})
+    fitted = replace(fitted, facts={**fitted.facts, MODEL_FACT: loaded.fingerprint})
     save_calibration(fitted, out)
     agreed = examples.support >= 2
     typer.echo(
@@ -205,13 +204,13 @@ def _drive(
 
 
 def _model(model: str) -> tuple[Any, str]:
-    from kappaplace.maps.map_models import loaded
+    from kappaplace.maps.models import loaded
 
     return loaded(model or None)
 
 
 def _calibration(model: Any, source: Path | None) -> Calibration:
-    from kappaplace.slam.calibrations import calibration_for
+    from kappaplace.slam.calibrate import calibration_for
 
     return calibration_for(model, source)
 

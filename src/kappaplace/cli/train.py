@@ -68,11 +68,11 @@ def train(
 
 
 def _run(settings: object, data: Path | None, out: Path | None, val: Path | None, cpu: bool) -> None:
-    from kappaplace.data.place_images import PlaceImages
+    from kappaplace.data.table import PlaceImages
     from kappaplace.errors import KappaPlaceError
+    from kappaplace.training.images import TrainingSet
     from kappaplace.training.run import train as run
     from kappaplace.training.settings import Settings
-    from kappaplace.training.training_set import TrainingSet
     from kappaplace.training.validation import ValidationSet
 
     assert isinstance(settings, Settings)

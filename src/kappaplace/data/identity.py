@@ -16,9 +16,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.data.unreadable import DAMAGED_ARRAYS
 from kappaplace.errors import KappaPlaceError
-from kappaplace.files import make_folder, replace_file
+from kappaplace.files import DAMAGED_ARRAYS, make_folder, replace_file
 from kappaplace.progress import track
 
 DIGEST = np.dtype("V16")  # 128 bits: no two of all images ever taken will share one by accident

@@ -15,13 +15,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kappaplace.data import decode_processes
-from kappaplace.data.batch_memory import Spares
-from kappaplace.data.decode_crews import Crew, Processes, Result, Results, Threads
-from kappaplace.data.decode_processes import DecodeProcesses
-from kappaplace.data.decode_worker import Pass
+from kappaplace.data import decode_pool as decode_processes
+from kappaplace.data.decode_pool import (
+    Crew,
+    DecodeProcesses,
+    Pass,
+    Pixels,
+    Processes,
+    Result,
+    Results,
+    Spares,
+    Threads,
+    unpack,
+)
 from kappaplace.data.images import Preprocessing, Source
-from kappaplace.data.pixels import Pixels, unpack
 from kappaplace.errors import KappaPlaceError
 
 log = logging.getLogger(__name__)

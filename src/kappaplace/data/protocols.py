@@ -1,4 +1,7 @@
-"""Named protocols: a benchmark's name means one exact table, and a table that differs is told so."""
+"""Named protocols: a benchmark's name means one exact table, and a table that differs is told so.
+
+What a written synthetic city knows of its images: the condition that does most damage to each.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,44 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kappaplace.data.city_conditions import with_city_conditions
-from kappaplace.data.place_images import DEFAULT_RADIUS, PlaceImages
+import numpy as np
+
 from kappaplace.data.positives import NoPositives
+from kappaplace.data.table import DEFAULT_RADIUS, PlaceImages
 from kappaplace.errors import KappaPlaceError
 
 if TYPE_CHECKING:
     from kappaplace.data.images import Preprocessing
+
+
+CLEAR = "clear"  # an image under no condition at all
+
+
+def with_city_conditions(table: PlaceImages) -> PlaceImages:
+    """Fill ``condition`` from the conditions.csv that `kappaplace city` writes beside its split folders.
+
+    It lies in the table's root, or above it where a single split was imported; without it, or for images
+    that it does not name, nothing changes.
+    """
+    from kappaplace.data.readers.text import number, read_rows
+    from kappaplace_city.files import CONDITIONS_FILE
+    from kappaplace_city.weather import WEIGHTS
+
+    root = table.root.absolute()
+    home = next((place for place in (root, root.parent) if (place / CONDITIONS_FILE).is_file()), None)
+    if home is None:
+        return table
+    head = "" if home == root else f"{root.name}/"
+    worst: dict[str, str] = {}
+    for row in read_rows(home / CONDITIONS_FILE, ("file", *WEIGHTS)):
+        # Levels are weighed as in `Conditions.damage`: half a fog hides more of a place than a whole winter.
+        damage = {name: weight * number(row[name]) for name, weight in WEIGHTS.items()}
+        name = max(damage, key=lambda key: damage[key])
+        worst[row["file"]] = name if damage[name] > 0 else CLEAR
+    known = zip(table.paths.tolist(), table.condition.tolist(), strict=True)
+    condition = [worst.get(head + path, old) for path, old in known]
+    return replace(table, condition=np.array(condition, dtype=np.dtypes.StringDType()))
+
 
 NATIVE: dict[str, Any] = {"mode": "none"}  # images keep their size; other sizes go one at a time
 _512 = {"mode": "exact", "size": [512, 512]}
@@ -54,7 +88,7 @@ class Protocol:
     @property
     def options(self) -> tuple[str, ...]:
         """Options that a user may add, over all its layouts."""
-        from kappaplace.data.readers.registry import get_reader
+        from kappaplace.data.readers import get_reader
 
         known = {key for layout in self.layouts for key in get_reader(layout).options}
         return tuple(sorted(known & LOCATION_OPTIONS))
@@ -205,7 +239,7 @@ def read_protocol(
     ``options`` may only say where files lie (`Protocol.options`). ``table_name`` is the table's name, by
     default the protocol's; it is part of the hash, so it is set before the check.
     """
-    from kappaplace.data.readers.registry import read_layout
+    from kappaplace.data.readers import read_layout
 
     protocol = get_protocol(name)
     given = dict(options or {})  # a mapping, so that no name a user types can pass for a parameter above
@@ -225,7 +259,7 @@ def read_protocol(
 
 def _fitting_layouts(protocol: Protocol, options: dict[str, Any]) -> list[str]:
     """The layouts that know every option given; an option that would make it another set is refused."""
-    from kappaplace.data.readers.registry import get_reader
+    from kappaplace.data.readers import get_reader
 
     allowed = ", ".join(protocol.options) or "none"
     for key in options:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from kappaplace.data.degrade import degrade
 from kappaplace.data.randomness import item_key, item_uniforms
-from kappaplace.evaluation.sources import Retrieved
+from kappaplace.evaluation.inputs import Retrieved
 from kappaplace.models.loading import AnyModel
 
 KINDS = ("night", "fog", "blur", "occlusion")

@@ -10,21 +10,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kappaplace.calibration.calibration import Calibration
+from kappaplace.calibration.combination import features_of
 from kappaplace.calibration.decision import Decision
-from kappaplace.calibration.model import Calibration
-from kappaplace.data.place_images import PlaceImages
+from kappaplace.calibration.sources import calibration_with
+from kappaplace.data.table import PlaceImages
 from kappaplace.data.table_io import FORMATS
 from kappaplace.demo.damage import Damage, kappa_under_damage
 from kappaplace.errors import KappaPlaceError
 from kappaplace.evaluation import Evaluation, evaluate
-from kappaplace.evaluation.sources import Retrieved, from_table
-from kappaplace.maps.borrowed import calibration_with
+from kappaplace.evaluation.inputs import Retrieved, from_table
 from kappaplace.metrics import brier, smooth_ece, success_at
 from kappaplace.models.embedding.store import EmbeddingStore
 from kappaplace.models.loading import AnyModel
-from kappaplace.uncertainty.base import Evidence, Score, Scores
-from kappaplace.uncertainty.fused import features_of
-from kappaplace.uncertainty.registry import SCORES, available, score_named
+from kappaplace.uncertainty import SCORES, available, score_named
+from kappaplace.uncertainty.score import Evidence, Score, Scores
 
 MATCHES = 10
 SHOWN = ("l2", "pa", "margin", "inverse-kappa", "kappaplace")
@@ -91,7 +91,7 @@ class RealResult:
 
 def real_table(path: Path, layout: str = "") -> PlaceImages:
     """Queries and references of a folder or table; a folder's layout is recognised, or named."""
-    from kappaplace.data.readers.registry import READERS, read_layout
+    from kappaplace.data.readers import READERS, read_layout
 
     if path.is_file() and path.suffix.lower() in FORMATS:
         table = PlaceImages.open(path)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from kappaplace.data.thumbnails import SIZE, thumbnail
 from kappaplace.demo.output import GALLERY, GALLERY_MATCHES, recall_line, score_section, write_files
 from kappaplace.demo.real import RealResult, image_paths
 from kappaplace.files import make_folder
 from kappaplace.reports import html
 from kappaplace.reports.figures import GalleryRow, gallery_figure, kappa_figure, reliability_figure
-from kappaplace.reports.thumbnails import SIZE, thumbnail
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

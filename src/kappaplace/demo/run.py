@@ -12,19 +12,19 @@ import numpy as np
 import torch
 
 from kappaplace.data.positives import positives_within
-from kappaplace.data.synthetic_city import CityViews, Conditions, SyntheticCity
-from kappaplace.data.synthetic_city.conditions import harsh
 from kappaplace.evaluation import Evaluation, evaluate
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.retrieval.references import ArrayReferences, Queries
 from kappaplace.retrieval.retrieve import retrieve
+from kappaplace.training.images import TrainingSet
 from kappaplace.training.recipes import settings_for
 from kappaplace.training.run import train
 from kappaplace.training.settings import Settings
-from kappaplace.training.training_set import TrainingSet
 from kappaplace.types import Embeddings, Matches
-from kappaplace.uncertainty.base import Scores
-from kappaplace.uncertainty.registry import score_named
+from kappaplace.uncertainty import score_named
+from kappaplace.uncertainty.score import Scores
+from kappaplace_city import CityViews, Conditions, SyntheticCity
+from kappaplace_city.weather import harsh
 
 RADIUS = 25.0  # metres within which a reference is a positive
 MATCHES = 10

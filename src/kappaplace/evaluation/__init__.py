@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kappaplace.evaluation.judge import KS, Evaluation, ScoreResult, evaluate
-from kappaplace.evaluation.results import EvaluationResult, ScoreColumns, SetResult
+from kappaplace.evaluation.results import KS, EvaluationResult, ScoreColumns, SetResult
+from kappaplace.evaluation.run import Evaluation, ScoreResult, evaluate
 
 if TYPE_CHECKING:
     from kappaplace.evaluation.measuring import measure
+    from kappaplace.evaluation.results import read_result, write_result
     from kappaplace.evaluation.run import Choices, evaluate_sets, evaluate_table
-    from kappaplace.evaluation.store import read_result, write_result
 
 __all__ = [
     "KS",
@@ -34,8 +34,8 @@ _LATER = {
     "Choices": "run",
     "evaluate_sets": "run",
     "evaluate_table": "run",
-    "read_result": "store",
-    "write_result": "store",
+    "read_result": "results",
+    "write_result": "results",
 }
 
 

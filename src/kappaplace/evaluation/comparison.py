@@ -21,8 +21,7 @@ from kappaplace.evaluation.measuring import (
     recall_metrics,
     score_metrics,
 )
-from kappaplace.evaluation.results import EvaluationResult, ScoreColumns, SetResult
-from kappaplace.evaluation.store import write_rows
+from kappaplace.evaluation.results import EvaluationResult, ScoreColumns, SetResult, write_rows
 from kappaplace.files import make_folder
 from kappaplace.metrics.bootstrap import Replicates, Resampling, bootstrap, compare, holm
 from kappaplace.metrics.retrieval import success_at

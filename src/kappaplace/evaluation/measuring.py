@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.evaluation.judge import KS
-from kappaplace.evaluation.results import ScoreColumns, SetResult
+from kappaplace.evaluation.results import KS, ScoreColumns, SetResult
 from kappaplace.metrics.bootstrap import Resampling, bootstrap_many
 from kappaplace.metrics.calibration import (
     BOTH_TAILS,

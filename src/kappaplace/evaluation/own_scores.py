@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.data.unreadable import telling
 from kappaplace.errors import KappaPlaceError
+from kappaplace.evaluation.inputs import Retrieved
 from kappaplace.evaluation.results import ScoreColumns
 from kappaplace.evaluation.scoring import FUSED
-from kappaplace.evaluation.sources import Retrieved
-from kappaplace.uncertainty.registry import SCORES
+from kappaplace.files import telling
+from kappaplace.uncertainty import SCORES
 
 Pairs = dict[tuple[int, int], float]
 

@@ -10,14 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kappaplace.data.place_images import PlaceImages
+from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
-from kappaplace.evaluation.jobs import Machine, evaluate_model
 from kappaplace.evaluation.measuring import measure
 from kappaplace.evaluation.paper import COST, NUMBERS, POOL, POOLED, PROTOCOLS_OF, ROLES, PaperNumber
-from kappaplace.evaluation.results import EvaluationResult, SetResult
-from kappaplace.evaluation.run import Choices
-from kappaplace.evaluation.store import write_rows
+from kappaplace.evaluation.results import EvaluationResult, SetResult, write_rows
+from kappaplace.evaluation.run import Choices, Machine, evaluate_model
 from kappaplace.files import make_folder
 from kappaplace.models.exported import KAPPA, VARIANCE, ExportedModel
 from kappaplace.models.heads import Head

@@ -1,28 +1,29 @@
-"""Every score of one set that its evidence allows, and why each of the others is missing."""
+"""Every score of one set that its evidence allows, and why each of the others is missing.
+
+What is learnt on a validation set: one combination of several scores, and a probability for each score.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kappaplace.calibration.combination import Combination, features_of, fit_combination, fused
 from kappaplace.data.near import Neighbourhood
-from kappaplace.data.place_images import PlaceImages
 from kappaplace.data.positives import NoPositives, apply_policy
+from kappaplace.data.table import ImageNames, PlaceImages
 from kappaplace.errors import KappaPlaceError
-from kappaplace.evaluation.names import ImageNames
-from kappaplace.evaluation.results import ScoreColumns, SetResult
-from kappaplace.evaluation.sources import Retrieved
-from kappaplace.metrics import ROUTE_BLOCK
+from kappaplace.evaluation.inputs import Retrieved
+from kappaplace.evaluation.results import MOST_REFERENCES, ScoreColumns, SetResult, kept_references
+from kappaplace.metrics import ROUTE_BLOCK, success_at
 from kappaplace.types import Matches
-from kappaplace.uncertainty.base import Evidence, Score
-from kappaplace.uncertainty.fused import Combination
-from kappaplace.uncertainty.registry import SCORES, available, score_named
+from kappaplace.uncertainty import SCORES, available, score_named
+from kappaplace.uncertainty.score import Evidence, Score
 
 FUSED = "fused"
-MOST_REFERENCES = 200_000  # of one map that are kept in full: plots need no more
 _PATCHES = "Comparing cells takes another pass over the images; ask for it with --scores all."
 SLOW = {
     "patches": _PATCHES,
@@ -155,9 +156,31 @@ def _of_table(
     }
 
 
-def kept_references(references: int, retrieved: NDArray[np.int64]) -> NDArray[np.int64]:
-    """References that a result keeps in full: all, or of a very large map those retrieved and a sample."""
-    if references <= MOST_REFERENCES:
-        return np.arange(references)
-    sample = np.linspace(0, references - 1, MOST_REFERENCES // 2).astype(np.int64)
-    return np.union1d(sample, retrieved)
+class Fitted(NamedTuple):
+    """Fitted on validation queries, ready for any other set."""
+
+    calibrations: dict[str, Combination]
+    """Score → the logistic curve of that score alone."""
+    combined: Score | None
+    combination: Combination | None
+
+
+def fit(retrieved: Retrieved, scores: Sequence[Score], names: Sequence[str] = ()) -> Fitted:
+    """Calibrate every usable score on a validation set, and combine those named.
+
+    Queries without positives count as failures here: the probability is that of being right.
+    """
+    parts = [score_named(name) for name in dict.fromkeys(names)]
+    for part in parts:
+        if reason := part.reason(retrieved.evidence):
+            raise KappaPlaceError(f"{part.name} cannot be fused: {reason}")
+    judged = score_set(retrieved, scores, policy="fail")
+    right = success_at(judged.hits, 1)
+    calibrations = {
+        name: fit_combination(column.query[:, None], right, [name]) for name, column in judged.scores.items()
+    }
+    if not parts:
+        return Fitted(calibrations, None, None)
+    features = features_of(retrieved.evidence, parts)[judged.queries]
+    combination = fit_combination(features, right, [part.name for part in parts])
+    return Fitted(calibrations, fused(combination), combination)

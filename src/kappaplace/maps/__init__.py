@@ -3,7 +3,7 @@
 `PlaceMap` is all that most users need; see docs/maps.md.
 """
 
-from kappaplace.maps.localization import Localization, Match, Pose
+from kappaplace.maps.answer import Localization, Match, Pose
 from kappaplace.maps.place_map import PlaceMap
 
 __all__ = ["Localization", "Match", "PlaceMap", "Pose"]

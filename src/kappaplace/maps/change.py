@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps.distinctiveness import whole_map_extras
-from kappaplace.maps.manifest import STORAGE, SegmentRecord
-from kappaplace.maps.segments import Rows, write_segment
-from kappaplace.maps.verify import first_broken
-from kappaplace.maps.writer import MapWriter, writer_of
+from kappaplace.maps.references import whole_map_extras
+from kappaplace.maps.store.manifest import STORAGE, SegmentRecord
+from kappaplace.maps.store.segments import Rows, write_segment
+from kappaplace.maps.store.verify import first_broken
+from kappaplace.maps.store.writer import MapWriter, writer_of
 from kappaplace.retrieval.codes import learn_codebook
 from kappaplace.retrieval.columns import COARSE
 

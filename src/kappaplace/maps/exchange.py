@@ -14,18 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.data.geodesy import LOCAL_FRAME, unproject
-from kappaplace.data.unreadable import telling
 from kappaplace.errors import KappaPlaceError
-from kappaplace.files import replace_file
-from kappaplace.maps.blobs import Blobs
-from kappaplace.maps.distinctiveness import finish
-from kappaplace.maps.extend import SEGMENT_ROWS
-from kappaplace.maps.manifest import MODEL_FOLDER, Manifest, ModelRecord, as_understood
-from kappaplace.maps.map_models import loaded, record_of
-from kappaplace.maps.segments import POSE, Rows
-from kappaplace.maps.store import MapStore
-from kappaplace.maps.verify import UNIT
-from kappaplace.maps.writer import writer_of
+from kappaplace.files import replace_file, telling
+from kappaplace.maps.build import SEGMENT_ROWS
+from kappaplace.maps.models import loaded, record_of
+from kappaplace.maps.references import finish
+from kappaplace.maps.store.manifest import MODEL_FOLDER, Manifest, ModelRecord, as_understood
+from kappaplace.maps.store.reader import MapStore
+from kappaplace.maps.store.segments import POSE, Blobs, Rows
+from kappaplace.maps.store.verify import UNIT
+from kappaplace.maps.store.writer import writer_of
 from kappaplace.models.loading import AnyModel
 
 FORMATS = (".parquet", ".npz", ".geojson")

@@ -11,28 +11,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.calibration.checks import percent
-from kappaplace.calibration.examples import check_compared
-from kappaplace.calibration.judge import (
+from kappaplace.calibration.calibration import (
     PATCH_SIGNALS,
     QUERY_SIGNALS,
+    Calibration,
     Judgement,
     judge,
     plain_score,
     usable_signals,
 )
-from kappaplace.calibration.match_decision import decide_matches
-from kappaplace.calibration.model import Calibration
+from kappaplace.calibration.decision import decide_matches
+from kappaplace.calibration.examples import check_compared
+from kappaplace.calibration.sources import borrowed_note
+from kappaplace.checks import percent
 from kappaplace.data.near import Circle
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps.borrowed import borrowed_note
-from kappaplace.maps.localization import Localization, Match, fused_pose
+from kappaplace.maps.answer import Localization, Match, fused_pose
 from kappaplace.maps.references import MapReferences
 from kappaplace.retrieval.evidence import Evidence
 from kappaplace.retrieval.patches import reordered
 from kappaplace.retrieval.references import Floats, Queries
 from kappaplace.retrieval.retrieve import DEEP, from_pool
-from kappaplace.uncertainty.registry import SCORES
+from kappaplace.uncertainty import SCORES
 
 NOT_CALIBRATED = (
     "The map is not calibrated, so there are no probabilities and no decisions; run `kappaplace calibrate`."

@@ -1,38 +1,218 @@
-"""`PlaceMap`: build, append, open, localize."""
+"""`PlaceMap`: build, append, open, localize.
+
+A map in hand: one version of what lies on disk, with its model, its calibration and its search.
+
+Everything is got when it is first needed. What another process takes away meanwhile (segments by compacting,
+a model by giving the map another) makes this version stale, and then the map is looked at anew.
+
+What `PlaceMap.localize` is asked with: one image or many, their names, a circle.
+"""
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from torch import Tensor
 
-from kappaplace.calibration.model import Calibration
+from kappaplace.calibration.calibration import Calibration
+from kappaplace.calibration.sources import borrowed_calibration
 from kappaplace.data.images import Source
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps.build import add_images, build_map
+from kappaplace.maps.answer import Localization
+from kappaplace.maps.build import Options, Report, add_images, build_map, reembed_map
 from kappaplace.maps.change import compact_map, remove_names
-from kappaplace.maps.extend import Options, Report
-from kappaplace.maps.localization import Localization
 from kappaplace.maps.localize import locate
-from kappaplace.maps.manifest import read_manifest
-from kappaplace.maps.opened import OpenMap
-from kappaplace.maps.queries import Near, circle_of, is_one_image, query_names
-from kappaplace.maps.reembed import reembed_map
-from kappaplace.maps.segments import StaleMap
+from kappaplace.maps.models import model_of, preprocessing_of
+from kappaplace.maps.notes import map_info, standing_notes
+from kappaplace.maps.references import MapReferences
 from kappaplace.maps.sources import Images
-from kappaplace.maps.verify import verified
-from kappaplace.maps.writer import writer_of
-from kappaplace.models.embedding import as_sources
+from kappaplace.maps.store.manifest import Manifest, read_manifest
+from kappaplace.maps.store.reader import MapStore
+from kappaplace.maps.store.segments import StaleMap
+from kappaplace.maps.store.verify import verified
+from kappaplace.maps.store.writer import writer_of
+from kappaplace.models.embedding import as_sources, embed_images, embed_patches
+from kappaplace.models.exported import ExportedModel
 from kappaplace.models.loading import AnyModel
+from kappaplace.models.place_model import PlaceModel
+from kappaplace.retrieval import Circle, open_search
+from kappaplace.retrieval.references import Queries
 from kappaplace.types import Embeddings
 
 if TYPE_CHECKING:
     from kappaplace.calibration.examples import Terms
     from kappaplace.data.images import Preprocessing
-    from kappaplace.maps.fit import FitOptions, Fitted
+    from kappaplace.maps.tune.fit import FitOptions, Fitted
+
+
+class OpenMap:
+    """A map as it was when it was opened, whatever others write since; `refresh` looks again."""
+
+    def __init__(
+        self,
+        folder: Path,
+        manifest: Manifest,
+        model: AnyModel | str | Path | None = None,
+        device: str | None = None,
+        engine: str = "auto",
+        engine_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.folder, self.given_model, self.device = folder, model, device
+        self.engine, self.engine_options = engine, engine_options
+        self._model: AnyModel | None = None
+        self._references: MapReferences | None = None
+        self._calibration: Calibration | None = None
+        self._use(manifest)
+
+    def __len__(self) -> int:
+        return self.manifest.count
+
+    @property
+    def store(self) -> MapStore:
+        """The references: names, poses, descriptors."""
+        return self._store
+
+    @property
+    def model(self) -> AnyModel:
+        """The model of the map, loaded when it is first needed."""
+        if self._model is None:
+            self._model = self._loaded()
+        return self._model
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """What turns scores into probabilities; None for a map that is not calibrated."""
+        if self._calibration is None and self.manifest.calibration is not None:
+            self._calibration = Calibration.from_dict(self.manifest.calibration["calibration"])
+        return self._calibration
+
+    @property
+    def borrowed(self) -> Calibration | None:
+        """What came with the model, for a map without a calibration of its own; it promises nothing."""
+        if self.manifest.calibration is not None:
+            return None
+        return borrowed_calibration(self.manifest)
+
+    @property
+    def references(self) -> MapReferences:
+        """What queries are compared with: this version of the map."""
+        if self._references is None:
+            engine = open_search(self._store.source(), self.engine, self.device, self.engine_options)
+            self._references = MapReferences(self._store, engine, self._patch_maps)
+        return self._references
+
+    def queries(self, embeddings: Embeddings, images: Sequence[Source] | None = None) -> Queries:
+        """Return queries that the map's model has embedded, with their images if patches are compared."""
+        return Queries(embeddings, images, None if images is None else self._patch_maps)
+
+    def embed(self, sources: Sequence[Source], batch_size: int = 32) -> Embeddings:
+        """Embed queries as the map's own images were."""
+        model = self.model  # before the preprocessing: loading may find that both have changed
+        settings: dict[str, Any] = {"batch_size": batch_size, "device": self.device}
+        return embed_images(model, preprocessing_of(self.manifest.model), sources, **settings)
+
+    def notes(self) -> list[str]:
+        """What an answer of this map must say of itself."""
+        return standing_notes(self.folder, self.manifest, self.calibration)
+
+    def info(self) -> dict[str, Any]:
+        """What the map is, as plain values."""
+        return map_info(self.folder, self.manifest) | {"borrowed": self.borrowed is not None}
+
+    def refresh(self) -> bool:
+        """See what others have written; says whether there was anything new."""
+        manifest = read_manifest(self.folder)
+        if manifest == self.manifest:
+            return False
+        before = self.manifest.model.fingerprint
+        self._use(manifest)
+        if self.manifest.model.fingerprint != before:
+            self._model = None
+        return True
+
+    def close(self) -> None:
+        """Let go of the search engine, be it a connection; the next question opens it again."""
+        if self._references is not None:
+            self._references.engine.close()
+            self._references = None
+
+    def _another_model(self) -> KappaPlaceError:
+        """What is told to whoever has embeddings of the model that the map had before."""
+        return KappaPlaceError(f"The map {self.folder} was embedded with another model meanwhile; ask again.")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.folder}: {len(self):,} references, {self.manifest.frame})"
+
+    def _loaded(self) -> AnyModel:
+        try:
+            return model_of(self.folder, self.manifest.model, self.given_model)
+        except KappaPlaceError:  # gone, perhaps, since the map has another one now
+            if not self.refresh():
+                raise
+        return model_of(self.folder, self.manifest.model, self.given_model)
+
+    def _patch_maps(self, images: Sequence[Source]) -> Tensor:
+        before = self.manifest.model.fingerprint
+        model = self.model
+        if self.manifest.model.fingerprint != before:
+            raise self._another_model()
+        if not isinstance(model, PlaceModel | ExportedModel):
+            raise KappaPlaceError(
+                "Comparing matches cell by cell needs a model that shows its stages (ResNet, "
+                "EfficientNet-Lite); the map's encoder does not."
+            )
+        return embed_patches(model, preprocessing_of(self.manifest.model), images)
+
+    def _use(self, manifest: Manifest) -> None:
+        self.close()
+        while True:
+            try:
+                self._store = MapStore(self.folder, manifest)
+                break
+            except StaleMap:  # compacted between the manifest and the look at its segments
+                before, manifest = manifest, read_manifest(self.folder)
+                if manifest == before:
+                    raise
+        self.manifest = manifest
+        self._calibration = None
+
+
+Near = tuple[tuple[float, float], float]
+"""((x, y), radius)"""
+
+
+def is_one_image(images: Any) -> bool:
+    """Whether what was given is an image rather than a list of them, so that one answer is expected."""
+    if isinstance(images, np.ndarray):
+        return images.ndim < 4
+    return isinstance(images, str | os.PathLike | bytes) or not isinstance(images, Sequence | Iterator)
+
+
+def query_names(sources: Sequence[Source]) -> list[str]:
+    """A name for each query: its path, or its number."""
+    return [
+        os.fspath(source) if isinstance(source, str | os.PathLike) else f"query {i}"
+        for i, source in enumerate(sources)
+    ]
+
+
+def circle_of(near: Near | None) -> Circle | None:
+    """The circle that engines search in."""
+    if near is None:
+        return None
+    try:
+        (x, y), radius = near
+        return float(x), float(y), float(radius)
+    except (TypeError, ValueError):
+        raise KappaPlaceError(
+            f"A place to search near is given as ((x, y), radius) in metres of the map, not {near!r}."
+        ) from None
+
 
 LOOKS = 5
 """Times that a map is looked at anew while another process compacts it again and again."""
@@ -145,11 +325,11 @@ class PlaceMap(OpenMap):
         calibrate: bool = True,
         say: Callable[[str], None] = lambda sentence: None,
     ) -> Fitted:
-        """Fit κ without labels on the map's own images, then calibrate on them; see `kappaplace.maps.fit`.
+        """Fit κ without labels on the map's own images, then calibrate on them; see `maps.tune.fit`.
 
         Descriptors stay as they are; a calibration that was there goes, for the scores are others.
         """
-        from kappaplace.maps.fit import fit_map
+        from kappaplace.maps.tune.fit import fit_map
 
         return fit_map(self, options, terms, calibrate=calibrate, say=say)
 

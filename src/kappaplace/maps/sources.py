@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.data.geodesy import LOCAL_FRAME, frame_codes, project, unproject
-from kappaplace.data.place_images import PlaceImages
+from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps.store import MapStore
+from kappaplace.maps.store.reader import MapStore
 
 Images: TypeAlias = "str | Path | PlaceImages | Iterable[str | Path]"
 """A folder, a table (a file or in memory), one image, or a list of image files."""
@@ -118,8 +118,8 @@ def as_table(images: Images, layout: str = "", *, skip_unreadable: bool = True) 
 
 
 def _folder(folder: Path, layout: str, skip_unreadable: bool) -> PlaceImages:
+    from kappaplace.data.readers import read_layout
     from kappaplace.data.readers.layout import images_or_error
-    from kappaplace.data.readers.registry import read_layout
 
     if layout and layout != "photos":
         return read_layout(layout, folder)

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kappaplace.checks import checked_hits, checked_scores
 from kappaplace.errors import KappaPlaceError
-from kappaplace.metrics.checks import checked_hits, checked_scores
 
 BINS = 10
 Clamp = tuple[float | None, float | None]

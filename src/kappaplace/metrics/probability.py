@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kappaplace.checks import checked_probabilities
 from kappaplace.errors import KappaPlaceError
-from kappaplace.metrics.checks import checked_probabilities
 
 BINS = 15
 LEAST = 1e-12

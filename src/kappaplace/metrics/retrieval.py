@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from kappaplace.checks import checked_hits
 from kappaplace.errors import KappaPlaceError
-from kappaplace.metrics.checks import checked_hits
 
 
 def success_at(hits: NDArray[np.bool_], k: int) -> NDArray[np.bool_]:

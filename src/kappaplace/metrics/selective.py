@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kappaplace.checks import checked_scores
 from kappaplace.errors import KappaPlaceError
-from kappaplace.metrics.checks import checked_scores
 
 NAN = float("nan")
 RISKS = (0.01, 0.05, 0.10)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.metrics.checks import checked_probabilities
+from kappaplace.checks import checked_probabilities
 
 CELLS = 2048
 """Cells of the grid on [0, 1]."""

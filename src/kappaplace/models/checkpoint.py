@@ -16,15 +16,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-import kappaplace
 from kappaplace.data.images import Preprocessing
-from kappaplace.data.unreadable import telling
 from kappaplace.errors import KappaPlaceError
-from kappaplace.files import make_folder, replace_file
-from kappaplace.models.digest import sha256_of, state_digest
+from kappaplace.files import make_folder, replace_file, sha256_of, telling
+from kappaplace.models.encoder import state_digest
 from kappaplace.models.frozen import FrozenEncoder
 from kappaplace.models.heads import KappaHead
 from kappaplace.models.place_model import Architecture, PlaceModel
+from kappaplace.version import package_version
 
 CARD = "card.json"
 FORMAT = 1
@@ -75,7 +74,7 @@ def save_model(
     replace_file(folder / weights, lambda file: _write_weights(state, file))
     record = {
         "format": FORMAT,
-        "kappaplace": kappaplace.__version__,
+        "kappaplace": package_version(),
         "kind": "frozen-encoder" if frozen else "place-model",
         "architecture": model.to_dict() if isinstance(model, FrozenEncoder) else model.architecture.to_dict(),
         "preprocessing": model.preprocessing.to_dict(),

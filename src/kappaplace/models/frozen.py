@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from kappaplace.data.images import Preprocessing, Source
 from kappaplace.errors import KappaPlaceError
 from kappaplace.models.aggregation import GeM, normalise_channels
-from kappaplace.models.digest import state_digest
 from kappaplace.models.embedding import check_images, embed_images
+from kappaplace.models.encoder import fingerprint_of, state_digest
 from kappaplace.models.heads import FoldedKappaHead, LinearKappaHead, MirroredKappaHead, with_folded_head
 from kappaplace.models.place_model import Features, unit
 from kappaplace.types import Embeddings
@@ -120,6 +120,11 @@ class FrozenEncoder(nn.Module):
             f"The layer '{self.layer}' gives shape {tuple(features.shape)}; a B×C×H×W map or B×N×C tokens "
             "are needed."
         )
+
+    @property
+    def fingerprint(self) -> str:
+        """Checksum of the head, of the encoder and of how they belong together."""
+        return fingerprint_of(self, self.to_dict())
 
     def features(self, images: Tensor) -> Features:
         """What the head may read; without a watched layer that is the encoder's output alone."""

@@ -6,15 +6,13 @@ from pathlib import Path
 
 from torch import nn
 
-from kappaplace.data.unreadable import telling
 from kappaplace.errors import KappaPlaceError
+from kappaplace.files import telling
 from kappaplace.models.checkpoint import check_dim, load_checkpoint, load_head, read_card
-from kappaplace.models.exported import ExportedModel, load_exported
-from kappaplace.models.foreign import load_foreign
+from kappaplace.models.exported import ExportedModel, kind_of, load_exported
 from kappaplace.models.frozen import FrozenEncoder
-from kappaplace.models.hub import HUB, fetch, load_torch_hub
 from kappaplace.models.place_model import PlaceModel
-from kappaplace.models.runtimes import kind_of
+from kappaplace.models.published import HUB, fetch, load_foreign, load_torch_hub
 from kappaplace.models.shipped import DEFAULT, is_shipped, shipped_folder
 
 TrainableModel = PlaceModel | FrozenEncoder

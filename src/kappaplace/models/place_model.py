@@ -15,6 +15,7 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.models.aggregation import Aggregation, normalise_channels
 from kappaplace.models.backbones import backbone_spec, build_backbone, freeze_stages, frozen_modules
 from kappaplace.models.embedding import check_images, embed_images
+from kappaplace.models.encoder import fingerprint_of
 from kappaplace.models.heads import (
     DropoutHead,
     Head,
@@ -27,7 +28,7 @@ from kappaplace.models.heads import (
 from kappaplace.types import Embeddings
 
 if TYPE_CHECKING:
-    from kappaplace.models.optimize import OptimizedModel, Way
+    from kappaplace.models.fast import OptimizedModel, Way
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,11 @@ class PlaceModel(nn.Module):
         """Dimension of the descriptor."""
         return self.architecture.dim
 
+    @property
+    def fingerprint(self) -> str:
+        """Checksum of the weights and the architecture."""
+        return fingerprint_of(self, self.architecture.to_dict())
+
     def new_head(self, name: HeadName) -> nn.Module | None:
         """A fresh head that fits this encoder."""
         shown: tuple[int, ...] = getattr(self.backbone, "stage_channels", ())
@@ -177,9 +183,9 @@ class PlaceModel(nn.Module):
         """A copy for inference alone, in the form that runs fastest on ``device`` (default: where it is).
 
         Descriptors stay within a cosine of .9999 and κ within 1 % of this model's: half precision is taken
-        only where a few test images confirm it. See `kappaplace.models.optimize`.
+        only where a few test images confirm it. See `kappaplace.models.fast`.
         """
-        from kappaplace.models.optimize import optimize
+        from kappaplace.models.fast import optimize
 
         return optimize(self, device, way=way)
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kappaplace.reports import how_to_read, html
-from kappaplace.reports.artefacts import Artefacts
+from kappaplace.reports.artifacts import Artefacts
+from kappaplace.reports.figures import comparison_figure
 from kappaplace.reports.groups import Group, group_of, pooled_group
 from kappaplace.reports.score_tables import comparison_table
-from kappaplace.reports.selective import comparison_figure
 
 if TYPE_CHECKING:
     from kappaplace.evaluation.results import EvaluationResult

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.reports import group_figures, how_to_read, html
-from kappaplace.reports.artefacts import Artefacts, slug
+from kappaplace.reports.artifacts import Artefacts, slug
 from kappaplace.reports.comparison import comparison_pieces
 from kappaplace.reports.groups import Group, group_of, pooled_group
 from kappaplace.reports.score_tables import left_out_table, mean_table, retrieval_table

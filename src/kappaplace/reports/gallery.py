@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from kappaplace.data.thumbnails import SIZE, Thumbnail, thumbnail
 from kappaplace.reports.figures import GalleryRow, gallery_figure, plain
-from kappaplace.reports.thumbnails import SIZE, Thumbnail, thumbnail
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

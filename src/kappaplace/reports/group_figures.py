@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from kappaplace.reports import how_to_read
-from kappaplace.reports.artefacts import Artefacts
-from kappaplace.reports.ece_figures import ece_bars_figure, ece_sensitivity_figure
-from kappaplace.reports.figures import reliability_figure
+from kappaplace.reports.artifacts import Artefacts
+from kappaplace.reports.figures import (
+    ece_bars_figure,
+    ece_sensitivity_figure,
+    reliability_figure,
+    risk_coverage_figure,
+    score_histogram_figure,
+)
 from kappaplace.reports.groups import Group
-from kappaplace.reports.histograms import score_histogram_figure
-from kappaplace.reports.selective import risk_coverage_figure
 
 
 def risk_coverage(made: Artefacts, group: Group) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kappaplace.reports import html
-from kappaplace.reports.artefacts import Artefacts
+from kappaplace.reports.artifacts import Artefacts
 from kappaplace.reports.tables import paper_table
 
 

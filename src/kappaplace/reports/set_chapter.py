@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kappaplace.reports import group_figures, how_to_read, html
-from kappaplace.reports.artefacts import Artefacts
+from kappaplace.reports.artifacts import Artefacts
+from kappaplace.reports.figures import kappa_histogram_figure
 from kappaplace.reports.gallery import (
     confident_queries,
     gallery_html,
@@ -20,9 +21,8 @@ from kappaplace.reports.gallery import (
     shown_score,
     worst_failures,
 )
+from kappaplace.reports.ground import map_figure, thinning
 from kappaplace.reports.groups import Group
-from kappaplace.reports.histograms import kappa_histogram_figure
-from kappaplace.reports.place_map import map_figure, thinning
 from kappaplace.reports.score_tables import match_table, probability_table, score_table
 
 if TYPE_CHECKING:

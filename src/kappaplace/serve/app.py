@@ -14,7 +14,6 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-import kappaplace
 from kappaplace.data.loader import default_workers
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import PlaceMap
@@ -34,6 +33,7 @@ from kappaplace.serve.routes_page import page_files
 from kappaplace.serve.security import SecureHeaders
 from kappaplace.serve.served_map import ServedMap
 from kappaplace.serve.settings import Settings
+from kappaplace.version import package_version
 
 log = logging.getLogger("kappaplace.serve")
 
@@ -71,7 +71,7 @@ def create_app(maps: Mapping[str, PlaceMap], settings: Settings | None = None) -
 
     app = FastAPI(
         title="KappaPlace",
-        version=kappaplace.__version__,
+        version=package_version(),
         description=DESCRIPTION,
         lifespan=life,
         docs_url=None,  # the usual pages load scripts from other hosts

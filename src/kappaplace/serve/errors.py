@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps.segments import StaleMap
+from kappaplace.maps.store.segments import StaleMap
 
 BUSY_SECONDS = 1
 """When to come back, where it is busy."""

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from kappaplace.calibration.expected import expected_at, expected_curve, reject_risk, rule_for, stated_risk
 from kappaplace.data.geodesy import unproject
-from kappaplace.maps.store import MapStore
-from kappaplace.reports.thumbnails import thumbnail as small_picture
+from kappaplace.data.thumbnails import thumbnail as small_picture
+from kappaplace.maps.store.reader import MapStore
 from kappaplace.serve.answers import thumbnail_address
 from kappaplace.serve.asking import READ, Asked
 from kappaplace.serve.errors import ApiError
@@ -38,7 +38,7 @@ Number = Annotated[int, Path(ge=0, le=2**53, description="Number of a reference 
 @router.get("/maps", response_model=MapsOut, summary="Which maps are there?")
 async def maps(request: Request) -> Any:
     """Names of all maps, and the limits of this service."""
-    import kappaplace
+    from kappaplace.version import package_version
 
     settings, served = request.app.state.settings, request.app.state.served
     return {
@@ -51,7 +51,7 @@ async def maps(request: Request) -> Any:
         "formats": settings.formats,
         "tile_url": settings.tile_url or None,
         "tile_attribution": settings.tile_attribution or None,
-        "kappaplace": kappaplace.__version__,
+        "kappaplace": package_version(),
     }
 
 

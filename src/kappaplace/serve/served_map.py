@@ -16,25 +16,23 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from kappaplace.calibration.model import Calibration
-from kappaplace.data.heif import open_image
-from kappaplace.data.images import Preprocessing
-from kappaplace.data.place_images import PlaceImages
+from kappaplace.calibration.calibration import Calibration
+from kappaplace.data.images import Preprocessing, open_image
+from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import make_folder, replace_file
 from kappaplace.maps import Localization, PlaceMap
-from kappaplace.maps.build import add_images
-from kappaplace.maps.extend import Options as AddOptions
-from kappaplace.maps.extend import Report
-from kappaplace.maps.manifest import MANIFEST
-from kappaplace.maps.map_models import preprocessing_of
+from kappaplace.maps.answer import Decided, decided
+from kappaplace.maps.build import Options as AddOptions
+from kappaplace.maps.build import Report, add_images
+from kappaplace.maps.models import preprocessing_of
+from kappaplace.maps.store.manifest import MANIFEST
 from kappaplace.models.embedding import embed_images
 from kappaplace.serve.batching import Batcher
-from kappaplace.serve.decide import Decided, decided
 from kappaplace.serve.errors import busy
-from kappaplace.serve.pictures import prepared
 from kappaplace.serve.schemas import Options, Placed
 from kappaplace.serve.settings import Settings
+from kappaplace.serve.uploads import prepared
 from kappaplace.types import Embeddings
 
 log = logging.getLogger("kappaplace.serve")
@@ -42,7 +40,7 @@ log = logging.getLogger("kappaplace.serve")
 LOOK_SECONDS = 1.0
 """How often to look whether somebody else has changed the map."""
 _WRITING = "is being written by"
-"""What `kappaplace.lock` says of a map that another process holds."""
+"""What `kappaplace.files` says of a map that another process holds."""
 _SUFFIX = {"JPEG": ".jpg", "MPO": ".jpg", "PNG": ".png", "WEBP": ".webp", "HEIF": ".heic"}
 
 

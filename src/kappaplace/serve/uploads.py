@@ -12,10 +12,12 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from fastapi import Request
+from PIL import Image
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
+from kappaplace.data.images import Preprocessing, decode
 from kappaplace.serve.errors import ApiError, invalid_sentence
 from kappaplace.serve.settings import Settings
 
@@ -118,3 +120,12 @@ def _from_base64(text: str) -> bytes:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         raise ApiError(422, "An image is not valid base64; encode the bytes of the file.") from None
+
+
+def prepared(data: bytes, preprocessing: Preprocessing, settings: Settings) -> Image.Image:
+    """The image as `Preprocessing` makes it of a file; only this small copy waits for its turn."""
+    size = preprocessing.size
+    target = (size, size) if isinstance(size, int) else size
+    # The same reduction while decoding as a file gets: an answer shall not depend on the way it was asked.
+    picture = decode(data, max_pixels=settings.max_pixels, target=target, formats=settings.formats)
+    return preprocessing.image(picture)

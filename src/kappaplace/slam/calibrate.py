@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.calibration.judge import PATCH_SIGNALS
-from kappaplace.calibration.model import Calibration, fit_calibration
+from kappaplace.calibration.calibration import PATCH_SIGNALS, Calibration, fit_calibration
+from kappaplace.calibration.sources import calibration_with, load_calibration
 from kappaplace.errors import KappaPlaceError
-from kappaplace.slam.cells import PatchMaps
+from kappaplace.maps.place_map import PlaceMap
+from kappaplace.models.loading import AnyModel
+from kappaplace.retrieval.patches import PatchMaps
 from kappaplace.slam.loop_closer import ClosingSettings, LoopCloser
 from kappaplace.slam.types import Closure, Frame
 
@@ -128,3 +131,34 @@ def _thinned(drive: Examples, least_support: int, spacing: float) -> NDArray[np.
     rows = np.flatnonzero(drive.support >= least_support)
     _, first = np.unique(np.floor(drive.way[rows] / spacing), return_index=True)
     return rows[np.sort(first)].astype(np.int64)
+
+
+def calibration_for(model: AnyModel, source: str | Path | None = None) -> Calibration:
+    """``source`` is a file of `save_calibration`, or a calibrated map; without it, what came with the
+    model.
+    """
+    fingerprint = model.fingerprint
+    if source is None:
+        found = calibration_with(fingerprint, model.preprocessing)
+        if found is None:
+            raise KappaPlaceError(
+                "Nothing says how probable closures of this model are: give --calibration, a map that was "
+                "calibrated "
+                "(`kappaplace map build FRAMES --neighbourhood frames:5`, `kappaplace calibrate MAP "
+                "--self`) or a file "
+                "of `kappaplace slam calibrate`."
+            )
+        return found
+    path = Path(source)
+    if path.is_dir():
+        place_map = PlaceMap.open(path)
+        if place_map.manifest.model.fingerprint != fingerprint:
+            raise KappaPlaceError(
+                f"The map {path} was made with another model; its calibration says nothing here."
+            )
+        if place_map.calibration is None:
+            raise KappaPlaceError(
+                f"The map {path} is not calibrated; run `kappaplace calibrate {path}` first."
+            )
+        return place_map.calibration
+    return load_calibration(path, fingerprint)

@@ -8,14 +8,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.data.place_images import PlaceImages
+from kappaplace.data.poses import Poses, as_planar, checked, positions
 from kappaplace.data.readers.layout import images_or_error
 from kappaplace.data.readers.rosbag import read as read_bag
 from kappaplace.data.readers.rosbag import unpack_images, whole_poses
-from kappaplace.data.readers.trajectory import sample_by_distance
+from kappaplace.data.readers.trajectory import TimedPoses, from_headings, read_poses, sample_by_distance
+from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
-from kappaplace.slam.poses import Poses, as_planar, checked, positions
-from kappaplace.slam.trajectories import TimedPoses, from_headings, read_poses
 
 BAGS, TABLES = (".bag", ".mcap", ".db3"), (".parquet", ".csv")
 TIMES = "times.txt"

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kappaplace.data.poses import Poses, as_spatial, matrices, wrap
 from kappaplace.errors import KappaPlaceError
-from kappaplace.slam.poses import Poses, as_spatial, matrices, wrap
 from kappaplace.slam.types import Closure
 
 ARITHMETIC = 1e-3

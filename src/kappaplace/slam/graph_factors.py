@@ -17,12 +17,16 @@ from typing import Any, Literal
 
 import numpy as np
 
+from kappaplace.data.poses import PLANAR, Poses, between, positions
 from kappaplace.errors import KappaPlaceError
-from kappaplace.slam.poses import PLANAR, Poses, between, positions
 from kappaplace.slam.types import Closure
 
 Kernel = Literal["none", "cauchy", "dcs", "switchable", "gnc"]
+
+
 KERNELS: tuple[Kernel, ...] = ("none", "cauchy", "dcs", "switchable", "gnc")
+
+
 ODDS = (0.01, 100.0)
 """Least and largest odds that a kernel takes as its width."""
 

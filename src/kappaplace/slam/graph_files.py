@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from kappaplace.data.poses import PLANAR, Poses, as_spatial, between
 from kappaplace.files import replace_file
 from kappaplace.slam.graph_factors import OdometryNoise
-from kappaplace.slam.poses import PLANAR, Poses, as_spatial, between
 from kappaplace.slam.types import Closure
 
 

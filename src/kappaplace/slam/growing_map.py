@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from kappaplace.data.images import Source
 from kappaplace.data.near import Near
+from kappaplace.data.poses import Poses, as_planar, positions
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import replace_file
 from kappaplace.retrieval.evidence import Evidence
 from kappaplace.retrieval.references import ArrayReferences, Queries
 from kappaplace.retrieval.retrieve import retrieve
-from kappaplace.slam.poses import Poses, as_planar, positions
 from kappaplace.types import Embeddings
 
 FIRST = 256

@@ -23,21 +23,10 @@ from typing import Any
 import numpy as np
 
 from kappaplace import vmf
+from kappaplace.calibration.calibration import PATCH_SIGNALS, Calibration
+from kappaplace.calibration.combination import features_of
 from kappaplace.calibration.decision import Decision
-from kappaplace.calibration.judge import PATCH_SIGNALS
-from kappaplace.calibration.model import Calibration
-from kappaplace.errors import KappaPlaceError
-from kappaplace.maps.localize import verified_by
-from kappaplace.retrieval.evidence import Evidence
-from kappaplace.retrieval.patches import reordered
-from kappaplace.retrieval.references import Floats as Scores
-from kappaplace.retrieval.references import Queries
-from kappaplace.slam.cells import CellCheck, Pair, PatchMaps
-from kappaplace.slam.consistency import Proposal, support
-from kappaplace.slam.geometry import GeometricCheck
-from kappaplace.slam.growing_map import GrowingMap
-from kappaplace.slam.plausibility import covered_area, likelihood_ratio, updated
-from kappaplace.slam.poses import (
+from kappaplace.data.poses import (
     PLANAR,
     SPATIAL,
     Poses,
@@ -49,10 +38,18 @@ from kappaplace.slam.poses import (
     positions,
     wrap,
 )
+from kappaplace.errors import KappaPlaceError
+from kappaplace.maps.localize import verified_by
+from kappaplace.retrieval.evidence import Evidence
+from kappaplace.retrieval.patches import CellCheck, Pair, PatchMaps, reordered
+from kappaplace.retrieval.references import Floats as Scores
+from kappaplace.retrieval.references import Queries
+from kappaplace.slam.gates import Proposal, covered_area, likelihood_ratio, support, updated
+from kappaplace.slam.growing_map import GrowingMap
 from kappaplace.slam.types import Closure, Frame
 from kappaplace.types import Embeddings
-from kappaplace.uncertainty.fused import features_of
-from kappaplace.uncertainty.registry import SCORES, score_named
+from kappaplace.uncertainty import SCORES, score_named
+from kappaplace.uncertainty.geometric import GeometricCheck
 
 UNCALIBRATED, RISK, LONELY = "not calibrated", "probability", "consistency"
 GEOMETRY, CELLS = "geometry", "cells"

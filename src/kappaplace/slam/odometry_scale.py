@@ -21,8 +21,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from kappaplace.data.poses import Poses, between
 from kappaplace.slam.graph_factors import OdometryNoise, in_tangent_order, load_gtsam, to_gtsam
-from kappaplace.slam.poses import Poses, between
 from kappaplace.slam.types import Closure
 
 SCALES = np.concatenate([[0.0], np.geomspace(0.02, 1.0, 100)])

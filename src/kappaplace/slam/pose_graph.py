@@ -1,13 +1,28 @@
-"""Pose-graph optimisation with GTSAM: all at once, or frame by frame (iSAM2)."""
+"""Pose-graph optimisation with GTSAM: all at once, or frame by frame (iSAM2).
+
+Graduated non-convexity (Yang et al., 2020): from a convex cost to truncated least squares, all at once.
+
+Odometry and closures as GTSAM factors, in the plane and in space, plain or under a robust kernel.
+
+**Switchable constraints** (Sünderhauf and Protzel, 2012) give every closure a switch s: its error counts s
+times, and a prior of the information Φ holds s at 1. For given poses the best switch is known, s = Φ/(Φ +
+χ²), and what is left is a kernel on χ², that of Geman and McClure:
+
+    min over s of  s²·χ² + Φ·(1 − s)²  =  Φ·χ²/(Φ + χ²)
+
+So no switch has to be solved for, and the minimum is the same. **DCS** (Agarwal et al., 2013) was derived
+from it with s = min(1, 2Φ/(Φ + χ²)): closures within Φ count in full.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from kappaplace.data.poses import PLANAR, Poses, between, checked, compose
 from kappaplace.errors import KappaPlaceError
-from kappaplace.slam.graduated import graduated
 from kappaplace.slam.graph_factors import (
     Kernel,
     OdometryNoise,
@@ -19,8 +34,22 @@ from kappaplace.slam.graph_factors import (
     to_gtsam,
 )
 from kappaplace.slam.odometry_scale import odometry_scale
-from kappaplace.slam.poses import PLANAR, Poses, between, checked, compose
 from kappaplace.slam.types import Closure
+
+INLIER = 0.99
+"""Share of right closures whose error is to be kept: the quantile of χ² that truncates."""
+
+
+def graduated(graph: Any, start: Any, settings: Any, trusted: int) -> Any:
+    """Solved by GNC; the first so many factors (odometry) are beyond doubt."""
+    gtsam = load_gtsam()
+    terms = gtsam.GncLMParams(settings)
+    terms.setLossType(gtsam.GncLossType.TLS)
+    terms.setKnownInliers(list(range(trusted)))
+    solver = gtsam.GncLMOptimizer(graph, start, terms)
+    solver.setInlierCostThresholdsAtProbability(INLIER)
+    return solver.optimize()
+
 
 ITERATIONS = 100
 

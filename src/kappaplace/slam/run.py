@@ -12,25 +12,23 @@ from typing import Any
 
 import numpy as np
 
-from kappaplace.calibration.model import Calibration
-from kappaplace.data.unreadable import DAMAGED_ARRAYS
+from kappaplace.calibration.calibration import Calibration
+from kappaplace.data.poses import Poses, travelled
+from kappaplace.data.readers.trajectory import TimedPoses
 from kappaplace.errors import KappaPlaceError
-from kappaplace.files import make_folder, replace_file
+from kappaplace.files import DAMAGED_ARRAYS, make_folder, replace_file
 from kappaplace.models.embedding import embed_images, join
-from kappaplace.models.encoder import model_fingerprint
 from kappaplace.models.loading import AnyModel
 from kappaplace.progress import track
 from kappaplace.reports.html import png_of
 from kappaplace.reports.slam import slam_page, trajectory_figure
-from kappaplace.slam.cells import Pair, patch_maps_of
+from kappaplace.retrieval.patches import Pair, patch_maps_of
 from kappaplace.slam.drive_inputs import DriveInput
 from kappaplace.slam.evaluation import TrajectoryError, load_evo, trajectory_error
 from kappaplace.slam.graph_factors import Kernel, OdometryNoise, load_gtsam
 from kappaplace.slam.graph_files import write_g2o, write_json_lines, write_tum
 from kappaplace.slam.loop_closer import ClosingSettings, LoopCloser
 from kappaplace.slam.pose_graph import IncrementalGraph, optimise
-from kappaplace.slam.poses import Poses, travelled
-from kappaplace.slam.trajectories import TimedPoses
 from kappaplace.slam.types import Frame
 from kappaplace.types import Embeddings
 
@@ -116,7 +114,7 @@ def run_slam(
                 "The true trajectory covers fewer than three frames; are its times the images' own?"
             )
     out = make_folder(out)
-    stamp = sha256("\n".join([model_fingerprint(model), *_stamps(drive)]).encode()).hexdigest()
+    stamp = sha256("\n".join([model.fingerprint, *_stamps(drive)]).encode()).hexdigest()
     closer = LoopCloser(
         calibration, settings, patch_maps=patch_maps_of(model), compared=_compared(out / COMPARED, stamp)
     )
@@ -162,7 +160,7 @@ def drive_embeddings(
     drive: DriveInput, model: AnyModel, out: Path, *, batch_size: int = 32, device: str | None = None
 ) -> Embeddings:
     """Of all frames; what an earlier run of the same model has embedded is taken from ``out``."""
-    stamp, file = model_fingerprint(model), out / EMBEDDINGS
+    stamp, file = model.fingerprint, out / EMBEDDINGS
     known = _known(file, stamp)
     files = _stamps(drive)
     todo = [row for row, name in enumerate(files) if name not in known]

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kappaplace.data.poses import Poses, between, checked, positions
+from kappaplace.data.readers.trajectory import TimedPoses
 from kappaplace.errors import KappaPlaceError
 from kappaplace.slam.graph_files import closure_message
 from kappaplace.slam.loop_closer import LoopCloser
-from kappaplace.slam.poses import Poses, between, checked, positions
-from kappaplace.slam.trajectories import TimedPoses
 from kappaplace.slam.types import Closure, Frame
 
 if TYPE_CHECKING:

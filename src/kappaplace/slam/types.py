@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.slam.poses import Poses
+from kappaplace.data.poses import Poses
 
 if TYPE_CHECKING:
     from kappaplace.data.images import Source

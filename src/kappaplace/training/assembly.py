@@ -16,16 +16,14 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from kappaplace.data.classes import PlaceGroup
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
 from kappaplace.models.checkpoint import ModelCard
-from kappaplace.models.digest import state_digest
-from kappaplace.models.foreign import read_prototypes
+from kappaplace.models.encoder import state_digest
 from kappaplace.models.heads import KappaHead
 from kappaplace.models.loading import TrainableModel
+from kappaplace.models.published import read_prototypes
 from kappaplace.training.batches import BatchPlan
-from kappaplace.training.checks import check_run
 from kappaplace.training.early_stopping import EarlyStopping
 from kappaplace.training.engine import Engine
 from kappaplace.training.features import (
@@ -33,9 +31,10 @@ from kappaplace.training.features import (
     FeatureStore,
     Share,
     extract_features,
+    feature_function,
     frozen_features,
 )
-from kappaplace.training.fused_features import feature_function
+from kappaplace.training.images import ImageSource, TrainingSet, Views, fingerprint_images
 from kappaplace.training.loop import FIRST_LOOK, LOG_EVERY, Loop
 from kappaplace.training.objectives import (
     BayesianTriplet,
@@ -46,8 +45,8 @@ from kappaplace.training.objectives import (
     ToAnchors,
     gather_batch,
 )
-from kappaplace.training.optimisers import Optimisers
-from kappaplace.training.places import Places, find_places, single_images
+from kappaplace.training.optimizers import Optimisers
+from kappaplace.training.places import PlaceGroup, Places, find_places, single_images
 from kappaplace.training.prototypes import (
     FILE,
     clean_anchors,
@@ -57,13 +56,11 @@ from kappaplace.training.prototypes import (
     save_prototypes,
     view_anchors,
 )
-from kappaplace.training.recipes import Recipe
+from kappaplace.training.recipes import Recipe, check_run
 from kappaplace.training.settings import Settings
 from kappaplace.training.start import HeadNet, TrainingNet
 from kappaplace.training.steps import CachedSteps, DirectSteps, Steps, Work
-from kappaplace.training.training_set import TrainingSet, fingerprint_images
 from kappaplace.training.validation import ValidationSet, Validator
-from kappaplace.training.views import ImageSource, Views
 
 Say = Callable[[str], None]
 EXTRACTION_BATCH = (64, 256)  # on a CPU, on a GPU: without gradients there is room for more
@@ -307,7 +304,7 @@ class Assembly:
             assert self.store is not None
             head = self.engine.wrap(HeadNet(self.model.head))  # type: ignore[arg-type]
             if self._graphed:
-                from kappaplace.training.graphs import GraphedSteps
+                from kappaplace.training.steps import GraphedSteps
 
                 return GraphedSteps(work, head, self.store)
             return CachedSteps(work, head, self.store, in_memory=self._fits_on_gpu)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.training.log import installed_trackers
+from kappaplace.training.loop import installed_trackers
 from kappaplace.training.settings import RunSettings
 from kappaplace.training.steps import autocast_for
 

@@ -1,10 +1,19 @@
-"""The one training loop: steps, validation, early stopping, states on disk."""
+"""The one training loop: steps, validation, early stopping, states on disk.
+
+The state of a run on disk: one file, replaced in one step, that holds all it takes to go on.
+
+What a run tells: lines on the terminal, CSV files, and trackers where they are installed.
+"""
 
 from __future__ import annotations
 
+import csv
+import importlib.util
+import io
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +22,112 @@ import torch
 from torch import Tensor, nn
 
 from kappaplace.errors import KappaPlaceError
+from kappaplace.files import replace_file
 from kappaplace.models.checkpoint import ModelCard, save_model
 from kappaplace.models.loading import TrainableModel
 from kappaplace.progress import track
 from kappaplace.training.early_stopping import EarlyStopping
-from kappaplace.training.log import RunLog, epoch_line
-from kappaplace.training.optimisers import Optimisers
+from kappaplace.training.optimizers import Optimisers
 from kappaplace.training.settings import Settings
-from kappaplace.training.state import load_state, rng_state, save_state, set_rng_state
 from kappaplace.training.steps import Steps
 from kappaplace.training.validation import Validator
+
+FILE = "training.pt"
+FORMAT = 1
+
+
+def save_state(folder: Path, state: dict[str, Any]) -> None:
+    """Write; a process killed meanwhile leaves the state before."""
+    content = BytesIO()  # in memory first: torch's own writer ends the process where the disk is full
+    torch.save({"format": FORMAT, **state}, content)
+    replace_file(folder / FILE, lambda part: part.write_bytes(content.getbuffer()))
+
+
+def load_state(folder: Path) -> dict[str, Any] | None:
+    """The last complete state, or None if there is none. Only tensors and plain values are read."""
+    file = folder / FILE
+    if not file.is_file():
+        return None
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True)
+        known = state["format"] == FORMAT
+    except Exception as error:  # the unpickler meets junk with many kinds of error
+        reason = str(error).partition("\n")[0]
+        raise KappaPlaceError(
+            f"The training state {file} cannot be read ({reason}); remove it to start again."
+        ) from None
+    if not known:
+        raise KappaPlaceError(
+            f"The training state {file} was written by another version; finish it with that one."
+        )
+    return state
+
+
+def rng_state() -> dict[str, Any]:
+    """Torch's random numbers, on which dropout depends; everything else is a function of the step."""
+    state: dict[str, Any] = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def set_rng_state(state: dict[str, Any]) -> None:
+    """The inverse of `rng_state`."""
+    torch.set_rng_state(state["cpu"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+STEPS, EPOCHS = "steps.csv", "epochs.csv"
+_MODULES = {"tensorboard": ("tensorboard", "tensorboardX"), "wandb": ("wandb",), "mlflow": ("mlflow",)}
+
+
+def installed_trackers(names: Sequence[str]) -> list[str]:
+    """Those of the wanted trackers that can be used here."""
+    unknown = sorted(set(names) - set(_MODULES))
+    if unknown:
+        raise KappaPlaceError(f"Unknown tracker '{unknown[0]}'; known are {', '.join(_MODULES)}.")
+    return [
+        name for name in names if any(importlib.util.find_spec(module) for module in _MODULES.get(name, ()))
+    ]
+
+
+class RunLog:
+    """Rows of steps and epochs, kept as CSV; a resumed run drops what came after its state."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.steps: list[dict[str, Any]] = []
+        self.epochs: list[dict[str, Any]] = []
+
+    def write(self) -> None:
+        """Bring both files up to date; rows may gain columns, so they are written whole."""
+        for name, rows in ((STEPS, self.steps), (EPOCHS, self.epochs)):
+            if rows:
+                _write_text(self.folder / name, as_csv(rows))
+
+
+def _write_text(file: Path, text: str) -> None:
+    replace_file(file, lambda part: part.write_text(text, encoding="utf-8"), sync=False)
+
+
+def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows with all columns that any of them has, numbers with six digits."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()})
+    return text.getvalue()
+
+
+def epoch_line(row: Mapping[str, Any], epochs: int) -> str:
+    """One line for a terminal: ``epoch 3/30  loss 1.23  R@1 0.812  ECE@1 0.103  (42 s)``."""
+    parts = [f"epoch {row['epoch']}/{epochs}"]
+    parts += [f"{name} {row[name]:.4g}" for name in ("loss", "R@1", "ECE@1", "AUROC") if name in row]
+    return "  ".join([*parts, f"({row['seconds']:.0f} s)"])
+
 
 LOG_EVERY = 50  # steps between looks at the losses: each look waits for the device
 STATE_SECONDS = 10.0  # epochs of cached features take less; what a kill may cost is bounded all the same

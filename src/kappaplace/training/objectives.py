@@ -11,13 +11,16 @@ from torch import Tensor, nn
 
 from kappaplace import vmf
 from kappaplace.errors import KappaPlaceError
-from kappaplace.training.anchors import FixedAnchors, batch_centroids, class_anchors
-from kappaplace.training.bayesian_triplet import bayesian_triplet_loss
-from kappaplace.training.contrastive import multi_similarity_loss, multi_similarity_pairs
 from kappaplace.training.losses import (
+    FixedAnchors,
+    batch_centroids,
+    bayesian_triplet_loss,
+    class_anchors,
     compiled_nll,
     gaussian_nll,
     large_margin_cosine_loss,
+    multi_similarity_loss,
+    multi_similarity_pairs,
     stun_loss,
     vmf_loss,
 )

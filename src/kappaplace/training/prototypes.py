@@ -13,12 +13,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from kappaplace.data.classes import PlaceClasses, PlaceGroup
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import replace_file
-from kappaplace.models.foreign import read_prototypes
-from kappaplace.training.anchors import FixedAnchors
+from kappaplace.models.published import read_prototypes
 from kappaplace.training.features import CLEAN, FLUSH_EVERY, FeatureStore
+from kappaplace.training.losses import FixedAnchors
+from kappaplace.training.places import PlaceClasses, PlaceGroup
 from kappaplace.training.settings import ClassSettings
 
 FILE = "prototypes.safetensors"

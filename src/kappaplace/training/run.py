@@ -1,4 +1,7 @@
-"""`train`: from a recipe's settings and images with places to a model folder."""
+"""`train`: from a recipe's settings and images with places to a model folder.
+
+The machine: device, processes and precision, through Hugging Face accelerate.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +13,18 @@ from typing import Any
 import torch
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.files import make_folder, replace_file
-from kappaplace.lock import writing
+from kappaplace.files import make_folder, replace_file, writing
 from kappaplace.models.checkpoint import load_weights
 from kappaplace.models.loading import TrainableModel
 from kappaplace.training.assembly import Assembly, Say
 from kappaplace.training.engine import Engine
 from kappaplace.training.features import FeatureStore
+from kappaplace.training.images import TrainingSet
+from kappaplace.training.loop import FILE as STATE
 from kappaplace.training.loop import Loop
 from kappaplace.training.recipes import recipe_named
 from kappaplace.training.settings import Settings, read_toml
 from kappaplace.training.start import starting_model
-from kappaplace.training.state import FILE as STATE
-from kappaplace.training.training_set import TrainingSet
 from kappaplace.training.validation import ValidationSet
 
 SETTINGS = "settings.toml"

@@ -1,4 +1,7 @@
-"""Every option of training, as TOML: sections of plain values with the paper's numbers as defaults."""
+"""Every option of training, as TOML: sections of plain values with the paper's numbers as defaults.
+
+Settings that contradict each other, the model or the machine.
+"""
 
 from __future__ import annotations
 

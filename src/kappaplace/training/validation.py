@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kappaplace.data.place_images import PlaceImages
 from kappaplace.data.positives import Positives
+from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.evaluation import KS
 from kappaplace.metrics.calibration import BOTH_TAILS, UPPER_TAIL, expected_calibration_error
@@ -26,9 +26,9 @@ from kappaplace.retrieval.evidence import Evidence
 from kappaplace.retrieval.exact import search
 from kappaplace.retrieval.references import ArrayReferences, Queries
 from kappaplace.training.features import frozen_features
-from kappaplace.training.views import Images, ImageSource
+from kappaplace.training.images import Images, ImageSource
 from kappaplace.types import Embeddings, Matches
-from kappaplace.uncertainty.registry import score_named
+from kappaplace.uncertainty import score_named
 
 Gather = Callable[[Tensor], Tensor]
 

@@ -17,7 +17,6 @@ from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
 from kappaplace.models.embedding import store as cache_module
 from kappaplace.models.embedding.store import EmbeddingStore
-from kappaplace.models.encoder import model_fingerprint
 from kappaplace.models.place_model import PlaceModel
 
 
@@ -89,7 +88,7 @@ def test_moved_folders_are_recognised_and_changed_files_noticed(tiny, images, em
 def test_other_models_and_sizes_have_a_cache_of_their_own(tiny, images, embedded, tmp_path):
     EmbeddingStore.of(tiny, tmp_path / "cache").embed(images)
     other = PlaceModel.create("resnet_tiny", dim=32, preprocessing=Preprocessing(64, "exact")).eval()
-    assert model_fingerprint(other) != model_fingerprint(tiny)
+    assert other.fingerprint != tiny.fingerprint
     for cache in (
         EmbeddingStore.of(other, tmp_path / "cache"),
         EmbeddingStore.of(tiny, tmp_path / "cache", Preprocessing(32, "exact")),

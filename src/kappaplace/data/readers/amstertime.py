@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from kappaplace.data.near import Neighbourhood
-from kappaplace.data.place_images import PlaceImages
 from kappaplace.data.positives import Positives
-from kappaplace.data.readers.cells import read_rows
 from kappaplace.data.readers.layout import Reader, existing_folder, list_images
+from kappaplace.data.readers.text import read_rows
+from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 
 

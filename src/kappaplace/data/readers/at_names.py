@@ -15,14 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.data.geodesy import join_zones
-from kappaplace.data.place_images import DEFAULT_RADIUS, PlaceImages
-from kappaplace.data.readers.dates import unix_time
 from kappaplace.data.readers.layout import (
     Reader,
     existing_folder,
     first_folder,
     images_or_error,
 )
+from kappaplace.data.readers.text import unix_time
+from kappaplace.data.table import DEFAULT_RADIUS, PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.progress import track
 

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from kappaplace.data.geodesy import project
-from kappaplace.data.place_images import PlaceImages
-from kappaplace.data.readers.cells import integer, number, parsed, read_rows
-from kappaplace.data.readers.dates import unix_time
 from kappaplace.data.readers.layout import Reader, existing_folder
+from kappaplace.data.readers.text import integer, number, parsed, read_rows, unix_time
+from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 
 _WHOLE = ("place_id", "year", "month", "northdeg")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from kappaplace.data.near import Neighbourhood
-from kappaplace.data.place_images import PlaceImages
 from kappaplace.data.readers.layout import (
     Reader,
     existing_folder,
@@ -15,6 +14,7 @@ from kappaplace.data.readers.layout import (
     query_and_reference_images,
     query_reference_table,
 )
+from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 
 

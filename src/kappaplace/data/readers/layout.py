@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from kappaplace.data.near import Neighbourhood
-from kappaplace.data.place_images import PlaceImages
 from kappaplace.data.positives import Positives
+from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".heic", ".heif")

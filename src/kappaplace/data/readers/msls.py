@@ -17,10 +17,9 @@ from kappaplace.data.geodesy import (
     utm_epsg,
     zone_index,
 )
-from kappaplace.data.place_images import DEFAULT_RADIUS, PlaceImages
-from kappaplace.data.readers.cells import number, read_rows
-from kappaplace.data.readers.dates import unix_time
 from kappaplace.data.readers.layout import Reader, existing_folder
+from kappaplace.data.readers.text import number, read_rows, unix_time
+from kappaplace.data.table import DEFAULT_RADIUS, PlaceImages
 from kappaplace.errors import KappaPlaceError
 
 CITIES = {

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.data.geodesy import project
-from kappaplace.data.heif import open_image
-from kappaplace.data.place_images import DEFAULT_RADIUS, PlaceImages
+from kappaplace.data.images import open_image
 from kappaplace.data.readers.csv_folder import Ask, open_sheet, sheet_table
-from kappaplace.data.readers.dates import unix_time
 from kappaplace.data.readers.layout import Reader, existing_folder, images_or_error
+from kappaplace.data.readers.text import unix_time
+from kappaplace.data.table import DEFAULT_RADIUS, PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.progress import track
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.data.place_images import PlaceImages
 from kappaplace.data.readers.layout import Reader, chosen_file, existing_folder
-from kappaplace.data.unreadable import reason
+from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
+from kappaplace.files import reason
 
 _ZONES = {"pitts": "EPSG:32617", "tokyo": "EPSG:32654"}  # the files give coordinates without their zone
 

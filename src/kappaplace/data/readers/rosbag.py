@@ -14,13 +14,12 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from kappaplace.data.geodesy import project
-from kappaplace.data.place_images import DEFAULT_RADIUS, PlaceImages
-from kappaplace.data.readers.frames_folder import frames_folder
 from kappaplace.data.readers.layout import Reader
 from kappaplace.data.readers.trajectory import Trajectory, headings, sample_by_distance
-from kappaplace.data.unreadable import reason
+from kappaplace.data.readers.video import frames_folder
+from kappaplace.data.table import DEFAULT_RADIUS, PlaceImages
 from kappaplace.errors import KappaPlaceError
-from kappaplace.files import replace_file
+from kappaplace.files import reason, replace_file
 from kappaplace.progress import track
 
 _IMAGES = ("sensor_msgs/msg/CompressedImage", "sensor_msgs/msg/Image")

@@ -19,13 +19,13 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 
-import kappaplace
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
 from kappaplace.models.embedding import embed_images
+from kappaplace.models.fast import for_many
 from kappaplace.models.loading import AnyModel
-from kappaplace.models.optimize import for_many
 from kappaplace.types import Embeddings
+from kappaplace.version import package_version
 
 log = logging.getLogger(__name__)
 AUTO = "auto"
@@ -102,7 +102,7 @@ class RayEmbedder:
             sent = (self._ray.put(packed),)
             task = self._ray.remote(**needs, max_retries=RETRIES)(embed_block)
             settings = {"batch_size": batch_size, "device": device}
-            self._task = partial(task.remote, kappaplace.__version__, sent, preprocessing.to_dict(), settings)
+            self._task = partial(task.remote, package_version(), sent, preprocessing.to_dict(), settings)
         except BaseException:
             self.close()
             raise
@@ -190,9 +190,9 @@ def embed_block(
     images: list[bytes],
 ) -> Embeddings | str:
     """Runs on a worker: the embeddings of some images, or the sentence why there are none."""
-    if version != kappaplace.__version__:
+    if version != package_version():
         return (
-            f"The Ray workers have kappaplace {kappaplace.__version__}, here it is {version}; install the "
+            f"The Ray workers have kappaplace {package_version()}, here it is {version}; install the "
             "same on both sides."
         )
     try:

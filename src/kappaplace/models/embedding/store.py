@@ -25,15 +25,13 @@ from torch import Tensor
 
 from kappaplace.data.identity import DIGEST, image_digests
 from kappaplace.data.images import Preprocessing, Source
-from kappaplace.data.unreadable import DAMAGED_ARRAYS
 from kappaplace.errors import KappaPlaceError
-from kappaplace.files import make_folder, reserve_array
+from kappaplace.files import DAMAGED_ARRAYS, make_folder, reserve_array
 from kappaplace.models.embedding import embed_images, embed_patches
-from kappaplace.models.encoder import model_fingerprint
 from kappaplace.models.exported import ExportedModel
-from kappaplace.models.hub import cache_folder
 from kappaplace.models.loading import AnyModel
 from kappaplace.models.place_model import PlaceModel
+from kappaplace.models.published import cache_folder
 from kappaplace.progress import track
 from kappaplace.types import Embeddings
 
@@ -73,7 +71,7 @@ class EmbeddingStore:
     ) -> EmbeddingStore:
         """A cache in ``folder``; a known ``fingerprint`` spares the weights from being hashed once more."""
         where = default_cache() if folder is None else Path(folder)
-        known = fingerprint or model_fingerprint(model)
+        known = fingerprint or model.fingerprint
         return cls(model, preprocessing or model.preprocessing, where, known, batch_size, device)
 
     @property

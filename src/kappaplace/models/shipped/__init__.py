@@ -1,7 +1,7 @@
 """Pretrained models that come with the package: a folder each, beside this file.
 
 A folder holds what `save_model` writes, README.md (the model card that ``kappaplace models NAME`` shows) and
-calibration.json (probabilities for maps that are not calibrated, see `kappaplace.maps.borrowed`).
+calibration.json (probabilities for maps that are not calibrated, see `kappaplace.calibration.sources`).
 """
 
 from __future__ import annotations

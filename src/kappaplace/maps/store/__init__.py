@@ -1,0 +1,1 @@
+"""The store of a map: immutable segments, one manifest, one writer."""

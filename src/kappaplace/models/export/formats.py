@@ -1,0 +1,138 @@
+"""A model as ONNX.
+
+A model for OpenVINO: what it writes as two files, .xml and .bin, together in one zip without compression.
+
+``unzip`` gives the pair back to other programs of OpenVINO's; kappaplace reads the zip as it is.
+
+A model as TorchScript, by tracing: for C++ programs that have libtorch already.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+import zipfile
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kappaplace.errors import KappaPlaceError
+from kappaplace.models.checkpoint import SMALL
+from kappaplace.models.export.graph import INPUT, ExportGraph
+from kappaplace.models.export.same_conv import translations, with_one_operator
+from kappaplace.models.exported import BIN, KEY, XML, imported
+
+OPSET = 18
+"""The one that torch's exporter writes itself; runtimes since 2023 read it."""
+LEAST_SIDE = 32
+"""Smaller images have no feature map left at stride 32."""
+
+
+def write_onnx(graph: ExportGraph, example: Tensor, file: Path, *, dynamic_size: bool = True) -> None:
+    """The graph for any batch, and for images of any size unless told otherwise."""
+    imported("onnx")
+    imported("onnxscript")
+    dims: dict[int, Any] = {0: torch.export.Dim("batch")}
+    if dynamic_size:
+        dims |= {
+            2: torch.export.Dim("height", min=LEAST_SIDE),
+            3: torch.export.Dim("width", min=LEAST_SIDE),
+        }
+    try:
+        with _quiet():
+            torch.onnx.export(
+                with_one_operator(graph),
+                (example,),
+                file,
+                dynamo=True,
+                opset_version=OPSET,
+                input_names=[INPUT],
+                output_names=list(graph.outputs),
+                dynamic_shapes=(dims,),
+                custom_translation_table=translations(OPSET),
+                external_data=False,
+                verbose=False,
+            )
+    except OSError:
+        raise
+    except Exception as error:  # the exporter has a kind for each of its steps
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise KappaPlaceError(
+            f"This model cannot be written as ONNX ({reason}); torchscript may do for it."
+        ) from None
+
+
+def halve_weights(file: Path) -> None:
+    """Store large weights in float16, each with a cast that runtimes do once, when they load the file."""
+    onnx = imported("onnx")
+    model = onnx.load(file)
+    graph, casts = model.graph, []
+    for weight in graph.initializer:
+        values = onnx.numpy_helper.to_array(weight)
+        if values.dtype != np.float32 or values.size <= SMALL:
+            continue
+        halved = values.astype(np.float16)
+        if not np.isfinite(halved).all():
+            continue
+        name = weight.name
+        weight.CopyFrom(onnx.numpy_helper.from_array(halved, f"{name}.half"))
+        casts.append(onnx.helper.make_node("Cast", [f"{name}.half"], [name], to=onnx.TensorProto.FLOAT))
+    nodes = [*casts, *graph.node]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    onnx.save(model, file)
+
+
+def put_record(file: Path, text: str) -> None:
+    """Write the record into the file's metadata."""
+    onnx = imported("onnx")
+    model = onnx.load(file)
+    del model.metadata_props[:]
+    onnx.helper.set_model_props(model, {KEY: text})
+    model.producer_name = KEY
+    onnx.save(model, file)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Exporters talk to their developers; what users must know, the parity check says."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def convert(onnx_file: Path, file: Path, text: str, *, half: bool = False) -> None:
+    """Read ONNX, int8 or not, and write OpenVINO's own form with the record in it."""
+    ov = imported("openvino")
+    model = ov.Core().read_model(onnx_file)
+    model.set_rt_info(text, KEY)
+    with TemporaryDirectory(dir=file.parent, prefix=".openvino-") as folder:
+        ov.save_model(model, Path(folder) / XML, compress_to_fp16=half)
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as parts:
+            for name in (XML, BIN):
+                parts.write(Path(folder) / name, name)
+
+
+def write_torchscript(graph: ExportGraph, example: Tensor, file: Path, text: str) -> None:
+    """The traced graph with the record beside it; the parity check tells whether other sizes work."""
+    with warnings.catch_warnings(), torch.no_grad():
+        # torch recommends torch.export instead, which C++ programs cannot open without Python or a compiler.
+        warnings.simplefilter("ignore")
+        traced = torch.jit.trace(graph, example)
+        content = BytesIO()  # in memory first: torch's own writer ends the process where the disk is full
+        torch.jit.save(traced, content, _extra_files={KEY: text})
+    file.write_bytes(content.getbuffer())

@@ -1,0 +1,249 @@
+"""The map of a table as PNG: references, queries, lines to positives, coverage.
+
+One panel for each zone, thinned to what can be seen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kappaplace.data.geodesy import ZONE_SHIFT, frame_codes, zone_index
+from kappaplace.data.positives import Positives
+from kappaplace.data.table import PlaceImages
+from kappaplace.errors import KappaPlaceError
+from kappaplace.files import make_folder, replace_file
+
+MAX_POINTS = 100_000  # points of each kind drawn; more only make the file heavy
+MAX_LINES = 3_000  # lines from queries to positives
+
+
+@dataclass(frozen=True, eq=False)
+class Panel:
+    """One map: points in metres of one zone, or in indices for sets without positions."""
+
+    name: str
+    """The zone; empty where there is only one."""
+    references: NDArray[np.float64]
+    queries: NDArray[np.float64]
+    covered: NDArray[np.bool_]
+    """Which of the queries drawn have a positive."""
+    lines: NDArray[np.float64]
+    """L×4: from a query to one of its positives."""
+    rows: tuple[NDArray[np.int64], NDArray[np.int64]]
+    """Table rows of the references and queries drawn."""
+
+
+@dataclass(frozen=True, eq=False)
+class MapView:
+    """All panels of a table with what is written beside them."""
+
+    title: str
+    sentence: str
+    axes: tuple[str, str]
+    metric: bool
+    """Whether both axes are metres; otherwise a point is a pair of a query and its positive."""
+    panels: tuple[Panel, ...]
+    labels: dict[str, str]
+    """Layer (reference, line, found, lost) → its name in the legend with how many of how many are drawn."""
+    counts: NDArray[np.int64]
+    """Positives of every query, drawn or not."""
+
+
+def map_view(table: PlaceImages, *, seed: int = 0) -> MapView:
+    """Choose what to draw; large tables are thinned at random, always in the same way."""
+    positives = table.positives()
+    posed = table.posed[table.reference_rows].any() and (
+        table.posed[table.query_rows].any() or not positives.queries
+    )
+    make = _metric_view if posed else _index_view
+    return make(table, positives, np.random.default_rng(seed))
+
+
+def _metric_view(table: PlaceImages, positives: Positives, rng: np.random.Generator) -> MapView:
+    references = _some(table.reference_rows[table.posed[table.reference_rows]], rng)
+    query_ids = _some(np.flatnonzero(table.posed[table.query_rows]), rng)
+    queries = table.query_rows[query_ids]
+    covered = positives.counts[query_ids] > 0
+    query, reference = _some_pairs(positives, rng, MAX_LINES)
+    ends = np.column_stack([table.query_rows[query], table.reference_rows[reference]])
+    zone, positions = _unshifted(table)
+    # Given positives may lead from one zone to another, or to an unposed image: no map can show that line.
+    ends = ends[(zone[ends[:, 0]] == zone[ends[:, 1]]) & (zone[ends[:, 0]] >= 0)]
+    codes = frame_codes(table.frame)
+    panels = []
+    for number in range(max(len(codes), 1)):
+        r, q = references[zone[references] == number], queries[zone[queries] == number]
+        e = ends[zone[ends[:, 0]] == number]
+        lines = np.concatenate([positions[e[:, 0]], positions[e[:, 1]]], axis=1)
+        name = f"EPSG:{codes[number]}" if len(codes) > 1 else ""
+        panels.append(
+            Panel(name, positions[r], positions[q], covered[zone[queries] == number], lines, (r, q))
+        )
+    with_any = int((positives.counts > 0).sum())
+    labels = {
+        "reference": _drawn("references", len(references), len(table.reference_rows)),
+        "line": _drawn("lines to positives", len(ends), len(positives.indices)),
+        "found": _drawn("queries with positives", int(covered.sum()), with_any),
+        "lost": _drawn("queries without", int((~covered).sum()), positives.queries - with_any),
+    }
+    labels = labels if positives.queries else {"reference": labels["reference"]}
+    title = _title(table, f"{len(codes)} zones" if len(codes) > 1 else table.frame)
+    axes = ("east (m)", "north (m)") if codes else ("x (m)", "y (m)")
+    return MapView(title, _sentence(table, positives), axes, True, tuple(panels), labels, positives.counts)
+
+
+def _index_view(table: PlaceImages, positives: Positives, rng: np.random.Generator) -> MapView:
+    """Sets without positions: which reference (upwards) is a positive of which query (to the right)."""
+    query, reference = _some_pairs(positives, rng, MAX_POINTS)
+    lost = np.flatnonzero(positives.counts == 0)
+    shown = _some(lost, rng)
+    points = np.concatenate(
+        [np.column_stack([query, reference]), np.column_stack([shown, np.full(len(shown), -1)])]
+    )
+    rows = (np.empty(0, dtype=np.int64), table.query_rows[points[:, 0].astype(np.int64)])
+    covered = np.arange(len(points)) < len(query)
+    nothing = np.empty((0, 2)), np.empty((0, 4))
+    panel = Panel("", nothing[0], points.astype(np.float64), covered, nothing[1], rows)
+    labels = {
+        "found": _drawn("pairs of a query and its positive", len(query), len(positives.indices)),
+        "lost": _drawn("queries without, drawn below 0", len(shown), len(lost)),
+    }
+    title = _title(table, "no positions: indices of queries and references")
+    axes = ("query", "reference")
+    return MapView(title, _sentence(table, positives), axes, False, (panel,), labels, positives.counts)
+
+
+def _unshifted(table: PlaceImages) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Zone of every row, and positions as that zone has them, without the shift that keeps zones apart."""
+    zone = zone_index(table.positions, table.frame)
+    return zone, table.positions - np.maximum(zone, 0)[:, None] * [ZONE_SHIFT, 0.0]
+
+
+def _drawn(what: str, drawn: int, total: int) -> str:
+    return f"{what} ({total:,})" if drawn == total else f"{what} ({drawn:,} of {total:,} drawn)"
+
+
+def _some(rows: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+    return rows if len(rows) <= MAX_POINTS else np.sort(rng.choice(rows, MAX_POINTS, replace=False))
+
+
+def _some_pairs(
+    positives: Positives, rng: np.random.Generator, most: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    total = len(positives.indices)
+    chosen = np.arange(total) if total <= most else np.unique(rng.choice(total, most, replace=False))
+    query = np.searchsorted(positives.indptr, chosen, side="right") - 1
+    return query, positives.indices[chosen].astype(np.int64)
+
+
+def _title(table: PlaceImages, where: str) -> str:
+    """Name, protocol and frame, each once: a protocol's table is called as the protocol."""
+    return " · ".join(dict.fromkeys(part for part in (table.name or "table", table.protocol, where) if part))
+
+
+def _sentence(table: PlaceImages, positives: Positives) -> str:
+    how = "given" if table.given_positives is not None else f"within {table.radius:g} m"
+    unposed = f"{int((~table.posed).sum()):,} images unposed"
+    if not positives.queries:
+        return f"no queries, {len(table.reference_rows):,} references, {unposed}"
+    covered = float((positives.counts > 0).mean())
+    return (
+        f"{len(table.query_rows):,} queries, {len(table.reference_rows):,} references, positives {how}; "
+        f"{covered:.1%} of queries covered, {unposed}"
+    )
+
+
+COLOURS = {"reference": "#9aa5b1", "line": "#7fb2dd", "found": "#1f77b4", "lost": "#d62728"}
+MAX_COLUMNS = 3  # panels side by side
+
+
+def show(table: PlaceImages, out: str | Path) -> MapView:
+    """Draw the map of a table and write it as ``.png``."""
+    out = Path(out)
+    if out.suffix.lower() != ".png":
+        raise KappaPlaceError(f"{out} is not a .png: the map is drawn as one.")
+    view = map_view(table)
+    make_folder(out.parent)
+    replace_file(out, lambda part: draw_png(view, part))
+    return view
+
+
+def draw_png(view: MapView, file: Path) -> None:
+    """The map, a panel for each zone, and beside it how many positives queries have."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    columns = min(len(view.panels), MAX_COLUMNS)
+    lines = -(-len(view.panels) // columns)
+    figure = Figure(figsize=(11, 7) if lines == 1 else (11, 3.5 * lines + 1), dpi=130, layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.add_gridspec(1, 2, width_ratios=[3.2, 1])
+    maps = grid[0].subgridspec(lines, columns)
+    for number, panel in enumerate(view.panels):
+        axes = figure.add_subplot(maps[number // columns, number % columns])
+        _draw_panel(axes, panel, view)
+    figure.legend(handles=_legend(view), loc="outside lower left", ncols=2, frameon=False)
+    _histogram(figure.add_subplot(grid[1]), view.counts)
+    figure.suptitle(f"{view.title}\n{view.sentence}", fontsize=11)
+    figure.savefig(file, format="png")
+
+
+def _draw_panel(axes: Any, panel: Panel, view: MapView) -> None:
+    from matplotlib.collections import LineCollection
+
+    if len(panel.lines):
+        segments = list(panel.lines.reshape(-1, 2, 2))
+        axes.add_collection(LineCollection(segments, colors=COLOURS["line"], linewidths=0.6, zorder=1))
+    size = float(np.clip(8e4 / max(len(panel.references) + len(panel.queries), 1), 1.0, 16.0))
+    _dots(axes, panel.references, size, COLOURS["reference"], 2)
+    _dots(axes, panel.queries[panel.covered], size, COLOURS["found"], 3)
+    _dots(axes, panel.queries[~panel.covered], size * 1.5, COLOURS["lost"], 4)
+    axes.set_aspect("equal" if view.metric else "auto", adjustable="datalim")
+    axes.set_title(panel.name, fontsize=10)
+    axes.set_xlabel(view.axes[0])
+    axes.set_ylabel(view.axes[1])
+    axes.ticklabel_format(useOffset=False, style="plain")
+    axes.tick_params(axis="x", labelrotation=20)
+    # Coordinates of seven digits need their room, and a map among others has little.
+    axes.locator_params(axis="x", nbins=6 if len(view.panels) == 1 else 3)
+    axes.grid(alpha=0.25, linewidth=0.5)
+
+
+def _dots(axes: Any, points: NDArray[np.float64], size: float, colour: str, order: int) -> None:
+    if len(points):
+        axes.scatter(*points.T, s=size, c=colour, zorder=order, linewidths=0, rasterized=True)
+
+
+def _legend(view: MapView) -> list[Any]:
+    """A key for every layer, whether or not this table has any of it."""
+    from matplotlib.lines import Line2D
+
+    return [
+        Line2D([], [], color=COLOURS[layer], linewidth=1.5, label=label)
+        if layer == "line"
+        else Line2D([], [], color=COLOURS[layer], marker="o", linestyle="", markersize=5, label=label)
+        for layer, label in view.labels.items()
+    ]
+
+
+def _histogram(axes: Any, counts: NDArray[np.int64]) -> None:
+    axes.set_title("coverage", fontsize=10)
+    axes.set_xlabel("positives of a query")
+    axes.set_ylabel("queries")
+    if not len(counts):
+        axes.text(0.5, 0.5, "no queries", ha="center", va="center", transform=axes.transAxes)
+        axes.set(xticks=[], yticks=[])
+        return
+    top = int(counts.max())
+    edges = np.arange(top + 2) - 0.5
+    if top > 40:  # wide bins, the first for the queries without any
+        edges = np.linspace(0.5, top + 0.5, 31)
+        edges = np.concatenate([[2 * edges[0] - edges[1]], edges])
+    _, _, bars = axes.hist(counts, bins=edges, color=COLOURS["found"])
+    bars[0].set_facecolor(COLOURS["lost"])  # the queries without any
+    axes.xaxis.get_major_locator().set_params(integer=True)

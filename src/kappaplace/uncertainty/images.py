@@ -1,0 +1,34 @@
+"""Patches: do query and match show the same things in the same arrangement, as the encoder itself sees it?
+
+uncertainty = 1 − agreement, the share of cells of two feature maps that are each other's nearest and agree
+on one shift (`kappaplace.retrieval.patches`). Patch margin asks the same of the runner-up: the best
+agreement with a match of another place among the first ten, minus that with the top match. Needs no second
+network and no keypoints, only the images once more.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kappaplace.uncertainty.score import IMAGES, NEIGHBOURHOOD, PATCH_MAPS, Evidence, Score, Scores
+
+
+def _query(evidence: Evidence) -> Scores:
+    return 1.0 - evidence.competing_agreement[:, 0]
+
+
+def _match(evidence: Evidence) -> Scores:
+    return 1.0 - evidence.match_agreement
+
+
+def _margin(evidence: Evidence) -> Scores:
+    agreement = evidence.competing_agreement
+    competing = evidence.matches.indices[:, : agreement.shape[1]]
+    near = evidence.references.near(evidence.top[:, None], competing)
+    return np.where(near, 0.0, agreement).max(axis=1) - agreement[:, 0]
+
+
+PATCHES = Score("patches", "Patches", _query, _match, needs=(IMAGES, PATCH_MAPS))
+PATCH_MARGIN = Score(
+    "patch-margin", "Patch margin", _margin, needs=(IMAGES, PATCH_MAPS, NEIGHBOURHOOD), one_sided=False
+)
