@@ -16,7 +16,7 @@ from pathlib import Path
 from kappaplace.evaluation.run import Choices, evaluate_matrices
 from record import append_row
 
-NEIGHBOURHOODS = {"SPEDTEST": "self", "corridor": "frames:5"}  # single places; one route of 111 frames
+NEIGHBORHOODS = {"SPEDTEST": "self", "corridor": "frames:5"}  # single places; one route of 111 frames
 METRICS = ("AUROC", "AURC", "AUGRC", "coverage@10%", "ECE@1", "ECE@5", "ECE@10", "match ECE@10")
 # R@1 on SPED, as published with these matrices.
 SPED = {
@@ -45,10 +45,10 @@ def main() -> None:
         if word == str(arguments.data):
             sys.argv[i] = f"DATA/{arguments.data.name}"
     wrong = []
-    for name, neighbourhood in NEIGHBOURHOODS.items():
+    for name, neighborhood in NEIGHBORHOODS.items():
         files = [arguments.data / f"{name}.npz"], [arguments.data / f"{name}_positives.json"], []
         choices = Choices(resamples=arguments.resamples)
-        for result in evaluate_matrices(*files, choices, neighbourhood=neighbourhood):
+        for result in evaluate_matrices(*files, choices, neighborhood=neighborhood):
             found = result.metrics[name]
             recall = {f"R@{k}": found["recall"][f"R@{k}"] for k in (1, 5, 10)}
             print(f"{name:10}{result.name:14}" + "".join(f"{k} {v:.3f}  " for k, v in recall.items()))

@@ -132,4 +132,4 @@ def test_fields_of_a_newer_version_are_ignored_only_on_request():
 
 def test_other_values_cannot_be_stored():
     with pytest.raises(TypeError, match="cannot be stored"):
-        to_plain({"a": {1, 2}})
+        to_plain(Everything("a", Round(1.0), facts={"a": {1, 2}}))

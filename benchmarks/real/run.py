@@ -250,7 +250,7 @@ def foreign(
 
 def thin(name: str, s: str, own: dict, p: Pixels, put: object, kappa: bool = False) -> None:
     """The same with every n-th reference only; queries that keep a positive."""
-    if s.startswith("val/") or p.table.neighbourhood.kind == "self":
+    if s.startswith("val/") or p.table.neighborhood.kind == "self":
         return
     for step in THINNED:
         rows = np.concatenate([p.table.query_rows, p.table.reference_rows[::step]])

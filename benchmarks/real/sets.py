@@ -34,7 +34,7 @@ FAR = 100_000.0  # metres between sets, so that no cell holds two of them
 
 def read_set(data: Path, name: str) -> PlaceImages:
     """A whole set."""
-    return read(data / name, neighbourhood="self" if name in ALONE else NEAR)
+    return read(data / name, neighborhood="self" if name in ALONE else NEAR)
 
 
 def part_of_route(table: PlaceImages, start: float, stop: float) -> PlaceImages:

@@ -71,18 +71,22 @@ def kind(base: type, name: str) -> Callable[[type[C]], type[C]]:
     return register
 
 
-def to_plain(value: object) -> Json:
-    """Return JSON values of a record: tuples become lists, records objects, infinities text."""
+def to_plain(record: Record) -> dict[str, Json]:
+    """Return the JSON object of a record: tuples become lists, records objects, infinities text."""
+    parts = {_name(f): _plain(getattr(record, f.name)) for f in fields(record) if not _omitted(f, record)}
+    name = _NAMES.get(type(record))
+    return parts if name is None else {"name": name, **parts}
+
+
+def _plain(value: object) -> Json:
     if is_dataclass(value) and not isinstance(value, type):
-        parts = {_name(f): to_plain(getattr(value, f.name)) for f in fields(value) if not _omitted(f, value)}
-        name = _NAMES.get(type(value))
-        return parts if name is None else {"name": name, **parts}
+        return to_plain(value)
     if isinstance(value, Enum):
-        return to_plain(value.value)
+        return _plain(value.value)
     if isinstance(value, Mapping):
-        return {str(key): to_plain(part) for key, part in value.items()}
+        return {str(key): _plain(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [to_plain(part) for part in value]
+        return [_plain(part) for part in value]
     if isinstance(value, float) and math.isinf(value):
         return str(value)
     if value is None or isinstance(value, bool | int | float | str):
@@ -144,7 +148,7 @@ def _value(hint: Hint, value: Json, where: str) -> object:
     """The value as its type hint wants it."""
     origin: Hint = get_origin(hint)
     args = get_args(hint)
-    if hint is Json or (origin is Union and set(args) >= {bool, str, type(None)}):
+    if hint is Any or hint is Json or (origin is Union and set(args) >= {bool, str, type(None)}):
         return value
     if origin in (Union, types.UnionType):
         if value is None and type(None) in args:

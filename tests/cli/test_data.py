@@ -134,7 +134,7 @@ def test_a_protocol_is_imported_as_it_is(amstertime, monkeypatch, capsys):
     assert f"hash        {PlaceImages.open(out).content_hash} (amstertime)" in text
     for words, sentence in (
         (("--radius", "25"), "fixes the radius: leave --radius out"),
-        (("--neighbourhood", "self"), "fixes the neighbourhood"),
+        (("--neighbourhood", "self"), "fixes the neighborhood"),
         (("-o", "queries=new"), "amstertime fixes queries"),
         (("-o", "magic=1"), "knows no option magic"),
     ):
@@ -169,7 +169,7 @@ def test_near_follows_the_radius_unless_stated(drive, tmp_path):
         ((), "metres:25"),
     ):
         run("import", "csv", drive, "--out", out, *words)
-        assert str(PlaceImages.open(out).neighbourhood) == near
+        assert str(PlaceImages.open(out).neighborhood) == near
 
 
 def test_a_policy_that_is_not_met_leaves_the_old_table_alone(drive, tmp_path, monkeypatch, capsys):

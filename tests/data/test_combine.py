@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kappaplace.data.near import Neighbourhood
+from kappaplace.data.near import Neighborhood
 from kappaplace.data.positives import Positives
 from kappaplace.data.table import PlaceImages, concatenate
 from kappaplace.errors import KappaPlaceError
@@ -18,7 +18,7 @@ def route(folder: str, lists: list[list[int]], n: int, **rest: object) -> PlaceI
         place=np.arange(n + len(lists)),
         root=folder,
         given_positives=Positives.from_lists(lists, n),
-        neighbourhood=Neighbourhood("frames", 2),
+        neighborhood=Neighborhood("frames", 2),
         **rest,
     )
 

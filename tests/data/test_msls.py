@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kappaplace.data.near import Neighbourhood
+from kappaplace.data.near import Neighborhood
 from kappaplace.data.readers import read_layout
 from kappaplace.data.split import find_sessions
 from kappaplace.errors import KappaPlaceError
@@ -51,7 +51,7 @@ def test_sequences_are_sessions_and_routes(tmp_path):
     assert len(pairs) == len(table)  # a frame number never repeats within a condition
     sessions = find_sessions(table)
     assert (sessions.source, len(sessions)) == ("condition", 4)
-    by_frames = replace(table, neighbourhood=Neighbourhood("frames", 1))
+    by_frames = replace(table, neighborhood=Neighborhood("frames", 1))
     assert by_frames.near(3).tolist() == [2, 3]  # the last of its sequence is not near the next one's first
     assert by_frames.near(4).tolist() == [4, 5]
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from kappaplace.data.near import Near, Neighbourhood, within
+from kappaplace.data.near import Near, Neighborhood, within
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 
@@ -47,21 +47,21 @@ def test_metres_as_tables_maps_and_evidence_asked_them(where: np.ndarray, radius
     expected = [[in_metres(where, radius, a, b) for b in range(count)] for a in range(count)]
     assert table(Near.metres(where, radius), count) == expected
     images = PlaceImages.create([f"{i}.jpg" for i in range(count)], where)
-    object.__setattr__(images, "neighbourhood", Neighbourhood("metres", radius))
+    object.__setattr__(images, "neighborhood", Neighborhood("metres", radius))
     assert table(images.is_near, count) == expected
 
 
 @given(positions(), REACH, REACH)
 def test_the_wider_of_two_radii_as_self_calibration_asked_it(
-    where: np.ndarray, neighbourhood: float, radius: float
+    where: np.ndarray, neighborhood: float, radius: float
 ) -> None:
     count = len(where)
     expected = [[False] * count for _ in range(count)]
     for a in range(count):
         for b in range(count):
             squares = ((where[a] - where[b]) ** 2).sum()
-            expected[a][b] = in_metres(where, neighbourhood, a, b) or bool(squares <= radius**2)
-    assert table(Near.metres(where, max(neighbourhood, radius)), count) == expected
+            expected[a][b] = in_metres(where, neighborhood, a, b) or bool(squares <= radius**2)
+    assert table(Near.metres(where, max(neighborhood, radius)), count) == expected
 
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 2)), min_size=1, max_size=8), REACH)
@@ -82,7 +82,7 @@ def test_frames_of_one_route_as_tables_and_maps_asked_them(
         [f"{i}.jpg" for i in range(count)],
         condition=[str(route) for route in routes],
         frame_number=numbers,
-        neighbourhood=Neighbourhood("frames", reach),
+        neighborhood=Neighborhood("frames", reach),
     )
     assert table(images.is_near, count) == expected
 
@@ -138,7 +138,7 @@ def test_what_changes_in_the_columns_changes_the_answer() -> None:
 
 
 def test_each_image_itself_and_no_circle_without_positions() -> None:
-    itself = Near.of(Neighbourhood("self"), lambda: 1 / 0, lambda: 1 / 0)  # type: ignore[arg-type, return-value]
+    itself = Near.of(Neighborhood("self"), lambda: 1 / 0, lambda: 1 / 0)  # type: ignore[arg-type, return-value]
     assert table(itself, 3) == np.eye(3, dtype=bool).tolist()
     with pytest.raises(KappaPlaceError, match="no positions"):
         itself.within((0.0, 0.0, 1.0))

@@ -10,7 +10,7 @@ import pytest
 
 from kappaplace.data.check import summarize
 from kappaplace.data.geodesy import project
-from kappaplace.data.near import Neighbourhood
+from kappaplace.data.near import Neighborhood
 from kappaplace.data.positives import Positives
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
@@ -33,7 +33,7 @@ def test_unknown_is_filled_in():
     assert table.condition.tolist() == ["", ""]
     assert not table.is_query.any()
     assert not table.posed.any()
-    assert (table.radius, table.frame, str(table.neighbourhood)) == (25.0, "local", "metres:25")
+    assert (table.radius, table.frame, str(table.neighborhood)) == (25.0, "local", "metres:25")
 
 
 def test_queries_and_references_are_counted_apart():
@@ -81,19 +81,19 @@ def test_heading_wraps_around():
 
 
 def test_near_in_metres_frames_and_self():
-    metres = small(neighbourhood=Neighbourhood("metres", 10.0))
+    metres = small(neighborhood=Neighborhood("metres", 10.0))
     assert metres.is_near([0, 0, 0], [0, 1, 2]).tolist() == [True, True, False]
     assert metres.is_near(np.arange(3)[:, None], np.arange(3)).shape == (3, 3)
     assert metres.near(0).tolist() == [0, 1]
-    frames = small(neighbourhood=Neighbourhood("frames", 1))
+    frames = small(neighborhood=Neighborhood("frames", 1))
     assert frames.near(1).tolist() == [0, 1, 2]
     assert frames.near(0).tolist() == [0, 1]
-    assert small(neighbourhood=Neighbourhood("self")).near(1).tolist() == [1]
+    assert small(neighborhood=Neighborhood("self")).near(1).tolist() == [1]
 
 
 def test_frames_of_different_routes_are_never_near():
     table = PlaceImages.create(
-        ["a", "b", "c"], condition=["one", "one", "two"], neighbourhood=Neighbourhood("frames", 5)
+        ["a", "b", "c"], condition=["one", "one", "two"], neighborhood=Neighborhood("frames", 5)
     )
     assert table.near(1).tolist() == [0, 1]
 
@@ -105,7 +105,7 @@ def test_unposed_images_are_near_only_themselves():
 
 def test_select_keeps_frame_numbers_and_positives():
     given = Positives.from_lists([[0, 1, 2]], 3)
-    table = small(given_positives=given, neighbourhood=Neighbourhood("frames", 1))
+    table = small(given_positives=given, neighborhood=Neighborhood("frames", 1))
     part = table.select([3, 2, 0])
     assert part.positives().of(0).tolist() == [0, 1]
     assert part.near(0).tolist() == [0]  # frames 2 and 0 are still two apart
@@ -159,12 +159,12 @@ def test_the_extent_is_measured_within_a_zone():
 
 
 def test_near_is_the_radius_unless_stated():
-    assert str(small(radius=10.0).neighbourhood) == "metres:10"
-    assert str(small(radius=10.0).with_radius(7.0).neighbourhood) == "metres:7"
-    stated = small(radius=10.0, neighbourhood=Neighbourhood("metres", 3.0))
-    assert str(stated.with_radius(7.0).neighbourhood) == "metres:3"
-    frames = small(neighbourhood=Neighbourhood("frames", 3)).with_radius(7.0)
-    assert (frames.radius, str(frames.neighbourhood)) == (7.0, "frames:3")
+    assert str(small(radius=10.0).neighborhood) == "metres:10"
+    assert str(small(radius=10.0).with_radius(7.0).neighborhood) == "metres:7"
+    stated = small(radius=10.0, neighborhood=Neighborhood("metres", 3.0))
+    assert str(stated.with_radius(7.0).neighborhood) == "metres:3"
+    frames = small(neighborhood=Neighborhood("frames", 3)).with_radius(7.0)
+    assert (frames.radius, str(frames.neighborhood)) == (7.0, "frames:3")
 
 
 def test_frames_of_one_or_more_zones_or_none():
@@ -175,9 +175,9 @@ def test_frames_of_one_or_more_zones_or_none():
 @pytest.mark.parametrize("text", ["metres", "metres:x", "miles:3", "frames:-1", "metres:inf"])
 def test_bad_neighbourhoods(text):
     with pytest.raises(KappaPlaceError):
-        Neighbourhood.parse(text)
+        Neighborhood.parse(text)
 
 
 def test_neighbourhood_round_trip():
     for text in ("metres:25", "frames:5", "self", "metres:12.5"):
-        assert str(Neighbourhood.parse(text)) == text
+        assert str(Neighborhood.parse(text)) == text

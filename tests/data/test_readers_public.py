@@ -174,7 +174,7 @@ def test_amstertime_lists_and_folders(tmp_path):
     table = read_layout("amstertime-csv", tmp_path)
     assert table.paths.tolist() == ["new/0000.png", "new/0001.png", "old/0000.jpg", "old/0001.jpg"]
     assert [table.positives().of(q).tolist() for q in (0, 1)] == [[0], [1]]
-    assert str(table.neighbourhood) == "self"
+    assert str(table.neighborhood) == "self"
     assert read_layout("amstertime-csv", tmp_path, queries="new").paths[0] == "old/0000.jpg"
     with pytest.raises(KappaPlaceError, match=r"verification_test\.csv is missing"):
         read_layout("amstertime-csv", tmp_path, split="test")
@@ -237,18 +237,18 @@ def test_vpr_bench_pickled_ground_truth_is_read_without_pickle(tmp_path, protoco
     table = read_layout("vpr-bench", tmp_path)
     assert [table.positives().of(q).tolist() for q in range(3)] == [[0, 1], [9, 10, 11], [2]]
     assert table.paths[10] == "ref/10.jpg"  # natural order
-    assert str(table.neighbourhood) == "frames:1"
-    assert str(read_layout("vpr-bench", tmp_path, neighbourhood="frames:5").neighbourhood) == "frames:5"
+    assert str(table.neighborhood) == "frames:1"
+    assert str(read_layout("vpr-bench", tmp_path, neighborhood="frames:5").neighborhood) == "frames:5"
 
 
 def test_vpr_bench_neighbourhood_is_the_longest_unbroken_run(tmp_path):
     """A place seen again at the end of the route does not make the whole route one place."""
     rows: list[list[object]] = [[0, [0, 1, 2, 3, 4, 11]], [1, [0, 10]], [2, [5]]]
     np.save(tmp_path / "ground_truth_new.npy", vpr_bench_folder(tmp_path, rows))
-    assert str(read_layout("vpr-bench", tmp_path).neighbourhood) == "frames:2"
+    assert str(read_layout("vpr-bench", tmp_path).neighborhood) == "frames:2"
     rows[0][1] = [0, 2, 11]
     np.save(tmp_path / "ground_truth_new.npy", vpr_bench_folder(tmp_path, rows))
-    assert str(read_layout("vpr-bench", tmp_path).neighbourhood) == "self"
+    assert str(read_layout("vpr-bench", tmp_path).neighborhood) == "self"
 
 
 def test_vpr_bench_as_numpy_saves_it(tmp_path):
@@ -257,7 +257,7 @@ def test_vpr_bench_as_numpy_saves_it(tmp_path):
     np.save(tmp_path / "plain.npy", np.array([[0, 5], [1, 6], [2, 7]]))
     plain = read_layout("vpr-bench", tmp_path, ground_truth="plain.npy")
     assert [plain.positives().of(q).tolist() for q in range(3)] == [[5], [6], [7]]
-    assert str(plain.neighbourhood) == "self"
+    assert str(plain.neighborhood) == "self"
 
 
 def test_gt_json(tmp_path):
@@ -269,9 +269,9 @@ def test_gt_json(tmp_path):
     )
     table = read_layout("gt-json", tmp_path)
     assert table.positives().of(0).tolist() == [1, 2]
-    assert str(table.neighbourhood) == "frames:2"
+    assert str(table.neighborhood) == "frames:2"
     (tmp_path / "gt.json").write_text(json.dumps({"positives": [[1]]}), encoding="utf-8")
-    assert str(read_layout("gt-json", tmp_path).neighbourhood) == "self"
+    assert str(read_layout("gt-json", tmp_path).neighborhood) == "self"
     for text, words in (
         ('{"positives": [[3]]}', "outside 0 … 2"),
         ('{"positives": [[1], [1]]}', "2 queries"),

@@ -45,7 +45,7 @@ def folder(*names: str) -> Path:
 def test_gt_json(name):
     queries, references, near = GT_JSON[name]
     table = read_layout("gt-json", folder(name))
-    assert (len(table.query_rows), len(table.reference_rows), str(table.neighbourhood)) == (
+    assert (len(table.query_rows), len(table.reference_rows), str(table.neighborhood)) == (
         queries,
         references,
         near,

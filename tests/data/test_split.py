@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.distance import cdist
 
-from kappaplace.data.near import Neighbourhood
+from kappaplace.data.near import Neighborhood
 from kappaplace.data.positives import Positives
 from kappaplace.data.split import (
     SPLITS,
@@ -144,7 +144,7 @@ def route(queries: int, references: int, **rest: object) -> PlaceImages:
         [f"ref/{i}.jpg" for i in range(references)] + [f"query/{i}.jpg" for i in range(queries)],
         is_query=np.arange(queries + references) >= references,
         given_positives=Positives.from_lists(lists, references),
-        **({"neighbourhood": Neighbourhood("frames", 5)} | rest),
+        **({"neighborhood": Neighborhood("frames", 5)} | rest),
     )
 
 
@@ -162,7 +162,7 @@ def test_a_route_without_times_is_cut_by_frame_numbers():
     with pytest.raises(KappaPlaceError, match="smaller than the neighbourhood frames:5"):
         split_by_time(route(100, 90), gap=3.0)
     with pytest.raises(KappaPlaceError, match="no timestamps and no frame numbers"):
-        split_by_time(route(100, 90, neighbourhood=Neighbourhood("self")))
+        split_by_time(route(100, 90, neighborhood=Neighborhood("self")))
     with pytest.raises(KappaPlaceError, match="single session"):
         split_by_session(route(100, 90))
 

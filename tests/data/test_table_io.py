@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kappaplace.data import table_io
-from kappaplace.data.near import Neighbourhood
+from kappaplace.data.near import Neighborhood
 from kappaplace.data.positives import Positives
 from kappaplace.data.table import COLUMNS, PlaceImages
 from kappaplace.data.table_io import open_table, recorded_hash, save_table
@@ -45,7 +45,7 @@ def test_round_trip_is_exact(tmp_path_factory, suffix, seed, n, optional, listed
     if optional:
         whole = replace(whole, frame_number=np.arange(n) * 3, accuracy=np.linspace(0, 9, n, dtype=np.float32))
     if listed:
-        whole = replace(whole, given_positives=whole.positives(), neighbourhood=Neighbourhood("frames", 3))
+        whole = replace(whole, given_positives=whole.positives(), neighborhood=Neighborhood("frames", 3))
     file = tmp_path_factory.mktemp("tables") / f"table{suffix}"
     save_table(whole, file)
     again = open_table(file)
@@ -55,7 +55,7 @@ def test_round_trip_is_exact(tmp_path_factory, suffix, seed, n, optional, listed
         assert np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
     assert again.content_hash == whole.content_hash == recorded_hash(file)
     assert (again.name, again.frame, again.radius) == (whole.name, whole.frame, whole.radius)
-    assert again.neighbourhood == whole.neighbourhood
+    assert again.neighborhood == whole.neighborhood
     assert (again.given_positives is None) == (whole.given_positives is None)
 
 

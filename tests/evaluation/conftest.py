@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from kappaplace.data.near import Neighbourhood
+from kappaplace.data.near import Neighborhood
 from kappaplace.data.table import PlaceImages
 from kappaplace.models.checkpoint import save_model
 from kappaplace_city import SyntheticCity
@@ -51,7 +51,7 @@ def route(table: PlaceImages, city_folder: Path) -> PlaceImages:
         is_query=asked,
         root=table.root,
         name="route",
-        neighbourhood=Neighbourhood("frames", 2),
+        neighborhood=Neighborhood("frames", 2),
     )
 
 

@@ -55,7 +55,7 @@ def test_one_evaluation_for_each_method(files):
         (top == np.arange(12)) | (top == np.arange(12) + 1)
     )
     assert "margin" in one[0].sets[0].left_out
-    near = next(evaluate_matrices([matrix], [positives], [], QUICK, neighbourhood="frames:1"))
+    near = next(evaluate_matrices([matrix], [positives], [], QUICK, neighborhood="frames:1"))
     assert "margin" in near.sets[0].scores
 
 

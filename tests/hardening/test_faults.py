@@ -21,7 +21,7 @@ import torch
 
 from kappaplace.calibration.sources import load_calibration, save_calibration
 from kappaplace.data.images import Preprocessing
-from kappaplace.data.near import Neighbourhood
+from kappaplace.data.near import Neighborhood
 from kappaplace.data.positives import Positives
 from kappaplace.data.readers.trajectory import read_poses
 from kappaplace.data.table import PlaceImages
@@ -55,8 +55,8 @@ def _result(version: int) -> Any:
     rng = np.random.default_rng(version)
     cosines = rng.uniform(-1, 1, (20, 20))
     known = Positives.from_lists([[i] for i in range(20)], 20)
-    near = Neighbourhood("self", 0)
-    sets = [from_similarities(cosines, known, k=5, name="set", neighbourhood=near)]
+    near = Neighborhood("self", 0)
+    sets = [from_similarities(cosines, known, k=5, name="set", neighborhood=near)]
     return evaluate_sets("A", sets, Choices(resamples=0, k=5))
 
 

@@ -15,7 +15,7 @@ import torch
 
 from kappaplace.calibration.sources import load_calibration, save_calibration
 from kappaplace.data.images import Preprocessing
-from kappaplace.data.near import Neighbourhood
+from kappaplace.data.near import Neighborhood
 from kappaplace.data.readers.trajectory import read_poses
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
@@ -171,7 +171,7 @@ def _judged(folder: Path, rng: np.random.Generator) -> None:
     np.save(folder / "plain.npy", cosines.astype(np.float32))
     (folder / "positives.json").write_text(json.dumps([[i] for i in range(COUNT)]))
     positives = read_positives(folder / "positives.json", COUNT)
-    sets = [from_similarities(cosines, positives, k=5, name="set", neighbourhood=Neighbourhood("self", 0))]
+    sets = [from_similarities(cosines, positives, k=5, name="set", neighborhood=Neighborhood("self", 0))]
     write_result(evaluate_sets("A", sets, Choices(resamples=0, k=5)), folder / "result")
 
 

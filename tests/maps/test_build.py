@@ -77,7 +77,7 @@ def test_a_folder_of_photos_needs_no_poses(pictures, tiny, tmp_path):
     assert list(made.store.names()) == [f"a/{i}.png" for i in range(6)]
     assert made.report.unposed == made.info()["unposed"] == 6
     assert "6 have no position" in made.report.sentence
-    assert made.manifest.neighbourhood == "self"
+    assert made.manifest.neighborhood == "self"
     assert made.store.thumbnail(3).startswith(b"\xff\xd8")
     answer = made.localize(str(folder / "a" / "4.png"))
     assert answer.matches[0].name == "a/4.png"
@@ -143,7 +143,7 @@ def test_frames_of_a_route(town, tiny, tmp_path):
     table = PlaceImages.create(
         town.paths[rows], root=town.root, condition=["a"] * 30 + ["b"] * (len(rows) - 30)
     )
-    made = PlaceMap.build(table, tmp_path / "m", tiny, neighbourhood="frames:2")
+    made = PlaceMap.build(table, tmp_path / "m", tiny, neighborhood="frames:2")
     near = made.references.near
     assert near(5, np.array([2, 3, 5, 7, 8])).tolist() == [False, True, True, True, False]
     assert not near(29, np.array([30]))[0]  # another route
@@ -193,7 +193,7 @@ def test_an_interrupted_reembedding_leaves_the_map_and_goes_on(town_map, other, 
 def test_settings_must_agree_when_a_build_goes_on(town, town_map, tiny, tmp_path):
     with pytest.raises(KappaPlaceError, match="with storage float32, not int8"):
         PlaceMap.build(town, town_map.folder, tiny, storage="int8")
-    with pytest.raises(KappaPlaceError, match="with neighbourhood metres:25"):
+    with pytest.raises(KappaPlaceError, match="with neighborhood metres:25"):
         PlaceMap.build(town, town_map.folder, tiny, radius=10)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").touch()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kappaplace.data.near import Neighbourhood
+from kappaplace.data.near import Neighborhood
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.types import Embeddings, Matches
@@ -70,7 +70,7 @@ def test_25_metres_are_still_one_place() -> None:
 def test_a_table_brings_its_own_neighbourhood(text: str) -> None:
     e = world(k=2)
     table = PlaceImages.create(
-        [f"{i}.jpg" for i in range(9)], e.references.positions, neighbourhood=Neighbourhood.parse(text)
+        [f"{i}.jpg" for i in range(9)], e.references.positions, neighborhood=Neighborhood.parse(text)
     )
     e = changed(e, near=table.is_near)
     matrix = e.queries.embeddings.descriptor @ e.references.embeddings.descriptor.T

@@ -12,7 +12,7 @@ import typer
 
 from kappaplace.cli import data_split
 from kappaplace.data.check import find_problems, summarize
-from kappaplace.data.near import Neighbourhood
+from kappaplace.data.near import Neighborhood
 from kappaplace.data.positives import NoPositives
 from kappaplace.data.protocols import PROTOCOLS, Protocol, get_protocol, read_protocol
 from kappaplace.data.readers import READERS, read_layout
@@ -49,7 +49,10 @@ def import_(
     radius: Annotated[
         float | None, typer.Option(help="Metres within which references are positives.")
     ] = None,
-    neighbourhood: Annotated[str, typer.Option(help="What is near: metres:25, frames:5 or self.")] = "",
+    neighborhood: Annotated[
+        str,
+        typer.Option("--neighborhood", "--neighbourhood", help="What is near: metres:25, frames:5 or self."),
+    ] = "",
     policy: _Policy = None,
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="Do not ask whether guessed columns are right.")
@@ -71,7 +74,7 @@ def import_(
     if out.suffix.lower() not in FORMATS:
         raise KappaPlaceError(f"{out} is neither .parquet nor .csv: tables are kept in one of these formats.")
     if layout in PROTOCOLS:
-        _refuse_changes(layout, radius, neighbourhood)
+        _refuse_changes(layout, radius, neighborhood)
     elif layout not in READERS:
         raise KappaPlaceError(
             f"{layout!r} is neither a layout ({', '.join(READERS)}) nor a protocol ({', '.join(PROTOCOLS)})."
@@ -83,7 +86,7 @@ def import_(
         warnings = checked.warnings
     else:
         _check_options(layout, options)
-        table = _adjusted(read_layout(layout, folder, ask=ask, **options), name, radius, neighbourhood)
+        table = _adjusted(read_layout(layout, folder, ask=ask, **options), name, radius, neighborhood)
     # The summary comes first: a policy that is not met must leave the table that was there alone.
     facts = summarize(table, _policy(table, policy)) | _protocol_facts(table)
     table.save(out)
@@ -191,18 +194,18 @@ def _asker(yes: bool, as_json: bool) -> Any:
     return ask
 
 
-def _refuse_changes(protocol: str, radius: float | None, neighbourhood: str) -> None:
+def _refuse_changes(protocol: str, radius: float | None, neighborhood: str) -> None:
     """What a protocol fixes cannot be given, not even with the same value: nothing is left to say."""
-    for flag, given in (("radius", radius is not None), ("neighbourhood", bool(neighbourhood))):
+    for flag, given in (("radius", radius is not None), ("neighborhood", bool(neighborhood))):
         if given:
             raise KappaPlaceError(f"The protocol {protocol} fixes the {flag}: leave --{flag} out.")
 
 
-def _adjusted(table: PlaceImages, name: str, radius: float | None, neighbourhood: str) -> PlaceImages:
+def _adjusted(table: PlaceImages, name: str, radius: float | None, neighborhood: str) -> PlaceImages:
     """The table with what the user stated; a neighbourhood in metres follows the radius unless stated."""
     table = table if radius is None else table.with_radius(radius)
     changes: dict[str, Any] = {"name": name} if name else {}
-    changes |= {"neighbourhood": Neighbourhood.parse(neighbourhood)} if neighbourhood else {}
+    changes |= {"neighborhood": Neighborhood.parse(neighborhood)} if neighborhood else {}
     return replace(table, **changes) if changes else table
 
 

@@ -51,8 +51,13 @@ def evaluate(
         list[Path] | None,
         typer.Option(help="A score of yours: CSV with query[,reference],uncertainty; repeatable."),
     ] = None,
-    neighbourhood: Annotated[
-        str, typer.Option(help="Without a table: which references show one place, frames:5 or self.")
+    neighborhood: Annotated[
+        str,
+        typer.Option(
+            "--neighborhood",
+            "--neighbourhood",
+            help="Without a table: which references show one place, frames:5 or self.",
+        ),
     ] = "",
     scores: Annotated[
         str, typer.Option(help="Names with commas between them, or all; without it all that are quick.")
@@ -117,7 +122,7 @@ def evaluate(
     _check_options(
         {
             "--positives": bool(positives),
-            "--neighbourhood": bool(neighbourhood),
+            "--neighborhood": bool(neighborhood),
             "--method": bool(method),
             "--data": data is not None,
             "--uncertainty": bool(own),
@@ -135,7 +140,7 @@ def evaluate(
     if protocol:
         _paper(given, data, out, choices, machine, report, as_json)
         return
-    options: dict[str, Any] = {"name": name, "neighbourhood": neighbourhood, "own": own, "root": root}
+    options: dict[str, Any] = {"name": name, "neighborhood": neighborhood, "own": own, "root": root}
     tables = [Path(word) for word in given]
     if similarities:
         from kappaplace.evaluation.run import evaluate_matrices
@@ -184,8 +189,8 @@ def _check_inputs(similarities: bool, descriptors: bool, protocol: str, kappa: b
 
 _BELONGS = {
     "model": ("--uncertainty", "--fuse", "--fit-on"),
-    "similarities": ("--positives", "--neighbourhood", "--method", "--uncertainty", "--fuse", "--fit-on"),
-    "descriptors": ("--positives", "--neighbourhood", "--uncertainty", "--fuse", "--fit-on"),
+    "similarities": ("--positives", "--neighborhood", "--method", "--uncertainty", "--fuse", "--fit-on"),
+    "descriptors": ("--positives", "--neighborhood", "--uncertainty", "--fuse", "--fit-on"),
     "protocol": ("--data",),
 }
 

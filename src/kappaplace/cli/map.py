@@ -51,7 +51,10 @@ def build(
     radius: Annotated[
         float | None, typer.Option(help="Metres within which two images show one place.")
     ] = None,
-    neighbourhood: Annotated[str, typer.Option(help="What is near: metres:25, frames:5 or self.")] = "",
+    neighborhood: Annotated[
+        str,
+        typer.Option("--neighborhood", "--neighbourhood", help="What is near: metres:25, frames:5 or self."),
+    ] = "",
     storage: Annotated[str, typer.Option(help="Descriptors as float32, float16 or int8.")] = "float32",
     thumbnails: Annotated[bool, typer.Option(help="Keep a small picture of each image.")] = False,
     duplicates: _Duplicates = "error",
@@ -84,7 +87,7 @@ def build(
         layout=layout,
         prefix=prefix,
         radius=radius,
-        neighbourhood=neighbourhood,
+        neighborhood=neighborhood,
         storage=storage,
         thumbnails=thumbnails,
         duplicates=duplicates,

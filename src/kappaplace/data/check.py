@@ -26,7 +26,7 @@ def summarize(table: PlaceImages, policy: NoPositives = NoPositives.FAIL) -> dic
         "root": str(table.root),
         "frame": table.frame,
         "radius": table.radius,
-        "neighbourhood": str(table.neighbourhood),
+        "neighbourhood": str(table.neighborhood),
         "queries": len(table.query_rows),
         "references": len(table.reference_rows),
         "unposed": int((~table.posed).sum()),

@@ -31,7 +31,7 @@ FARTHEST = 1e9
 
 
 @dataclass(frozen=True)
-class Neighbourhood:
+class Neighborhood:
     """Two references are near when they lie within ``value`` metres or frames, or are the same image."""
 
     kind: Kind = "metres"
@@ -50,11 +50,11 @@ class Neighbourhood:
         object.__setattr__(self, "value", value)
 
     @classmethod
-    def parse(cls, text: str) -> Neighbourhood:
+    def parse(cls, text: str) -> Neighborhood:
         """Read ``metres:25``, ``frames:5`` or ``self``.
 
         >>> Neighbourhood.parse("frames:5")
-        Neighbourhood(kind='frames', value=5.0)
+        Neighborhood(kind='frames', value=5.0)
         """
         kind, _, value = text.partition(":")
         if kind != "self" and not value:
@@ -115,14 +115,14 @@ class Near:
     @classmethod
     def of(
         cls,
-        neighbourhood: Neighbourhood,
+        neighborhood: Neighborhood,
         positions: Callable[[], Numbers],
         frames: Callable[[], Iterable[Numbers]],
     ) -> Near:
         """The rule of a dataset; only the column that it needs is read: positions, or numbers and routes."""
-        if neighbourhood.kind == "metres":
-            return cls.metres(positions(), neighbourhood.value)
-        return cls.frames(neighbourhood.value, *frames()) if neighbourhood.kind == "frames" else cls()
+        if neighborhood.kind == "metres":
+            return cls.metres(positions(), neighborhood.value)
+        return cls.frames(neighborhood.value, *frames()) if neighborhood.kind == "frames" else cls()
 
     def __call__(self, a: ArrayLike, b: ArrayLike) -> NDArray[np.bool_]:
         """Return whether rows ``a`` and ``b`` show one place."""

@@ -328,15 +328,15 @@ def _moments(table: PlaceImages, gap: float | None) -> tuple[NDArray[np.float64]
     """When every image was taken, the gap before a cut, and the unit of both: seconds, else frames."""
     if np.isfinite(table.timestamp).any():
         return table.timestamp, TIME_GAP if gap is None else gap, "s"
-    routes = table.neighbourhood.kind == "frames"
+    routes = table.neighborhood.kind == "frames"
     if table.frame_number is None and not routes:
         raise KappaPlaceError(
             "The table has no timestamps and no frame numbers: split it by session or by area instead."
         )
-    least = table.neighbourhood.value if routes else 1.0
+    least = table.neighborhood.value if routes else 1.0
     if gap is not None and gap < least:
         raise KappaPlaceError(
-            f"--gap {gap:g} frames is smaller than the neighbourhood {table.neighbourhood} and would leak."
+            f"--gap {gap:g} frames is smaller than the neighbourhood {table.neighborhood} and would leak."
         )
     return table.frame_numbers().astype(np.float64), least if gap is None else gap, "frames"
 

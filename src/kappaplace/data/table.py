@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from kappaplace.data.geodesy import LOCAL_FRAME, frame_codes
-from kappaplace.data.near import FARTHEST, Near, Neighbourhood
+from kappaplace.data.near import FARTHEST, Near, Neighborhood
 from kappaplace.data.positives import Positives, positives_within
 from kappaplace.errors import KappaPlaceError
 
@@ -72,7 +72,7 @@ class PlaceImages:
     name: str = ""
     protocol: str = ""
     radius: float = DEFAULT_RADIUS
-    neighbourhood: Neighbourhood = None  # type: ignore[assignment]  # a set that states none: ``radius`` metres
+    neighborhood: Neighborhood = None  # type: ignore[assignment]  # a set that states none: ``radius`` metres
     given_positives: Positives | None = None
     """Positives stated by the set itself; None: references within ``radius``."""
 
@@ -115,8 +115,8 @@ class PlaceImages:
         object.__setattr__(self, "root", Path(self.root))
         object.__setattr__(self, "radius", float(self.radius))
         _validate(self)
-        if self.neighbourhood is None:
-            object.__setattr__(self, "neighbourhood", Neighbourhood("metres", self.radius))
+        if self.neighborhood is None:
+            object.__setattr__(self, "neighborhood", Neighborhood("metres", self.radius))
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -177,7 +177,7 @@ class PlaceImages:
     def is_near(self) -> Near:
         """Whether references ``a`` and ``b`` (indices among references, broadcast) show one place."""
         return Near.of(
-            self.neighbourhood, lambda: self.positions[self.reference_rows], lambda: self._reference_frames
+            self.neighborhood, lambda: self.positions[self.reference_rows], lambda: self._reference_frames
         )
 
     def near(self, reference: int) -> NDArray[np.int64]:
@@ -206,7 +206,7 @@ class PlaceImages:
         except IndexError as error:
             raise KappaPlaceError(f"{self.name or 'The table'} has {len(self):,} rows: {error}.") from None
         columns: dict[str, Any] = {c: getattr(self, c)[chosen] for c in COLUMNS}
-        if self.neighbourhood.kind == "frames" or self.frame_number is not None:
+        if self.neighborhood.kind == "frames" or self.frame_number is not None:
             columns["frame_number"] = self.frame_numbers()[chosen]
         if self.accuracy is not None:
             columns["accuracy"] = self.accuracy[chosen]
@@ -222,9 +222,9 @@ class PlaceImages:
 
     def with_radius(self, radius: float) -> PlaceImages:
         """Positives within another radius; a neighbourhood that was that radius goes along with it."""
-        follows = self.neighbourhood == Neighbourhood("metres", self.radius)
-        near = Neighbourhood("metres", radius) if follows else self.neighbourhood
-        return replace(self, radius=radius, neighbourhood=near)
+        follows = self.neighborhood == Neighborhood("metres", self.radius)
+        near = Neighborhood("metres", radius) if follows else self.neighborhood
+        return replace(self, radius=radius, neighborhood=near)
 
     def save(self, path: str | Path) -> None:
         """Write the table as one ``.parquet`` or ``.csv`` file, atomically."""
@@ -249,7 +249,7 @@ class PlaceImages:
         return (
             f"PlaceImages({self.name or 'unnamed'}: {len(self.query_rows):,} queries, "
             f"{len(self.reference_rows):,} references, {self.frame}, radius {self.radius:g} m, "
-            f"neighbourhood {self.neighbourhood})"
+            f"neighbourhood {self.neighborhood})"
         )
 
 
@@ -312,7 +312,7 @@ def content_hash(table: PlaceImages) -> str:
 
 def _content(table: PlaceImages) -> Iterator[bytes]:
     """The table as canonical bytes: little-endian, one NaN, no negative zero, text joined by NUL."""
-    yield f"kappaplace table 1|{table.name}|{table.frame}|{table.radius!r}|{table.neighbourhood}".encode()
+    yield f"kappaplace table 1|{table.name}|{table.frame}|{table.radius!r}|{table.neighborhood}".encode()
 
     for column in COLUMNS | OPTIONAL_COLUMNS:
         value = getattr(table, column)
@@ -349,8 +349,8 @@ def concatenate(tables: Sequence[PlaceImages], *, name: str = "", shared_places:
     if not shared_places:
         columns["place"] = _shifted([t.place for t in tables], 1)
     first = tables[0]
-    if first.neighbourhood.kind == "frames" or any(t.frame_number is not None for t in tables):
-        apart = int(first.neighbourhood.value) + 1 if first.neighbourhood.kind == "frames" else 1
+    if first.neighborhood.kind == "frames" or any(t.frame_number is not None for t in tables):
+        apart = int(first.neighborhood.value) + 1 if first.neighborhood.kind == "frames" else 1
         columns["frame_number"] = _shifted([t.frame_numbers() for t in tables], apart)
     if any(t.accuracy is not None for t in tables):
         parts = [np.full(len(t), np.nan) if t.accuracy is None else t.accuracy for t in tables]
@@ -362,7 +362,7 @@ def concatenate(tables: Sequence[PlaceImages], *, name: str = "", shared_places:
         frame=first.frame,
         name=name or first.name,
         radius=first.radius,
-        neighbourhood=first.neighbourhood,
+        neighborhood=first.neighborhood,
         given_positives=_stacked([t.given_positives for t in tables if t.given_positives is not None]),
     )
 
@@ -371,7 +371,7 @@ def _agree(tables: Sequence[PlaceImages]) -> None:
     facts: dict[str, set[Any]] = {
         "frame": {t.frame for t in tables},
         "radius": {t.radius for t in tables},
-        "neighbourhood": {str(t.neighbourhood) for t in tables},
+        "neighbourhood": {str(t.neighborhood) for t in tables},
         "kind of positives": {"by radius" if t.given_positives is None else "given" for t in tables},
     }
     for fact, values in facts.items():

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.data.near import Neighbourhood
+from kappaplace.data.near import Neighborhood
 from kappaplace.data.positives import Positives
 from kappaplace.data.table import COLUMNS, OPTIONAL_COLUMNS, PlaceImages
 from kappaplace.errors import KappaPlaceError
@@ -41,7 +41,7 @@ def metadata_of(table: PlaceImages, path: Path) -> dict[str, Any]:
         "name": table.name,
         "protocol": table.protocol,
         "radius": table.radius,
-        "neighbourhood": table.neighbourhood.to_json(),
+        "neighbourhood": table.neighborhood.to_json(),
         "hash": table.content_hash,
     }
 
@@ -94,8 +94,8 @@ def open_table(path: str | Path, root: str | Path | None = None) -> PlaceImages:
         columns, metadata = _read_parquet(path) if kind == ".parquet" else _read_csv(path)
         where = Path(root) if root is not None else path.parent / metadata["root"]
         known = {key: metadata[key] for key in ("frame", "name", "protocol", "radius")}
-        near = Neighbourhood(**metadata["neighbourhood"])
-        return PlaceImages.create(**columns, **known, root=where, neighbourhood=near)
+        near = Neighborhood(**metadata["neighbourhood"])
+        return PlaceImages.create(**columns, **known, root=where, neighborhood=near)
 
 
 def recorded_hash(path: str | Path) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.data.near import Near, Neighbourhood
+from kappaplace.data.near import Near, Neighborhood
 from kappaplace.data.positives import NoPositives, Positives
 from kappaplace.data.protocols import PROTOCOLS, check_protocol
 from kappaplace.data.table import ImageNames, PlaceImages
@@ -41,7 +41,7 @@ class Retrieved:
     positives: Positives
     references: int
     table: PlaceImages | None = None
-    neighbourhood: Neighbourhood | None = None
+    neighborhood: Neighborhood | None = None
     facts: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -71,7 +71,7 @@ def from_descriptors(
     *,
     k: int = 10,
     name: str = "",
-    neighbourhood: Neighbourhood | None = None,
+    neighborhood: Neighborhood | None = None,
     device: str | None = None,
 ) -> Retrieved:
     """Retrieve with given descriptors; a table adds positives, positions, neighbourhood and images.
@@ -80,9 +80,9 @@ def from_descriptors(
     """
     query = query._replace(descriptor=unit_length(query.descriptor, "queries"))
     reference = reference._replace(descriptor=unit_length(reference.descriptor, "references"))
-    references = ArrayReferences(reference, device=device or "cpu", **_context(table, neighbourhood))
+    references = ArrayReferences(reference, device=device or "cpu", **_context(table, neighborhood))
     queries = Queries(query, _images(table, "query"))
-    return _retrieved(queries, references, positives, table, k, name, neighbourhood)
+    return _retrieved(queries, references, positives, table, k, name, neighborhood)
 
 
 def _retrieved(
@@ -92,14 +92,14 @@ def _retrieved(
     table: PlaceImages | None,
     k: int,
     name: str,
-    neighbourhood: Neighbourhood | None = None,
+    neighborhood: Neighborhood | None = None,
 ) -> Retrieved:
     vectors, descriptors = queries.vectors, references.descriptors
     # Counted by what is searched, not by what the table adds; a mismatch is reported before the search.
     count = matrix_shape(vectors)[1] if descriptors is None else len(descriptors)
     known = _positives(positives, table, len(vectors), count)
     evidence = retrieve(queries, references, k)
-    near = _near_of(table, neighbourhood)
+    near = _near_of(table, neighborhood)
     return Retrieved(_name(name, table), evidence, known, known.references, table, near, _facts(table))
 
 
@@ -110,12 +110,12 @@ def from_similarities(
     *,
     k: int = 10,
     name: str = "",
-    neighbourhood: Neighbourhood | None = None,
+    neighborhood: Neighborhood | None = None,
 ) -> Retrieved:
     """Retrieve from a matrix of cosines, N×R, without any model; the rest as in `from_descriptors`."""
-    references = MatrixReferences(count=np.shape(matrix)[-1], **_context(table, neighbourhood))
+    references = MatrixReferences(count=np.shape(matrix)[-1], **_context(table, neighborhood))
     queries = Queries(images=_images(table, "query"), similarities=matrix)
-    found = _retrieved(queries, references, positives, table, k, name, neighbourhood)
+    found = _retrieved(queries, references, positives, table, k, name, neighborhood)
     _check_cosines(matrix)
     return found
 
@@ -193,24 +193,24 @@ def _check_table(table: PlaceImages, k: int) -> None:
         )
 
 
-def _near_of(table: PlaceImages | None, stated: Neighbourhood | None) -> Neighbourhood | None:
+def _near_of(table: PlaceImages | None, stated: Neighborhood | None) -> Neighborhood | None:
     if table is not None and stated is not None:
         raise KappaPlaceError(
-            "The table says what is near: leave --neighbourhood out, or import it with another."
+            "The table says what is near: leave --neighborhood out, or import it with another."
         )
     if stated is not None and stated.kind == "metres":
         raise KappaPlaceError("A neighbourhood in metres needs positions: give a table, or frames:5 or self.")
-    return stated if table is None else table.neighbourhood
+    return stated if table is None else table.neighborhood
 
 
-def _context(table: PlaceImages | None, stated: Neighbourhood | None) -> dict[str, Any]:
+def _context(table: PlaceImages | None, stated: Neighborhood | None) -> dict[str, Any]:
     """What is known of the map beyond its descriptors."""
-    neighbourhood = _near_of(table, stated)
+    neighborhood = _near_of(table, stated)
     if table is None:
         # The rows are the frames; "self" has the value 0.
-        return {} if neighbourhood is None else {"neighborhood": Near.frames(neighbourhood.value)}
+        return {} if neighborhood is None else {"neighborhood": Near.frames(neighborhood.value)}
     positions = table.positions[table.reference_rows]
-    has_metres = table.neighbourhood.kind != "metres" or bool(np.isfinite(positions).all(axis=1).any())
+    has_metres = table.neighborhood.kind != "metres" or bool(np.isfinite(positions).all(axis=1).any())
     return {
         "positions": positions if bool(np.isfinite(positions).any()) else None,
         "neighborhood": table.is_near if has_metres else None,
@@ -241,7 +241,7 @@ def _facts(table: PlaceImages | None) -> dict[str, Any]:
         "protocol": table.protocol,
         "root": str(table.root),
         "radius": table.radius,
-        "neighbourhood": str(table.neighbourhood),
+        "neighbourhood": str(table.neighborhood),
         "frame": table.frame,
     }
 

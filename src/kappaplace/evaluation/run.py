@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.data.images import Preprocessing
-from kappaplace.data.near import Neighbourhood
+from kappaplace.data.near import Neighborhood
 from kappaplace.data.positives import NoPositives, Positives
 from kappaplace.data.protocols import PROTOCOLS
 from kappaplace.data.table import PlaceImages
@@ -260,7 +260,7 @@ def evaluate_matrices(
     *,
     method: str = "",
     name: str = "",
-    neighbourhood: str = "",
+    neighborhood: str = "",
     own: Sequence[Path] = (),
     root: Path | None = None,
 ) -> Iterator[EvaluationResult]:
@@ -269,7 +269,7 @@ def evaluate_matrices(
     opened: list[PlaceImages | None] = [PlaceImages.open(path, root) for path in tables] or [None] * len(
         files
     )
-    near = Neighbourhood.parse(neighbourhood) if neighbourhood else None
+    near = Neighborhood.parse(neighborhood) if neighborhood else None
     matrices = [read_similarities(file, method) for file in files]
     if all(len(each) == 1 for each in matrices):  # one matrix a file, whatever it is called in each
         title = name or next(iter(matrices[0]))
@@ -285,7 +285,7 @@ def evaluate_matrices(
                 right = read_positives(positives[i], matrix.shape[1]) if positives else None
                 yield _told(
                     from_similarities(
-                        matrix, right, opened[i], k=choices.k, name=file.stem, neighbourhood=near
+                        matrix, right, opened[i], k=choices.k, name=file.stem, neighborhood=near
                     )
                 )
 
@@ -300,7 +300,7 @@ def evaluate_descriptors(
     choices: Choices,
     *,
     name: str = "",
-    neighbourhood: str = "",
+    neighborhood: str = "",
     own: Sequence[Path] = (),
     root: Path | None = None,
     device: str | None = None,
@@ -311,7 +311,7 @@ def evaluate_descriptors(
     query, reference = (read_embeddings(d, c) for d, c in zip(descriptors, files, strict=True))
     right = read_positives(positives[0], len(reference.descriptor)) if positives else None
     table = PlaceImages.open(tables[0], root) if tables else None
-    near = Neighbourhood.parse(neighbourhood) if neighbourhood else None
+    near = Neighborhood.parse(neighborhood) if neighborhood else None
     title = name or descriptors[0].stem
     retrieved = from_descriptors(
         query,
@@ -320,7 +320,7 @@ def evaluate_descriptors(
         table,
         k=choices.k,
         name=(table.name if table is not None else "") or title,
-        neighbourhood=near,
+        neighborhood=near,
         device=device,
     )
     facts = {"descriptors": [file.name for file in descriptors]}

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.calibration.combination import Combination, features_of, fit_combination, fused
-from kappaplace.data.near import Neighbourhood
+from kappaplace.data.near import Neighborhood
 from kappaplace.data.positives import NoPositives, apply_policy
 from kappaplace.data.table import ImageNames, PlaceImages
 from kappaplace.errors import KappaPlaceError
@@ -64,7 +64,7 @@ def score_set(
     kept = apply_policy(positives, rule)
     if not len(kept.rows):
         raise KappaPlaceError(f"{retrieved.name}: no query is left to evaluate ({kept}).")
-    block = _block(retrieved.neighbourhood, len(kept.rows))
+    block = _block(retrieved.neighborhood, len(kept.rows))
     rows = _route_order(retrieved.table, kept.rows) if block > 1 else kept.rows
     usable, left_out = available(scores, evidence)
     columns = {}
@@ -123,9 +123,9 @@ def _kappa(embeddings: Any, rows: NDArray[np.int64] | None = None) -> NDArray[np
     return kappa if rows is None else kappa[rows]
 
 
-def _block(neighbourhood: Neighbourhood | None, queries: int) -> int:
+def _block(neighborhood: Neighborhood | None, queries: int) -> int:
     """Frames of a route resemble their neighbours, so they are resampled together if there are enough."""
-    route = neighbourhood is not None and neighbourhood.kind == "frames"
+    route = neighborhood is not None and neighborhood.kind == "frames"
     return ROUTE_BLOCK if route and queries >= 2 * ROUTE_BLOCK else 1
 
 

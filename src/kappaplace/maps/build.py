@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from kappaplace.data.identity import DIGEST, file_digest, file_stats, same_file
 from kappaplace.data.images import Preprocessing
-from kappaplace.data.near import Neighbourhood
+from kappaplace.data.near import Neighborhood
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.change import removal, remove_references, rewrite
@@ -342,21 +342,21 @@ def new_manifest(
     record: ModelRecord,
     *,
     radius: float | None = None,
-    neighbourhood: str = "",
+    neighborhood: str = "",
     storage: str = "float32",
     thumbnails: bool = False,
     name: str = "",
 ) -> Manifest:
     """The manifest of a map that is still empty; what is not stated is the table's."""
     table = table if radius is None else table.with_radius(radius)
-    near = Neighbourhood.parse(neighbourhood) if neighbourhood else table.neighbourhood
-    if not neighbourhood and near.kind == "metres" and not table.references.posed.any():
-        near = Neighbourhood("self")  # nothing is known of where anything lies
+    near = Neighborhood.parse(neighborhood) if neighborhood else table.neighborhood
+    if not neighborhood and near.kind == "metres" and not table.references.posed.any():
+        near = Neighborhood("self")  # nothing is known of where anything lies
     return Manifest(
         record,
         frame=table.frame,
         radius=table.radius,
-        neighbourhood=str(near),
+        neighborhood=str(near),
         storage=storage,
         thumbnails=thumbnails,
         name=name or table.name,
@@ -372,7 +372,7 @@ def build_map(
     prefix: str = "",
     preprocessing: Preprocessing | None = None,
     radius: float | None = None,
-    neighbourhood: str = "",
+    neighborhood: str = "",
     storage: str = "float32",
     thumbnails: bool = False,
     name: str = "",
@@ -383,7 +383,7 @@ def build_map(
     table = as_table(images, layout, skip_unreadable=options.on_error == "skip")
     ready, source = loaded(model)
     record = record_of(ready, source, preprocessing)
-    given = {"radius": radius, "neighbourhood": neighbourhood, "storage": storage, "thumbnails": thumbnails}
+    given = {"radius": radius, "neighborhood": neighborhood, "storage": storage, "thumbnails": thumbnails}
     manifest = new_manifest(table, record, name=name or out.stem, **given)  # type: ignore[arg-type]
     wanted = wanted_images(table, prefix)
     with writer_of(out, create=manifest) as writer:
@@ -426,7 +426,7 @@ def _refuse_another(out: Path, asked: Manifest, found: Manifest) -> None:
         raise KappaPlaceError(
             f"The map {out} was made with other preprocessing of the images; keep it, or build another map."
         )
-    for what in ("storage", "neighbourhood", "radius", "thumbnails"):
+    for what in ("storage", "neighborhood", "radius", "thumbnails"):
         there, wanted = getattr(found, what), getattr(asked, what)
         if there != wanted:
             raise KappaPlaceError(

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,15 +19,27 @@ from kappaplace.files import replace_file, telling
 from kappaplace.maps.build import SEGMENT_ROWS
 from kappaplace.maps.models import loaded, record_of
 from kappaplace.maps.references import finish
-from kappaplace.maps.store.manifest import MODEL_FOLDER, Manifest, ModelRecord, as_understood
+from kappaplace.maps.store.manifest import MODEL_FOLDER, Manifest, as_understood
 from kappaplace.maps.store.reader import MapStore
 from kappaplace.maps.store.segments import POSE, Blobs, Rows
 from kappaplace.maps.store.verify import UNIT
 from kappaplace.maps.store.writer import writer_of
 from kappaplace.models.loading import AnyModel
+from kappaplace.records import from_plain, to_plain
 
 FORMATS = (".parquet", ".npz", ".geojson")
 META = "kappaplace_map"
+FACTS = (
+    "model",
+    "frame",
+    "radius",
+    "neighbourhood",
+    "storage",
+    "thumbnails",
+    "name",
+    "calibration",
+    "protocol",
+)
 FIRST = {"protocol": 1}
 """Of files that do not say it."""
 
@@ -85,11 +97,10 @@ def import_map(file: str | Path, out: str | Path, model: AnyModel | str | Path |
 def _facts(store: MapStore) -> dict[str, Any]:
     """What is the same for all references."""
     m = store.manifest
-    model = asdict(m.model)
     if m.model.source.startswith("./"):  # a model inside the map is found from outside by its full path
-        model["source"] = str((store.folder / m.model.source).resolve())
-    kept = ("frame", "radius", "neighbourhood", "storage", "thumbnails", "name", "calibration", "protocol")
-    facts = {"model": model, **{key: getattr(m, key) for key in kept}}
+        m = replace(m, model=replace(m.model, source=str((store.folder / m.model.source).resolve())))
+    plain = to_plain(m)
+    facts = {key: plain[key] for key in FACTS}
     if m.storage == "pq":  # what is exported are descriptors, not codes
         facts["storage"] = "float16"
     return facts
@@ -112,12 +123,12 @@ def _manifest_from(
                 f"{file} does not say which model made its descriptors; say it with --model (model=…)."
             )
         return Manifest(record, name=name)
-    stated = ModelRecord(**facts["model"])
-    if record is not None and record.fingerprint != stated.fingerprint:
+    stated = from_plain(Manifest, {**FIRST, **facts})
+    if record is not None and record.fingerprint != stated.model.fingerprint:
         raise KappaPlaceError(f"The descriptors in {file} were made by another model than the one given.")
-    rest = {key: value for key, value in facts.items() if key != "model"}
-    made = Manifest(stated if record is None or not record.source else record, **(FIRST | rest))
-    return as_understood(made, file)
+    return as_understood(
+        stated if record is None or not record.source else replace(stated, model=record), file
+    )
 
 
 def _with_model(manifest: Manifest, folder: Path) -> Manifest:

@@ -93,7 +93,7 @@ def map_info(folder: Path, manifest: Manifest) -> dict[str, Any]:
         "preprocessing": model.preprocessing,
         "frame": manifest.frame,
         "radius": manifest.radius,
-        "neighbourhood": manifest.neighbourhood,
+        "neighbourhood": manifest.neighborhood,
         "distinctiveness": (distinct.how if distinct else "none") + (f", {unknown} open" if unknown else ""),
         "calibration": None if record is None else record["origin"],
         "version": manifest.version,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kappaplace.uncertainty.score import IMAGES, NEIGHBOURHOOD, PATCH_MAPS, Evidence, Score, Scores
+from kappaplace.uncertainty.score import IMAGES, NEIGHBORHOOD, PATCH_MAPS, Evidence, Score, Scores
 
 
 def _query(evidence: Evidence) -> Scores:
@@ -30,5 +30,5 @@ def _margin(evidence: Evidence) -> Scores:
 
 PATCHES = Score("patches", "Patches", _query, _match, needs=(IMAGES, PATCH_MAPS))
 PATCH_MARGIN = Score(
-    "patch-margin", "Patch margin", _margin, needs=(IMAGES, PATCH_MAPS, NEIGHBOURHOOD), one_sided=False
+    "patch-margin", "Patch margin", _margin, needs=(IMAGES, PATCH_MAPS, NEIGHBORHOOD), one_sided=False
 )

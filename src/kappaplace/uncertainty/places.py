@@ -37,7 +37,7 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.retrieval.references import SAMPLE, draw
 from kappaplace.uncertainty.score import (
     ALL_SIMILARITIES,
-    NEIGHBOURHOOD,
+    NEIGHBORHOOD,
     OUTSIDE,
     POSITIONS,
     REFERENCE_DESCRIPTORS,
@@ -111,7 +111,7 @@ def _margin(evidence: Evidence) -> Scores:
     return np.where(np.isneginf(outside), NOTHING_OUTSIDE, outside) - evidence.cosines[:, 0]
 
 
-MARGIN = Score("margin", "Margin", _margin, needs=(NEIGHBOURHOOD, OUTSIDE), one_sided=False)
+MARGIN = Score("margin", "Margin", _margin, needs=(NEIGHBORHOOD, OUTSIDE), one_sided=False)
 
 
 def _aliasing(evidence: Evidence) -> Scores:
@@ -120,7 +120,7 @@ def _aliasing(evidence: Evidence) -> Scores:
 
 
 ALIASING = Score(
-    "aliasing", "Aliasing", _aliasing, needs=(REFERENCE_DESCRIPTORS, NEIGHBOURHOOD), one_sided=False
+    "aliasing", "Aliasing", _aliasing, needs=(REFERENCE_DESCRIPTORS, NEIGHBORHOOD), one_sided=False
 )
 
 

@@ -90,7 +90,7 @@ REFERENCE_KAPPA = _need("κ of the references", lambda e: e.match_kappa)
 QUERY_VARIANCE = _need("variance of the queries", lambda e: e.query_variance)
 DIM = _need("descriptors (their length)", lambda e: e.dim)
 POSITIONS = _need("positions of the references", lambda e: e.match_positions)
-NEIGHBOURHOOD = _need("neighbourhood of the references", lambda e: e.references.near)
+NEIGHBORHOOD = _need("neighbourhood of the references", lambda e: e.references.near)
 REFERENCE_DESCRIPTORS = _need("descriptors of the references", lambda e: e.reference_descriptors)
 ALL_SIMILARITIES = _need("similarities of all references", lambda e: e.vectors)
 

@@ -48,7 +48,8 @@ def read_layout(
     reader = get_reader(layout)
     parameters = inspect.signature(reader.read).parameters
     converted: dict[str, Any] = {}
-    for name, value in options.items():
+    for given, value in options.items():
+        name = {"neighbourhood": "neighborhood"}.get(given, given)  # as it was spelled before
         if name not in reader.options:
             known = ", ".join(reader.options) or "none"
             raise KappaPlaceError(f"Layout {layout} has no option {name!r}; it has {known}.")

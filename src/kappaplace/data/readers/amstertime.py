@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kappaplace.data.near import Neighbourhood
+from kappaplace.data.near import Neighborhood
 from kappaplace.data.positives import Positives
 from kappaplace.data.readers.layout import Reader, existing_folder, list_images
 from kappaplace.data.readers.text import read_rows
@@ -33,7 +33,7 @@ def read(folder: str | Path, *, split: str = "", queries: str = "old") -> PlaceI
         is_query=np.arange(2 * n) >= n,
         root=root,
         name="amstertime" + (f"-{split}" if split else ""),
-        neighbourhood=Neighbourhood("self"),
+        neighborhood=Neighborhood("self"),
         given_positives=Positives(np.arange(n + 1), np.arange(n, dtype=np.int32), n),
     )
 

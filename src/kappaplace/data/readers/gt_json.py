@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from kappaplace.data.near import Neighbourhood
+from kappaplace.data.near import Neighborhood
 from kappaplace.data.readers.layout import (
     Reader,
     existing_folder,
@@ -18,7 +18,7 @@ from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 
 
-def read(folder: str | Path, *, gt: str = "gt.json", neighbourhood: str = "") -> PlaceImages:
+def read(folder: str | Path, *, gt: str = "gt.json", neighborhood: str = "") -> PlaceImages:
     """``tolerance_frames`` in the file makes the neighbourhood; without it each image is only near itself."""
     root = existing_folder(folder)
     truth = _load(root / gt)
@@ -29,7 +29,7 @@ def read(folder: str | Path, *, gt: str = "gt.json", neighbourhood: str = "") ->
             f"{root / gt} lists positives of {len(lists)} queries but {images.query} holds "
             f"{len(images.queries)}."
         )
-    near = Neighbourhood.parse(neighbourhood) if neighbourhood else _near(truth, root / gt)
+    near = Neighborhood.parse(neighborhood) if neighborhood else _near(truth, root / gt)
     return query_reference_table(images, lists, near)
 
 
@@ -44,13 +44,13 @@ def _indices(row: Any, query: int, file: Path) -> list[int]:
         ) from None
 
 
-def _near(truth: dict[str, Any], file: Path) -> Neighbourhood:
+def _near(truth: dict[str, Any], file: Path) -> Neighborhood:
     frames = truth.get("tolerance_frames")
     if frames is None:
-        return Neighbourhood("self")
+        return Neighborhood("self")
     if isinstance(frames, bool) or not isinstance(frames, int | float):
         raise KappaPlaceError(f"{file}: tolerance_frames must be a number of frames, not {frames!r}.")
-    return Neighbourhood("frames", float(frames))
+    return Neighborhood("frames", float(frames))
 
 
 def _load(file: Path) -> dict[str, Any]:
@@ -73,5 +73,5 @@ READER = Reader(
     "gt-json",
     "query/, ref/ and gt.json with a list of reference indices a query",
     read,
-    {"gt": "the JSON file (gt.json)", "neighbourhood": "self or frames:N (tolerance_frames of the file)"},
+    {"gt": "the JSON file (gt.json)", "neighborhood": "self or frames:N (tolerance_frames of the file)"},
 )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kappaplace.data.near import Neighbourhood
+from kappaplace.data.near import Neighborhood
 from kappaplace.data.positives import Positives
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
@@ -138,7 +138,7 @@ def query_and_reference_images(root: Path) -> QueryReferenceImages:
 
 
 def query_reference_table(
-    images: QueryReferenceImages, lists: list[list[int]], neighbourhood: Neighbourhood
+    images: QueryReferenceImages, lists: list[list[int]], neighborhood: Neighborhood
 ) -> PlaceImages:
     """References, then queries, with one list of positives a query."""
     n = len(images.references)
@@ -148,7 +148,7 @@ def query_reference_table(
         is_query=[False] * n + [True] * len(images.queries),
         root=images.root,
         name=images.root.name,
-        neighbourhood=neighbourhood,
+        neighborhood=neighborhood,
         given_positives=Positives.from_lists(lists, n),
     )
 

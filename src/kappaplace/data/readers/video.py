@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from kappaplace.data.near import Neighbourhood
+from kappaplace.data.near import Neighborhood
 from kappaplace.data.readers.layout import Reader, chosen_file, existing_folder
 from kappaplace.data.readers.trajectory import headings, read_trajectory, sample_by_distance
 from kappaplace.data.table import DEFAULT_RADIUS, PlaceImages
@@ -115,7 +115,7 @@ def read(
         frame=path.frame,
         name=film.stem,
         radius=radius,
-        neighbourhood=Neighbourhood("metres", radius),
+        neighborhood=Neighborhood("metres", radius),
     )
 
 

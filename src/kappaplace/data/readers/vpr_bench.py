@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from kappaplace.data.near import Neighbourhood
+from kappaplace.data.near import Neighborhood
 from kappaplace.data.readers.layout import (
     Reader,
     existing_folder,
@@ -136,10 +136,10 @@ def _shaped(flat: list[Any], shape: list[int], fortran: bool) -> list[Any]:
 _FILES = ("ground_truth_new.npy", "ground_truth.npy")
 
 
-def read(folder: str | Path, *, ground_truth: str = "", neighbourhood: str = "") -> PlaceImages:
+def read(folder: str | Path, *, ground_truth: str = "", neighborhood: str = "") -> PlaceImages:
     """Images in natural order of their names (2 before 10), as the ground truth counts them.
 
-    ``neighbourhood`` is ``self`` or ``frames:N``; by default it is read off the ground truth: the number of
+    ``neighborhood`` is ``self`` or ``frames:N``; by default it is read off the ground truth: the number of
     frames that an unbroken run of positives reaches to either side, or the image itself where none has two.
     """
     root = existing_folder(folder)
@@ -149,14 +149,14 @@ def read(folder: str | Path, *, ground_truth: str = "", neighbourhood: str = "")
     if file is None:
         raise KappaPlaceError(f"{root} holds no {' or '.join(names)}.")
     lists = _lists(load_rows(file), len(images.queries), file)
-    near = Neighbourhood.parse(neighbourhood) if neighbourhood else _near(lists)
+    near = Neighborhood.parse(neighborhood) if neighborhood else _near(lists)
     return query_reference_table(images, lists, near)
 
 
-def _near(lists: list[list[int]]) -> Neighbourhood:
+def _near(lists: list[list[int]]) -> Neighborhood:
     """Positives of one place follow each other; a second visit, far off in the order, widens none."""
     longest = max((_longest_run(row) for row in lists), default=0)
-    return Neighbourhood("frames", longest // 2) if longest > 1 else Neighbourhood("self")
+    return Neighborhood("frames", longest // 2) if longest > 1 else Neighborhood("self")
 
 
 def _longest_run(indices: list[int]) -> int:
@@ -195,6 +195,6 @@ READER = Reader(
     read,
     {
         "ground_truth": "the .npy file (ground_truth_new.npy or ground_truth.npy)",
-        "neighbourhood": "self or frames:N (default: as wide as the positives)",
+        "neighborhood": "self or frames:N (default: as wide as the positives)",
     },
 )

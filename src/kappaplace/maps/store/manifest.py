@@ -2,56 +2,22 @@
 
 It is the only file of a map that ever changes, and it changes by being swapped: whoever reads it sees the map
 before a change or after it, never in between. Files that it does not name do not exist for a reader.
-
-What a manifest may say: each value of its type, and no name that leads out of the map's folder.
-
-A manifest may come from elsewhere, or from a disk that failed: what is wrong is found when it is read, not by
-whoever first computes with it.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any
 
 from kappaplace.data.geodesy import LOCAL_FRAME, frame_codes
-from kappaplace.data.near import FARTHEST, Neighbourhood
+from kappaplace.data.near import FARTHEST, Neighborhood
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import replace_file
-
-LARGEST = 2**53
-"""What a whole number can be and still be exact everywhere."""
-
-
-def check_values(record: Any) -> None:
-    """Raise a ValueError that names the first value which is not of its declared type."""
-    hints = get_type_hints(type(record))
-    for part in fields(record):
-        value = getattr(record, part.name)
-        if isinstance(value, tuple) or is_dataclass(value):
-            continue  # checked when it was made itself
-        kind = hints[part.name]
-        if value is None and type(None) in get_args(kind):
-            continue
-        if not _fits(value, get_origin(kind) or kind):
-            raise ValueError(f"{part.name} is {value!r}"[:200])
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    if kind is str:
-        return isinstance(value, str) and "\0" not in value
-    if kind is bool:
-        return isinstance(value, bool)
-    if kind is int:
-        return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST
-    if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return isinstance(value, dict)  # all that is left: settings by name
+from kappaplace.records import from_plain, stored, to_plain
 
 
 def check_inside(*names: str) -> None:
@@ -61,6 +27,13 @@ def check_inside(*names: str) -> None:
         leads_out = any(path.is_absolute() or path.drive or ".." in path.parts for path in paths)
         if leads_out or not paths[0].name or "\0" in name:
             raise ValueError(f"{name!r} is not a name of a file in the map"[:200])
+
+
+def check_counts(**values: int) -> None:
+    """Raise a ValueError for a number that counts something and is negative."""
+    for name, value in values.items():
+        if value < 0:
+            raise ValueError(f"{name} is {value}")
 
 
 MANIFEST = "manifest.json"
@@ -82,6 +55,9 @@ class FileRecord:
     size: int
     sha256: str
 
+    def __post_init__(self) -> None:
+        check_counts(size=self.size)
+
 
 @dataclass(frozen=True)
 class SegmentRecord:
@@ -93,7 +69,11 @@ class SegmentRecord:
     """Where its images lay when they were embedded; their names are relative to it."""
     prefix: str
     """What was put before each name to keep two sources apart; not part of the path."""
-    files: dict[str, FileRecord]
+    files: Mapping[str, FileRecord]
+
+    def __post_init__(self) -> None:
+        check_counts(count=self.count)
+        check_inside(self.name, *self.files)
 
 
 @dataclass(frozen=True)
@@ -111,6 +91,11 @@ class ModelRecord:
     """Fingerprint of the model before its κ was fitted for this map; empty where that was not done. The
     encoder is the same, so whoever brings the model of then gets the map's κ with it."""
 
+    def __post_init__(self) -> None:
+        check_counts(dim=self.dim)
+        if self.source.startswith("./"):
+            check_inside(self.source)
+
 
 @dataclass(frozen=True)
 class Extra:
@@ -122,6 +107,10 @@ class Extra:
     """How many references it speaks of: those added since are not in it yet."""
     how: str = "exact"
 
+    def __post_init__(self) -> None:
+        check_counts(rows=self.rows)
+        check_inside(self.file)
+
 
 @dataclass(frozen=True)
 class Manifest:
@@ -130,7 +119,7 @@ class Manifest:
     model: ModelRecord
     frame: str = LOCAL_FRAME
     radius: float = 25.0
-    neighbourhood: str = "metres:25"
+    neighborhood: str = field(default="metres:25", metadata=stored("neighbourhood"))
     storage: str = "float32"
     thumbnails: bool = False
     name: str = ""
@@ -151,8 +140,11 @@ class Manifest:
     protocol: int = PROTOCOL
 
     def __post_init__(self) -> None:
+        check_counts(version=self.version, unposed=self.unposed, format=self.format, protocol=self.protocol)
+        if self.calibration is not None:
+            from_plain(_Calibrated, self.calibration, "calibration", newer=True)
         frame_codes(self.frame)
-        Neighbourhood.parse(self.neighbourhood)
+        Neighborhood.parse(self.neighborhood)
         if self.storage not in STORAGE:
             raise KappaPlaceError(
                 f"Descriptors are stored as one of {', '.join(STORAGE)}, not {self.storage!r}."
@@ -176,9 +168,9 @@ class Manifest:
         return self.rows - (self.removed.rows if self.removed else 0)
 
     @property
-    def near(self) -> Neighbourhood:
+    def near(self) -> Neighborhood:
         """Which references show one place."""
-        return Neighbourhood.parse(self.neighbourhood)
+        return Neighborhood.parse(self.neighborhood)
 
 
 @dataclass(frozen=True)
@@ -189,14 +181,14 @@ class _Calibrated:
     references: int
     calibration: dict[str, Any]
 
-
-_Record = TypeVar("_Record")
+    def __post_init__(self) -> None:
+        check_counts(references=self.references)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Swap the manifest for another, in this version's way whatever it was read from."""
-    values = asdict(manifest) | {"format": FORMAT if manifest.codebook else 1, "protocol": PROTOCOL}
-    text = json.dumps(values, indent=1, ensure_ascii=False) + "\n"
+    understood = replace(manifest, format=FORMAT if manifest.codebook else 1, protocol=PROTOCOL)
+    text = json.dumps(to_plain(understood), indent=1, ensure_ascii=False) + "\n"
     replace_file(folder / MANIFEST, lambda part: part.write_text(text, encoding="utf-8"))
 
 
@@ -214,8 +206,8 @@ def read_manifest(folder: str | Path) -> Manifest:
     try:
         values = json.loads(text)
         if values["format"] > FORMAT:
-            raise _newer(folder, values, "format", FORMAT)
-        return as_understood(_manifest(values), folder)
+            raise _newer(folder, values.get("kappaplace"), "format", values["format"], FORMAT)
+        return as_understood(from_plain(Manifest, values, newer=True), folder)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise KappaPlaceError(
             f"The manifest {file} is damaged ({type(error).__name__} {error}); restore it from a copy."
@@ -225,42 +217,13 @@ def read_manifest(folder: str | Path) -> Manifest:
 def as_understood(manifest: Manifest, where: str | Path) -> Manifest:
     """A map of another protocol: a newer one is refused, an older one loses its calibration."""
     if manifest.protocol > PROTOCOL:
-        raise _newer(where, asdict(manifest), "protocol", PROTOCOL)
+        raise _newer(where, manifest.kappaplace, "protocol", manifest.protocol, PROTOCOL)
     return replace(manifest, calibration=None) if manifest.protocol < PROTOCOL else manifest
 
 
-def _newer(where: str | Path, values: Mapping[str, Any], what: str, known: int) -> KappaPlaceError:
-    made_by = f"kappaplace {values.get('kappaplace')}" if values.get("kappaplace") else "a kappaplace"
+def _newer(where: str | Path, writer: str | None, what: str, number: int, known: int) -> KappaPlaceError:
+    made_by = f"kappaplace {writer}" if writer else "a kappaplace"
     return KappaPlaceError(
-        f"The map {where} was written by {made_by}, which is newer: its {what} is {values[what]}, this "
+        f"The map {where} was written by {made_by}, which is newer: its {what} is {number}, this "
         f"version knows {known}; upgrade kappaplace."
     )
-
-
-def _manifest(values: Mapping[str, Any]) -> Manifest:
-    known = {part.name for part in fields(Manifest)}
-    parts = {key: value for key, value in values.items() if key in known}
-    parts["model"] = _checked(ModelRecord(**values["model"]))
-    parts["segments"] = tuple(_segment(each) for each in values["segments"])
-    for key in ("removed", "distinctiveness", "sample", "codebook"):
-        if values.get(key) is not None:
-            record = _checked(FileRecord(**values[key]["record"]))
-            parts[key] = _checked(Extra(**(values[key] | {"record": record})))
-            check_inside(parts[key].file)
-    if parts["model"].source.startswith("./"):
-        check_inside(parts["model"].source)
-    if values.get("calibration") is not None:
-        _checked(_Calibrated(*(values["calibration"][part.name] for part in fields(_Calibrated))))
-    return _checked(Manifest(**parts))
-
-
-def _segment(values: Mapping[str, Any]) -> SegmentRecord:
-    files = {name: _checked(FileRecord(**record)) for name, record in values["files"].items()}
-    segment = _checked(SegmentRecord(**(dict(values) | {"files": files})))
-    check_inside(segment.name, *files)
-    return segment
-
-
-def _checked(record: _Record) -> _Record:
-    check_values(record)
-    return record
