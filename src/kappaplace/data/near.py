@@ -1,7 +1,7 @@
 """What counts as "near" on a map: metres, frames of a route, or the image itself.
 
 Margin, aliasing, SUE and leave-out all need to know which references show the same place as another one.
-`Neighbourhood` states the rule of a dataset, `Near` answers it for rows of references, and `within` is the
+`Neighborhood` states the rule of a dataset, `Near` answers it for rows of references, and `within` is the
 one formula for a distance: every other part of the package asks here.
 """
 
@@ -53,7 +53,7 @@ class Neighborhood:
     def parse(cls, text: str) -> Neighborhood:
         """Read ``metres:25``, ``frames:5`` or ``self``.
 
-        >>> Neighbourhood.parse("frames:5")
+        >>> Neighborhood.parse("frames:5")
         Neighborhood(kind='frames', value=5.0)
         """
         kind, _, value = text.partition(":")
