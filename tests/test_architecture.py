@@ -24,9 +24,12 @@ CYCLES = {
 }
 """Pairs of modules that still import each other."""
 LIMITS = architecture.Counts(
-    files=285, code_lines=33590, all_code_lines=39570, wide_functions=31, any_lines=582
+    files=286, code_lines=33660, all_code_lines=39640, wide_functions=31, any_lines=582
 )
-"""Lower them when you can; a feature may raise one in its own commit, with one line of reason here."""
+"""Lower them when you can; a feature may raise one in its own commit, with one line of reason here.
+
+- `cli/options.py` comes before the commands that it shortens.
+"""
 
 
 def test_imports_point_to_earlier_layers() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from typing import (
@@ -44,6 +44,15 @@ Hint: TypeAlias = Any
 """A type hint: a class, a union of classes, a generic alias."""
 _KINDS: dict[type, dict[str, type]] = {}
 _NAMES: dict[type, str] = {}
+
+
+@dataclass(frozen=True)
+class Help:
+    """Help text of a field of an option record: ``rerank: Annotated[int, Help("…")] = 0``."""
+
+    text: str
+    flags: tuple[str, ...] = ()
+    """Flags of the command line, the first one being the name. Default: made from the name of the field."""
 
 
 class RecordError(ValueError):

@@ -1,0 +1,100 @@
+"""Options of a command from an option record: one place states names, defaults and help."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, TypeAlias, get_args, get_origin, get_type_hints
+
+import typer
+
+from kappaplace.records import Help, Hint
+
+Device = Annotated[
+    str, typer.Option(help="Device: cpu, cuda, cuda:1 or mps. Default: the first GPU, or cpu.")
+]
+BatchSize = Annotated[int, typer.Option(help="Number of images to embed at once.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+MapFolder = Annotated[
+    Path, typer.Argument(metavar="MAP", help="Map folder, written by `kappaplace map build`.")
+]
+MapModel = Annotated[str, typer.Option(help="Model of the map, if it has moved: a folder, a file or a name.")]
+Function: TypeAlias = Callable[..., None]
+
+
+def command(
+    app: typer.Typer, name: str | None = None, *, panel: str | None = None, hidden: bool = False
+) -> Callable[[Function], Function]:
+    """Register a command as ``app.command`` does; parameters that are option records become options.
+
+    Every field of a record becomes one option: its name, its type and its default are those of the field, and
+    its help is that of `kappaplace.records.Help`. A ``Literal`` lists its values. An option whose default is
+    None or empty text is absent unless the user passes it.
+
+    Args:
+        app: Where the command belongs.
+        name: Name of the command. Default: the name of the function.
+        panel: Heading of ``--help`` under which the command is listed.
+        hidden: Omit the command from ``--help``.
+    """
+
+    def register(function: Function) -> Function:
+        hints = get_type_hints(function, include_extras=True)
+        records = {key: hint for key, hint in hints.items() if isinstance(hint, type) and is_dataclass(hint)}
+        own = [
+            parameter.replace(annotation=hints[parameter.name])
+            for parameter in inspect.signature(function).parameters.values()
+            if parameter.name not in records
+        ]
+        options = [option for record in records.values() for option in _options(record)]
+
+        @wraps(function)
+        def run(**values: object) -> None:
+            built = {
+                key: record(**{field.name: values.pop(field.name) for field in _shown(record)})
+                for key, record in records.items()
+            }
+            function(**values, **built)
+
+        required: object = inspect.Parameter.empty
+        parameters = sorted([*own, *options], key=lambda each: each.default is not required)
+        parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {each.name: each.annotation for each in parameters}
+        app.command(name, rich_help_panel=panel, hidden=hidden)(run)
+        return function
+
+    return register
+
+
+def _shown(record: type) -> list[Field[object]]:
+    """Return the fields that have a help text: the others are for Python alone."""
+    hints = get_type_hints(record, include_extras=True)
+    return [field for field in fields(record) if _help(hints[field.name]) is not None]
+
+
+def _help(hint: Hint) -> Help | None:
+    extras = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+    return next((each for each in extras if isinstance(each, Help)), None)
+
+
+def _options(record: type) -> list[inspect.Parameter]:
+    hints = get_type_hints(record, include_extras=True)
+    return [_option(field, hints[field.name]) for field in _shown(record)]
+
+
+def _option(field: Field[object], hint: Hint) -> inspect.Parameter:
+    text = _help(hint)
+    assert text is not None
+    option = typer.Option(*text.flags, help=text.text)
+    missing = field.default is MISSING and field.default_factory is MISSING
+    default = field.default if field.default_factory is MISSING else field.default_factory()
+    return inspect.Parameter(
+        field.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=inspect.Parameter.empty if missing else default,
+        annotation=Annotated[get_args(hint)[0], option],
+    )
