@@ -60,7 +60,7 @@ def command(
             function(**values, **built)
 
         required: object = inspect.Parameter.empty
-        parameters = sorted([*own, *options], key=lambda each: each.default is not required)
+        parameters = sorted([*own, *options], key=lambda each: each.default != required)
         parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {each.name: each.annotation for each in parameters}
