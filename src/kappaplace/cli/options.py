@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, TypeAlias, get_args, get_origin, get_type_hints
+from typing import Annotated, TypeAlias, get_args, get_type_hints
 
 import typer
 
@@ -59,8 +59,8 @@ def command(
             }
             function(**values, **built)
 
-        required: object = inspect.Parameter.empty
-        parameters = sorted([*own, *options], key=lambda each: each.default != required)
+        required = inspect.Parameter.empty
+        parameters = sorted([*own, *options], key=lambda each: each.default is not required)
         parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {each.name: each.annotation for each in parameters}
@@ -77,7 +77,7 @@ def _shown(record: type) -> list[Field[object]]:
 
 
 def _help(hint: Hint) -> Help | None:
-    extras = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+    extras = getattr(hint, "__metadata__", ())  # of Annotated
     return next((each for each in extras if isinstance(each, Help)), None)
 
 
