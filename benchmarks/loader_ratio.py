@@ -9,6 +9,8 @@ With `--scaling`, instead: images a second with so many threads and so many proc
 also where resizing is left to a GPU, and what an image costs the main process in CPU time. With processes,
 that is what no further core can speed up; with threads, it is what holds the interpreter's lock (the same
 steps on a tiny image, where nothing else is left, and unpacking the pixels, which Pillow does under it).
+Beside them torch's DataLoader with spawned workers that decode in the same way: with its start, and the
+second pass of workers that stay (its best case).
 
     python benchmarks/loader_ratio.py --scaling 1 2 4 8 16 --images 2048 --rounds 3 --csv FILE
 """
@@ -26,6 +28,8 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
 
 from kappaplace.bench.photos import write_photos
 from kappaplace.data.images import Preprocessing
@@ -45,6 +49,33 @@ def bare(paths: list[Path], preprocessing: Preprocessing, workers: int) -> None:
 def loaded(loader: ImageLoader) -> None:
     count = sum(len(batch.rows) for batch in loader)
     assert count == len(loader.paths)
+
+
+class Files(Dataset[torch.Tensor]):
+    """The same decoding for torch's DataLoader."""
+
+    def __init__(self, paths: list[Path], preprocessing: Preprocessing) -> None:
+        self.paths, self.preprocessing = paths, preprocessing
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, row: int) -> torch.Tensor:
+        image = self.preprocessing.image(self.paths[row])
+        return torch.from_numpy(unpack(image, np.empty((image.height, image.width, 3), np.uint8)))
+
+
+def data_loader(args: argparse.Namespace, paths: list[Path], workers: int) -> tuple[float, float]:
+    """Images a second of a first pass, in which workers start, and of a second one."""
+    loader = DataLoader(
+        Files(paths, Preprocessing(size=args.size, mode="exact")),
+        args.batch_size,
+        num_workers=workers,
+        multiprocessing_context="spawn",
+        persistent_workers=True,
+    )
+    passes = [rate(lambda: sum(len(batch) for batch in loader), len(paths)) for _ in range(2)]
+    return passes[0], passes[1]
 
 
 def rate(run: Callable[[], None], count: int) -> float:
@@ -99,7 +130,9 @@ def scaling(args: argparse.Namespace) -> None:
         held = lock_held(paths[0], preprocessing)
         print(f"{args.images} JPEGs of {args.width}×{args.height} to {args.size}×{args.size}")
         print(f"an image holds the interpreter's lock for {held:.0f} µs where threads decode it")
-        print("workers  threads/s  processes/s  not resized/s  main process with processes, µs an image")
+        print(
+            "workers  threads/s  processes/s  not resized/s  DataLoader/s  again/s  main process with processes, µs an image"
+        )
         bare(paths, preprocessing, max(args.scaling))  # warm the file cache
         for workers in args.scaling:
             left = args.height, args.width
@@ -118,12 +151,16 @@ def scaling(args: argparse.Namespace) -> None:
                 processes = rate(partial(loaded, loaders[1]), args.images)
                 main = (time.process_time() - before) / args.images * 1e6
                 unresized = rate(partial(loaded, loaders[2]), args.images)
-                rounds.append((threads, processes, unresized, main))
-            threads, processes, unresized, main = map(statistics.median, zip(*rounds, strict=True))
-            print(f"{workers:7d}  {threads:9.1f}  {processes:11.1f}  {unresized:13.1f}  {main:10.0f}")
+                rounds.append((threads, processes, unresized, main, *data_loader(args, paths, workers)))
+            threads, processes, unresized, main, first, again = map(
+                statistics.median, zip(*rounds, strict=True)
+            )
+            rates = f"{threads:9.1f}  {processes:11.1f}  {unresized:13.1f}  {first:12.1f}  {again:7.1f}"
+            print(f"{workers:7d}  {rates}  {main:10.0f}")
             facts = {"images": args.images, "workers": workers, "rounds": args.rounds}
             speeds = {"threads_images_per_s": threads, "processes_images_per_s": processes}
             speeds["unresized_images_per_s"] = unresized
+            speeds |= {"dataloader_images_per_s": first, "dataloader_again_images_per_s": again}
             costs = {"threads_lock_us": held, "processes_main_us": main}
             if args.csv:
                 append_row(args.csv, facts | speeds | {"ratio": processes / threads} | costs)
