@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from scipy.stats import spearmanr
 
-from kappaplace.data.degrade import KINDS, degrade
+from kappaplace.data.degradation import DEGRADATIONS, degrade
 from kappaplace.data.positives import Positives, positives_within
 from kappaplace.evaluation import evaluate
 from kappaplace.models.loading import AnyModel
@@ -148,8 +148,8 @@ def certainty_against_damage(model: AnyModel, images: torch.Tensor) -> tuple[flo
     Certainty is κ, or one over the variance for models that have none.
     """
     chosen = images[:200].float() / 255
-    table = np.empty((len(KINDS), len(LEVELS), len(chosen)))
-    for i, kind in enumerate(KINDS):
+    table = np.empty((len(DEGRADATIONS), len(LEVELS), len(chosen)))
+    for i, kind in enumerate(DEGRADATIONS):
         for j, level in enumerate(LEVELS):
             keys = np.arange(len(chosen))
             found = embed(model, degrade(chosen, kind, level, keys=keys))

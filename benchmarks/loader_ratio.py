@@ -131,7 +131,8 @@ def scaling(args: argparse.Namespace) -> None:
         print(f"{args.images} JPEGs of {args.width}×{args.height} to {args.size}×{args.size}")
         print(f"an image holds the interpreter's lock for {held:.0f} µs where threads decode it")
         print(
-            "workers  threads/s  processes/s  not resized/s  DataLoader/s  again/s  main process with processes, µs an image"
+            "workers  threads/s  processes/s  not resized/s  DataLoader/s  again/s  "
+            "main process with processes, µs an image"
         )
         bare(paths, preprocessing, max(args.scaling))  # warm the file cache
         for workers in args.scaling:

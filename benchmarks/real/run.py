@@ -30,7 +30,7 @@ from signals import (
     plain_columns,
 )
 
-from kappaplace.data.degrade import degrade
+from kappaplace.data.degradation import degrade
 from kappaplace.models.checkpoint import save_model
 from kappaplace.models.loading import AnyModel
 from kappaplace.models.place_model import PlaceModel

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from kappaplace.data.degrade import KINDS, degrade
+from kappaplace.data.degradation import DEGRADATIONS, degrade
 from kappaplace.data.randomness import item_key, item_uniforms
 from kappaplace.data.table import PlaceImages
 from kappaplace.models.loading import AnyModel
@@ -61,7 +61,7 @@ def damaged(images: torch.Tensor, name: str) -> tuple[torch.Tensor, np.ndarray, 
     keys = item_key(7, np.arange(len(images)), np.full(len(images), sum(map(ord, name))))
     draws = item_uniforms(keys, 3)
     hurt = draws[:, 0] >= UNHARMED
-    kind = np.where(hurt, [KINDS.index(DAMAGE[int(u * len(DAMAGE))]) for u in draws[:, 1]], -1)
+    kind = np.where(hurt, [DEGRADATIONS.index(DAMAGE[int(u * len(DAMAGE))]) for u in draws[:, 1]], -1)
     level = np.where(hurt, draws[:, 2], 0.0)
     parts = []
     for start in range(0, len(images), 64):

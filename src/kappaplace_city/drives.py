@@ -29,7 +29,7 @@ import torch
 from numpy.typing import NDArray
 
 from kappaplace import vmf
-from kappaplace.data.poses import Poses, between, chain, wrap
+from kappaplace.data.poses import Poses, between, chain, wrap_angle
 from kappaplace.errors import KappaPlaceError
 from kappaplace.types import Embeddings
 from kappaplace_city import SyntheticCity
@@ -142,7 +142,7 @@ def _along(points: NDArray[np.float64], step: float, rng: np.random.Generator) -
     yaw = np.arctan2(forward[:, 1], forward[:, 0])
     lateral = 2.0 + np.clip(rng.normal(0.0, 0.5, len(way)), -1.0, 1.0)
     wander = np.radians(np.clip(rng.normal(0.0, 2.0, len(way)), -5.0, 5.0))
-    return np.column_stack([middle + right * lateral[:, None], wrap(yaw + wander)])
+    return np.column_stack([middle + right * lateral[:, None], wrap_angle(yaw + wander)])
 
 
 def segment_of(city: SyntheticCity, split: str, positions: NDArray[np.float64]) -> NDArray[np.int64]:

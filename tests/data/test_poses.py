@@ -16,42 +16,44 @@ def pose(draw: st.DrawFn, size: int) -> np.ndarray:
     values = np.array([draw(NUMBER) for _ in range(size)])
     if size == 7 and np.linalg.norm(values[3:]) < 1e-3:
         values[6] = 1.0
-    return p.checked(values)
+    return p.check_poses(values)
 
 
 @pytest.mark.parametrize("size", [3, 7])
 @given(data=st.data())
 def test_a_motion_and_its_inverse_cancel(size: int, data: st.DataObject) -> None:
     a, b = data.draw(pose(size)), data.draw(pose(size))
-    stays = p.matrices(p.compose(a, p.inverse(a))[None])[0]
+    stays = p.pose_matrices(p.compose(a, p.inverse(a))[None])[0]
     assert np.allclose(stays, np.eye(4), atol=1e-9)
-    assert np.allclose(p.matrices(p.compose(a, p.between(a, b))[None]), p.matrices(b[None]), atol=1e-8)
+    assert np.allclose(
+        p.pose_matrices(p.compose(a, p.between(a, b))[None]), p.pose_matrices(b[None]), atol=1e-8
+    )
 
 
 @pytest.mark.parametrize("size", [3, 7])
 @given(data=st.data())
 def test_composing_is_multiplying_matrices(size: int, data: st.DataObject) -> None:
     a, b = data.draw(pose(size)), data.draw(pose(size))
-    product = p.matrices(a[None])[0] @ p.matrices(b[None])[0]
-    assert np.allclose(p.matrices(p.compose(a, b)[None])[0], product, atol=1e-8)
+    product = p.pose_matrices(a[None])[0] @ p.pose_matrices(b[None])[0]
+    assert np.allclose(p.pose_matrices(p.compose(a, b)[None])[0], product, atol=1e-8)
 
 
 @given(pose(3))
 def test_the_plane_lies_in_space(a: np.ndarray) -> None:
     back = p.as_planar(p.as_spatial(a))
     assert np.allclose(back[:2], a[:2])
-    assert abs(float(p.wrap(back[2] - a[2]))) < 1e-9
+    assert abs(float(p.wrap_angle(back[2] - a[2]))) < 1e-9
 
 
 @given(pose(7))
 def test_matrices_come_back(a: np.ndarray) -> None:
-    matrix = p.matrices(a[None])
-    assert np.allclose(p.matrices(p.from_matrices(matrix)), matrix, atol=1e-9)
+    matrix = p.pose_matrices(a[None])
+    assert np.allclose(p.pose_matrices(p.poses_from_matrices(matrix)), matrix, atol=1e-9)
 
 
 @given(st.floats(-100, 100))
 def test_wrapped_angles_are_the_same_angles(angle: float) -> None:
-    wrapped = float(p.wrap(angle))
+    wrapped = float(p.wrap_angle(angle))
     assert -np.pi <= wrapped <= np.pi
     assert np.isclose(np.cos(wrapped), np.cos(angle))
     assert np.isclose(np.sin(wrapped), np.sin(angle))
@@ -60,10 +62,10 @@ def test_wrapped_angles_are_the_same_angles(angle: float) -> None:
 def test_a_chain_of_steps_is_the_way() -> None:
     way = p.chain(np.zeros(3), np.tile([1.0, 0.0, np.pi / 2], (4, 1)))
     assert np.allclose(way[4], [0, 0, 0], atol=1e-12)
-    assert np.allclose(p.travelled(way), [0, 1, 2, 3, 4])
+    assert np.allclose(p.distance_travelled(way), [0, 1, 2, 3, 4])
 
 
 @pytest.mark.parametrize("bad", [np.zeros(4), np.array([0, 0, np.nan]), np.zeros(7)])
 def test_what_is_no_pose_is_refused(bad: np.ndarray) -> None:
     with pytest.raises(KappaPlaceError):
-        p.checked(bad)
+        p.check_poses(bad)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kappaplace.data.poses import travelled
+from kappaplace.data.poses import distance_travelled
 from kappaplace.errors import KappaPlaceError
 from kappaplace.slam.evaluation import same_place
 from kappaplace_city import SyntheticCity
@@ -31,7 +31,7 @@ def test_odometry_starts_at_the_truth_and_drifts() -> None:
     drive = drive_through(CITY, legs=20, seed=1)
     gap = np.hypot(*(drive.odometry - drive.truth)[:, :2].T)
     assert gap[0] == 0
-    assert 1.0 < gap.max() < 0.2 * travelled(drive.truth)[-1]
+    assert 1.0 < gap.max() < 0.2 * distance_travelled(drive.truth)[-1]
 
 
 def test_descriptors_tell_places_apart_but_for_twins_and_weather() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from kappaplace.data.poses import as_planar, as_spatial, matrices
+from kappaplace.data.poses import as_planar, as_spatial, pose_matrices
 from kappaplace.data.readers.trajectory import TimedPoses, from_headings, read_poses
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
@@ -32,7 +32,7 @@ def test_tum_comes_back_in_the_plane_and_in_space(tmp_path: Path) -> None:
     file = _tum(tmp_path / "a.tum")
     flat, full = read_poses(file, 2), read_poses(file, 3)
     assert np.allclose(flat.poses, TURN, atol=1e-6)
-    assert np.allclose(matrices(full.poses), matrices(as_spatial(TURN)), atol=1e-6)
+    assert np.allclose(pose_matrices(full.poses), pose_matrices(as_spatial(TURN)), atol=1e-6)
     assert flat.time[3] == 103.0
 
 

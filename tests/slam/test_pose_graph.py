@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kappaplace.data.poses import as_spatial, between, chain, positions
+from kappaplace.data.poses import as_spatial, between, chain, pose_positions
 from kappaplace.errors import KappaPlaceError
 from kappaplace.slam.evaluation import trajectory_error
 from kappaplace.slam.graph_factors import OdometryNoise, closure_factor
@@ -104,9 +104,9 @@ def test_graduated_non_convexity_drops_a_wrong_closure_altogether(spatial: bool)
     noise = OdometryNoise(angle=0.02)  # as it is: with less, giving up all closures would be as good
     without = optimise(odometry, closures[:-1], noise=noise)
     found = optimise(odometry, closures, noise=noise, kernel="gnc")
-    assert np.abs(positions(found) - positions(without)).max() < 0.05
+    assert np.abs(pose_positions(found) - pose_positions(without)).max() < 0.05
     unchanged = optimise(odometry, [], kernel="gnc")
-    assert np.allclose(positions(unchanged), positions(odometry), atol=1e-6)
+    assert np.allclose(pose_positions(unchanged), pose_positions(odometry), atol=1e-6)
 
 
 def test_what_does_not_fit_is_refused() -> None:

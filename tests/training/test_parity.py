@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from kappaplace.data.degrade import random_degradation
+from kappaplace.data.degradation import random_degradation
 from kappaplace.training.run import Trained
 from tests.training.small_run import small_data, small_encoder, small_run
 

@@ -17,7 +17,7 @@ from kappaplace.data.positives import NoPositives
 from kappaplace.data.protocols import PROTOCOLS, Protocol, get_protocol, read_protocol
 from kappaplace.data.readers import READERS, read_layout
 from kappaplace.data.table import PlaceImages
-from kappaplace.data.table_io import FORMATS, recorded_hash
+from kappaplace.data.table_io import TABLE_FORMATS, recorded_hash
 from kappaplace.errors import KappaPlaceError
 
 app = typer.Typer(
@@ -71,7 +71,7 @@ def import_(
 
         kappaplace data import pitts30k-test ~/pittsburgh --out pitts30k.parquet
     """
-    if out.suffix.lower() not in FORMATS:
+    if out.suffix.lower() not in TABLE_FORMATS:
         raise KappaPlaceError(f"{out} is neither .parquet nor .csv: tables are kept in one of these formats.")
     if layout in PROTOCOLS:
         _refuse_changes(layout, radius, neighborhood)

@@ -12,7 +12,7 @@ import typer
 from kappaplace.data.check import summarize
 from kappaplace.data.split import SPLITS, Split
 from kappaplace.data.table import PlaceImages
-from kappaplace.data.table_io import FORMATS
+from kappaplace.data.table_io import TABLE_FORMATS
 from kappaplace.errors import KappaPlaceError
 
 _PARTS = ("train", "calibration", "test")
@@ -64,7 +64,7 @@ def split(
 
         kappaplace data split city.parquet --by area --calibration 0.3 --test 0.3 --out city/
     """
-    if f".{suffix}" not in FORMATS:
+    if f".{suffix}" not in TABLE_FORMATS:
         raise KappaPlaceError(f"--format {suffix} is unknown; choose parquet or csv.")
     given = {"gap": gap, "block": block, "buffer": buffer, "source": sessions, "seed": seed}
     chosen = _split_options(by.value, given)
@@ -90,7 +90,7 @@ def _split_options(by: str, given: dict[str, Any]) -> dict[str, Any]:
 
 def _refuse_older_parts(out: Path, written: set[str]) -> None:
     """A part of an earlier split that would not be replaced holds images of the new parts: never both."""
-    for name in (f"{part}{suffix}" for part in _PARTS for suffix in FORMATS):
+    for name in (f"{part}{suffix}" for part in _PARTS for suffix in TABLE_FORMATS):
         if name not in written and (out / name).exists():
             raise KappaPlaceError(
                 f"{out / name} is of an earlier split and would stay beside the new one, whose parts may "

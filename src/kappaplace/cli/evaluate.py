@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kappaplace.data.positives import NoPositives
-from kappaplace.data.table_io import FORMATS
+from kappaplace.data.table_io import TABLE_FORMATS
 from kappaplace.errors import KappaPlaceError
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def _of_model(words: list[str], choices: Choices, machine: Machine, **options: A
 
 def _is_table(word: Path) -> bool:
     """Tables are told by their suffix; models are folders, names or other files."""
-    return word.suffix.lower() in FORMATS
+    return word.suffix.lower() in TABLE_FORMATS
 
 
 def _check_inputs(similarities: bool, descriptors: bool, protocol: str, kappa: bool) -> None:

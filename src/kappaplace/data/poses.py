@@ -18,7 +18,7 @@ Poses = NDArray[np.float64]
 PLANAR, SPATIAL = 3, 7
 
 
-def checked(poses: Any, what: str = "poses") -> Poses:
+def check_poses(poses: Any, what: str = "poses") -> Poses:
     """As float64 of shape …×3 or …×7, finite, quaternions at unit length; anything else is one sentence."""
     values: Poses = np.asarray(poses, np.float64)
     if values.ndim < 1 or values.shape[-1] not in (PLANAR, SPATIAL):
@@ -54,7 +54,7 @@ def compose(a: Poses, b: Poses) -> Poses:
         cos, sin = np.cos(a[..., 2]), np.sin(a[..., 2])
         x = a[..., 0] + cos * b[..., 0] - sin * b[..., 1]
         y = a[..., 1] + sin * b[..., 0] + cos * b[..., 1]
-        return np.stack([x, y, wrap(a[..., 2] + b[..., 2])], axis=-1)
+        return np.stack([x, y, wrap_angle(a[..., 2] + b[..., 2])], axis=-1)
     turn, then = _rotation(a), _rotation(b)
     moved = a[..., :3] + turn.apply(b[..., :3].reshape(-1, 3)).reshape(a[..., :3].shape)
     return np.concatenate([moved, (turn * then).as_quat().reshape(a[..., 3:].shape)], axis=-1)
@@ -66,7 +66,7 @@ def inverse(a: Poses) -> Poses:
         cos, sin = np.cos(a[..., 2]), np.sin(a[..., 2])
         x = -cos * a[..., 0] - sin * a[..., 1]
         y = sin * a[..., 0] - cos * a[..., 1]
-        return np.stack([x, y, wrap(-a[..., 2])], axis=-1)
+        return np.stack([x, y, wrap_angle(-a[..., 2])], axis=-1)
     back = _rotation(a).inv()
     moved = -back.apply(a[..., :3].reshape(-1, 3)).reshape(a[..., :3].shape)
     return np.concatenate([moved, back.as_quat().reshape(a[..., 3:].shape)], axis=-1)
@@ -77,14 +77,14 @@ def between(a: Poses, b: Poses) -> Poses:
     return compose(inverse(a), b)
 
 
-def positions(poses: Poses) -> Poses:
+def pose_positions(poses: Poses) -> Poses:
     """Where they are: …×2 or …×3 metres."""
     return poses[..., :2] if poses.shape[-1] == PLANAR else poses[..., :3]
 
 
-def travelled(poses: Poses) -> Poses:
+def distance_travelled(poses: Poses) -> Poses:
     """Metres of the way up to each pose, N."""
-    steps = np.linalg.norm(np.diff(positions(poses), axis=0), axis=-1)
+    steps = np.linalg.norm(np.diff(pose_positions(poses), axis=0), axis=-1)
     return np.concatenate([[0.0], np.cumsum(steps)])
 
 
@@ -96,12 +96,12 @@ def chain(start: Poses, steps: Poses) -> Poses:
     return np.stack(out)
 
 
-def wrap(angle: Any) -> Any:
+def wrap_angle(angle: Any) -> Any:
     """The same angle in (−π, π]."""
     return -((np.pi - np.asarray(angle)) % (2 * np.pi) - np.pi)
 
 
-def matrices(poses: Poses) -> Poses:
+def pose_matrices(poses: Poses) -> Poses:
     """As N×4×4 matrices, for programs that want those; planar poses lie at z = 0."""
     spatial = as_spatial(poses)
     out = np.tile(np.eye(4), (len(spatial), 1, 1))
@@ -110,7 +110,7 @@ def matrices(poses: Poses) -> Poses:
     return out
 
 
-def from_matrices(values: NDArray[np.floating]) -> Poses:
+def poses_from_matrices(values: NDArray[np.floating]) -> Poses:
     """SE(3) poses from N×3×4 or N×4×4 matrices."""
     turned = Rotation.from_matrix(values[:, :3, :3]).as_quat()
     return np.concatenate([values[:, :3, 3], turned], axis=-1)

@@ -70,7 +70,7 @@ def checked_metadata(path: Path, text: str) -> dict[str, Any]:
 
 
 _FORMATS = {".parquet": "Parquet", ".csv": "a CSV table"}
-FORMATS = tuple(_FORMATS)
+TABLE_FORMATS = tuple(_FORMATS)
 _MARK = "# kappaplace "
 _ROWS = 131_072  # rows a block: bounds the memory that writing and reading need beyond the table itself
 _FILE_COLUMNS = ("path", "x", "y", "heading", "timestamp", "place", "condition", "is_query")
@@ -111,7 +111,7 @@ def recorded_hash(path: str | Path) -> str:
 
 
 def _format(path: Path) -> str:
-    if path.suffix.lower() not in FORMATS:
+    if path.suffix.lower() not in TABLE_FORMATS:
         raise KappaPlaceError(
             f"{path} is neither .parquet nor .csv: tables are kept in one of these formats."
         )

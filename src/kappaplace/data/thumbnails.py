@@ -12,7 +12,7 @@ from PIL import Image
 
 from kappaplace.errors import KappaPlaceError
 
-SIZE = (240, 180)
+THUMBNAIL_SIZE = (240, 180)
 """Width and height: a card of the gallery on a phone, at twice its pixels."""
 QUALITY = 78
 
@@ -37,14 +37,14 @@ def thumbnail(path: str) -> Thumbnail | None:
     if not path:
         return None
     try:
-        picture = decode(path, target=SIZE[::-1])
+        picture = decode(path, target=THUMBNAIL_SIZE[::-1])
     except KappaPlaceError:
         return None
-    width, height = SIZE
+    width, height = THUMBNAIL_SIZE
     scale = min(picture.width / width, picture.height / height)
     left, top = (picture.width - width * scale) / 2, (picture.height - height * scale) / 2
     box = (left, top, min(left + width * scale, picture.width), min(top + height * scale, picture.height))
-    card = picture.convert("RGB").resize(SIZE, Image.Resampling.BILINEAR, box=box)
+    card = picture.convert("RGB").resize(THUMBNAIL_SIZE, Image.Resampling.BILINEAR, box=box)
     buffer = io.BytesIO()
     card.save(buffer, "JPEG", quality=QUALITY, optimize=True)
     return Thumbnail(np.asarray(card), buffer.getvalue())

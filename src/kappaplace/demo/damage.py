@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kappaplace.data.degrade import degrade
+from kappaplace.data.degradation import degrade
 from kappaplace.data.randomness import item_key, item_uniforms
 from kappaplace.evaluation.inputs import Retrieved
 from kappaplace.models.loading import AnyModel

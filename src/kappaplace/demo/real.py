@@ -15,7 +15,7 @@ from kappaplace.calibration.combination import features_of
 from kappaplace.calibration.decision import Decision
 from kappaplace.calibration.sources import calibration_with
 from kappaplace.data.table import PlaceImages
-from kappaplace.data.table_io import FORMATS
+from kappaplace.data.table_io import TABLE_FORMATS
 from kappaplace.demo.damage import Damage, kappa_under_damage
 from kappaplace.errors import KappaPlaceError
 from kappaplace.evaluation import Evaluation, evaluate
@@ -93,7 +93,7 @@ def real_table(path: Path, layout: str = "") -> PlaceImages:
     """Queries and references of a folder or table; a folder's layout is recognised, or named."""
     from kappaplace.data.readers import READERS, read_layout
 
-    if path.is_file() and path.suffix.lower() in FORMATS:
+    if path.is_file() and path.suffix.lower() in TABLE_FORMATS:
         table = PlaceImages.open(path)
     else:
         found = layout or next((kind for file, kind in _LAYOUTS.items() if (path / file).is_file()), "")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.data.thumbnails import SIZE, thumbnail
+from kappaplace.data.thumbnails import THUMBNAIL_SIZE, thumbnail
 from kappaplace.demo.output import GALLERY, GALLERY_MATCHES, recall_line, score_section, write_files
 from kappaplace.demo.real import RealResult, image_paths
 from kappaplace.files import make_folder
@@ -128,4 +128,6 @@ def _query_caption(result: RealResult, query: int) -> str:
 def _pixels(file: str) -> NDArray[np.uint8]:
     """The picture in small; grey where it cannot be opened any more."""
     small = thumbnail(file)
-    return np.full((SIZE[1], SIZE[0], 3), 200, np.uint8) if small is None else small.pixels
+    return (
+        np.full((THUMBNAIL_SIZE[1], THUMBNAIL_SIZE[0], 3), 200, np.uint8) if small is None else small.pixels
+    )

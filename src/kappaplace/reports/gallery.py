@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.data.thumbnails import SIZE, Thumbnail, thumbnail
+from kappaplace.data.thumbnails import THUMBNAIL_SIZE, Thumbnail, thumbnail
 from kappaplace.reports.figures import GalleryRow, gallery_figure, plain
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def gallery_html(rows: Sequence[Row]) -> str:
 
 def gallery_picture(rows: Sequence[Row]) -> Figure:
     """The same as a figure for a paper."""
-    grey = np.full((SIZE[1], SIZE[0], 3), 200, np.uint8)
+    grey = np.full((THUMBNAIL_SIZE[1], THUMBNAIL_SIZE[0], 3), 200, np.uint8)
 
     def pixels(card: Card) -> NDArray[np.uint8]:
         return grey if card.picture is None else card.picture.pixels

@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.data.poses import Poses, as_planar, checked, positions
+from kappaplace.data.poses import Poses, as_planar, check_poses, pose_positions
 from kappaplace.data.readers.layout import images_or_error
-from kappaplace.data.readers.rosbag import read as read_bag
-from kappaplace.data.readers.rosbag import unpack_images, whole_poses
+from kappaplace.data.readers.rosbag import read_bag, unpack_images, whole_poses
 from kappaplace.data.readers.trajectory import TimedPoses, from_headings, read_poses, sample_by_distance
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
@@ -81,7 +80,7 @@ def read_drive(
         drive = _from_folder(place, read_poses(odometry, dimensions))
     else:
         raise KappaPlaceError(f"{place} is no folder of images, no table and no ROS bag.")
-    rows = sample_by_distance(np.ascontiguousarray(positions(drive.odometry)[:, :2]), every)
+    rows = sample_by_distance(np.ascontiguousarray(pose_positions(drive.odometry)[:, :2]), every)
     if len(rows) < 2:
         raise KappaPlaceError(
             f"{len(rows)} of {len(drive)} frames are {every:g} m apart: nothing to close; check odometry, "
@@ -102,7 +101,7 @@ def _from_bag(
     if odometry is not None:
         path = read_poses(odometry, dimensions)
     elif (known := whole_poses(bag, pose_topic)) is not None:
-        poses = checked(known[1], f"poses of {bag}")
+        poses = check_poses(known[1], f"poses of {bag}")
         path = TimedPoses(known[0], poses if dimensions == 3 else as_planar(poses))
     else:
         table = read_bag(bag, image_topic=image_topic, pose_topic=pose_topic, every=0.0, frames=unpack)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.data.poses import Poses, as_spatial, matrices, wrap
+from kappaplace.data.poses import Poses, as_spatial, pose_matrices, wrap_angle
 from kappaplace.errors import KappaPlaceError
 from kappaplace.slam.types import Closure
 
@@ -54,7 +54,7 @@ def same_place(
     """Whether frames show one place: near each other, looking the same way."""
     gap = truth[a] - truth[b]
     near = np.hypot(gap[..., 0], gap[..., 1]) <= radius
-    return near & (np.abs(wrap(gap[..., 2])) <= np.radians(degrees))
+    return near & (np.abs(wrap_angle(gap[..., 2])) <= np.radians(degrees))
 
 
 def closure_quality(accepted: NDArray[np.bool_], right: NDArray[np.bool_], possible: int) -> ClosureQuality:
@@ -106,7 +106,7 @@ def trajectory_error(truth: Poses, estimate: Poses, *, delta: float = 50.0) -> T
             f"estimate."
         )
     reference, found = (
-        PosePath3D(poses_se3=list(matrices(as_spatial(poses)))) for poses in (truth, estimate)
+        PosePath3D(poses_se3=list(pose_matrices(as_spatial(poses)))) for poses in (truth, estimate)
     )
     found.align(reference)
     absolute = _rmse(metrics.APE(metrics.PoseRelation.translation_part), reference, found)

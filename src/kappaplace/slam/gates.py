@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kappaplace.data.poses import Poses, between, compose, positions
+from kappaplace.data.poses import Poses, between, compose, pose_positions
 
 FASTEST = 3.0
 """Without odometry: how many frames of the map one frame of now may pass, as speeds differ."""
@@ -59,7 +59,7 @@ def support(
     matches = np.array([old.match for old in before])
     driven = between(np.stack([odometry[old.query] for old in before]), odometry[now.query][None])
     expected = compose(poses[matches], driven)
-    gap = np.linalg.norm(positions(expected) - positions(poses[now.match]), axis=-1)
+    gap = np.linalg.norm(pose_positions(expected) - pose_positions(poses[now.match]), axis=-1)
     return int((gap <= tolerance).sum())
 
 
@@ -111,5 +111,5 @@ def updated(probability: float, ratio: float) -> float:
 
 def covered_area(poses: Poses) -> float:
     """Square metres of the ground over which poses are spread: that of an even disc of the same variance."""
-    ground = positions(poses)[:, :2]
+    ground = pose_positions(poses)[:, :2]
     return float(max(2 * np.pi * ground.var(axis=0).sum(), LEAST_AREA))

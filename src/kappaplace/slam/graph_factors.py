@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from kappaplace.data.poses import PLANAR, Poses, between, positions
+from kappaplace.data.poses import PLANAR, Poses, between, pose_positions
 from kappaplace.errors import KappaPlaceError
 from kappaplace.slam.types import Closure
 
@@ -48,7 +48,7 @@ class OdometryNoise:
 
     def sigma(self, step: Poses) -> Poses:
         """3 numbers (x, y, yaw) or 6 (x, y, z, about x, y, z) of one step."""
-        metres = max(self.metres * float(np.linalg.norm(positions(step))), self.least_metres)
+        metres = max(self.metres * float(np.linalg.norm(pose_positions(step))), self.least_metres)
         return np.array(
             [metres] * 2 + [self.angle] if len(step) == PLANAR else [metres] * 3 + [self.angle] * 3
         )

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from kappaplace.data.images import Source
 from kappaplace.data.near import Near
-from kappaplace.data.poses import Poses, as_planar, positions
+from kappaplace.data.poses import Poses, as_planar, pose_positions
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import replace_file
 from kappaplace.retrieval.evidence import Evidence
@@ -125,7 +125,7 @@ class GrowingMap:
         """
         if not self.pose_size:
             return Near.frames(self.frames)
-        return Near.metres(positions(self._poses), self.radius, self._way)
+        return Near.metres(pose_positions(self._poses), self.radius, self._way)
 
     def export(self, file: str | Path) -> Path:
         """All frames as an .npz that `kappaplace map import` reads; poses as believed now."""

@@ -32,11 +32,11 @@ from kappaplace.data.poses import (
     Poses,
     as_planar,
     between,
-    checked,
+    check_poses,
     compose,
     identity,
-    positions,
-    wrap,
+    pose_positions,
+    wrap_angle,
 )
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.localize import verified_by
@@ -188,7 +188,7 @@ class LoopCloser:
         descriptor, kappa = self._embedded(frame)
         number, pose, way = len(self.map), None, float(len(self.map))
         if frame.odometry is not None:
-            stated = checked(frame.odometry, f"odometry of frame {number}")
+            stated = check_poses(frame.odometry, f"odometry of frame {number}")
             pose, way = self._place(stated)
         self.map.append(descriptor, kappa, pose, way, frame.time, frame.name)
         if pose is not None:
@@ -262,7 +262,7 @@ class LoopCloser:
         if odometry.shape != self._odometry[-1].shape:
             raise KappaPlaceError("Odometry must be planar or spatial throughout, not both.")
         step = between(self._odometry[-1], odometry)
-        way = float(self.map.way[-1] + np.linalg.norm(positions(step)))
+        way = float(self.map.way[-1] + np.linalg.norm(pose_positions(step)))
         return compose(self.map.poses[-1], step), way
 
     def askable(self, number: int) -> int:
@@ -338,7 +338,7 @@ class LoopCloser:
             driven = float(way[number] - way[query] + abs(way[other] - way[match]))
         here, there = as_planar(self.map.poses[[number, match]])
         displacement = float(np.hypot(*(here - there)[:2]))
-        turned = float(wrap(here[2] - there[2]))
+        turned = float(wrap_angle(here[2] - there[2]))
         area = covered_area(self.map.poses[: self.askable(number)])
         spread = self.settings.tolerance / 2
         return likelihood_ratio(displacement, driven, area, drift=drift, spread=spread, turned=turned)

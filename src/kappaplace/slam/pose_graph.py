@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from kappaplace.data.poses import PLANAR, Poses, between, checked, compose
+from kappaplace.data.poses import PLANAR, Poses, between, check_poses, compose
 from kappaplace.errors import KappaPlaceError
 from kappaplace.slam.graph_factors import (
     Kernel,
@@ -69,7 +69,7 @@ def optimise(
     ``adapt`` trusts odometry more where closures show that it was better than stated (`odometry_scale`);
     where they do not contradict it at all, it comes back as it was.
     """
-    gtsam, poses, noise = load_gtsam(), checked(odometry, "odometry"), noise or OdometryNoise()
+    gtsam, poses, noise = load_gtsam(), check_poses(odometry, "odometry"), noise or OdometryNoise()
     if poses.ndim != 2 or len(poses) < 2:
         raise KappaPlaceError(f"A pose graph needs two poses or more, got an array of shape {poses.shape}.")
     known = [_known(closure, poses.shape) for closure in closures]
@@ -123,7 +123,7 @@ class IncrementalGraph:
 
     def add(self, odometry: Poses, closure: Closure | None = None) -> None:
         """The next frame, and the closure it gave, if any; a closure that was not accepted is left out."""
-        gtsam, pose = load_gtsam(), checked(odometry, f"odometry of frame {self.count}")
+        gtsam, pose = load_gtsam(), check_poses(odometry, f"odometry of frame {self.count}")
         graph, fresh = gtsam.NonlinearFactorGraph(), gtsam.Values()
         if self._last is None:
             graph.add(prior(pose))

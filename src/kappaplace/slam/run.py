@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from kappaplace.calibration.calibration import Calibration
-from kappaplace.data.poses import Poses, travelled
+from kappaplace.data.poses import Poses, distance_travelled
 from kappaplace.data.readers.trajectory import TimedPoses
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import DAMAGED_ARRAYS, make_folder, replace_file
@@ -57,7 +57,7 @@ class SlamRun:
         shift = np.linalg.norm(self.poses[:, :2] - self.closer.odometry[:, :2], axis=1)
         return {
             "frames": len(self.poses),
-            "metres": float(travelled(self.closer.odometry)[-1]),
+            "metres": float(distance_travelled(self.closer.odometry)[-1]),
             "proposals": len(proposals),
             "accepted": len(accepted),
             "rejected": dict(Counter(closure.reason for closure in proposals if not closure.accepted)),

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 from scipy.spatial import cKDTree
 
-from kappaplace.data.poses import Poses, as_planar, checked, compose, positions
+from kappaplace.data.poses import Poses, as_planar, check_poses, compose, pose_positions
 from kappaplace.errors import KappaPlaceError
 
 MOST = 0.999
@@ -178,7 +178,7 @@ class PoseMotion:
         """Deviations of a step that ends between frames: ``metres`` (at least their spacing) and ``turn``
         radians.
         """
-        self.poses = checked(poses, "poses of the map")
+        self.poses = check_poses(poses, "poses of the map")
         if self.poses.ndim != 2 or len(self.poses) < 2:
             raise KappaPlaceError(f"A map needs two poses or more, got an array of shape {self.poses.shape}.")
         self.metres, self.turn = metres, turn
@@ -191,7 +191,7 @@ class PoseMotion:
 
     def matrix(self, step: Poses) -> csr_matrix:
         """To (row) from (column): columns sum to 1, or to less where the step leads out of the map."""
-        moved = compose(self.poses, checked(step, "a step of odometry"))
+        moved = compose(self.poses, check_poses(step, "a step of odometry"))
         count = len(self.poses)
         gap, found = self._tree.query(self._features(moved), k=min(NEIGHBOURS, count))
         near = gap <= FARTHEST
@@ -205,7 +205,7 @@ class PoseMotion:
         """Position and direction in deviations, so that distance is comparable."""
         yaw = as_planar(poses)[:, 2:]
         return np.concatenate(
-            [positions(poses) / self.metres, np.cos(yaw) / self.turn, np.sin(yaw) / self.turn], 1
+            [pose_positions(poses) / self.metres, np.cos(yaw) / self.turn, np.sin(yaw) / self.turn], 1
         )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kappaplace.data.poses import Poses, between, checked, positions
+from kappaplace.data.poses import Poses, between, check_poses, pose_positions
 from kappaplace.data.readers.trajectory import TimedPoses
 from kappaplace.errors import KappaPlaceError
 from kappaplace.slam.graph_files import closure_message
@@ -47,7 +47,7 @@ class ClosureStream:
         """A pose of odometry; times must rise. Images that waited for it are looked at now."""
         if self._odometry and time <= self._odometry[-1][0]:
             return []  # sent twice or late: what is known already says more
-        self._odometry.append((float(time), checked(pose, "odometry")))
+        self._odometry.append((float(time), check_poses(pose, "odometry")))
         return self._look()
 
     def on_image(self, time: float, image: Source) -> list[dict[str, Any]]:
@@ -79,7 +79,7 @@ class ClosureStream:
         stamps, poses = zip(*self._odometry, strict=True)
         pose = TimedPoses(np.array(stamps), np.stack(poses)).at(np.array([time]))[0][0]
         if self._last is not None:
-            driven = float(np.linalg.norm(positions(between(self._last, pose))))
+            driven = float(np.linalg.norm(pose_positions(between(self._last, pose))))
             if driven < self.every:
                 return None
         self._last = pose

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from kappaplace.data.augment import CosPlaceAugmentation
-from kappaplace.data.degrade import random_degradation
+from kappaplace.data.degradation import random_degradation
 from kappaplace.data.images import Preprocessing, Source
 from kappaplace.data.loader import ImageLoader
 from kappaplace.data.table import PlaceImages

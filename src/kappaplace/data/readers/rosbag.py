@@ -41,7 +41,7 @@ _ENCODINGS: dict[str, tuple[int, tuple[int, ...]]] = {
 }
 
 
-def read(
+def read_bag(
     folder: str | Path,
     *,
     image_topic: str = "",
@@ -236,7 +236,7 @@ def _pixels(message: Any) -> NDArray[np.uint8]:
 READER = Reader(
     "rosbag",
     "a ROS 1 bag, ROS 2 bag or MCAP file with images and GPS or odometry",
-    read,
+    read_bag,
     {
         "image_topic": "topic of the images (default: the only one)",
         "pose_topic": "topic of NavSatFix, Odometry or PoseStamped (default: the only one; GPS first)",

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation, Slerp
 
 from kappaplace.data.geodesy import project
-from kappaplace.data.poses import PLANAR, Poses, as_planar, checked, from_matrices, wrap
+from kappaplace.data.poses import PLANAR, Poses, as_planar, check_poses, poses_from_matrices, wrap_angle
 from kappaplace.data.readers.text import unix_time
 from kappaplace.errors import KappaPlaceError
 
@@ -186,7 +186,7 @@ class TimedPoses:
         )
         if size == PLANAR:
             yaw = np.interp(moment, self.time, np.unwrap(self.poses[:, 2]))
-            return np.column_stack([where, wrap(yaw)]), inside
+            return np.column_stack([where, wrap_angle(yaw)]), inside
         turned = Slerp(self.time, Rotation.from_quat(self.poses[:, 3:]))(moment).as_quat()
         return np.concatenate([where, turned], axis=1), inside
 
@@ -206,7 +206,7 @@ def read_poses(file: str | Path, dimensions: int = 2) -> TimedPoses:
         return TimedPoses(path.time, from_headings(path.positions, headings(path.positions)))
     numbers = pose_numbers(file)
     if numbers.shape[1] == 8:
-        time, poses, by_frame = numbers[:, 0], checked(numbers[:, 1:], f"poses of {file}"), False
+        time, poses, by_frame = numbers[:, 0], check_poses(numbers[:, 1:], f"poses of {file}"), False
     elif numbers.shape[1] == 12:
         time, poses, by_frame = np.arange(float(len(numbers))), _from_kitti(numbers, file), True
     else:
@@ -229,7 +229,7 @@ def from_headings(positions: NDArray[np.float64], heading: NDArray[np.floating])
     else:
         rows = np.maximum.accumulate(np.where(np.isfinite(degrees), np.arange(len(degrees)), known[0]))
         degrees = degrees[rows]
-    return np.column_stack([positions, wrap(np.pi / 2 - np.radians(degrees))])
+    return np.column_stack([positions, wrap_angle(np.pi / 2 - np.radians(degrees))])
 
 
 def _from_kitti(numbers: NDArray[np.float64], file: Path) -> Poses:
@@ -243,4 +243,4 @@ def _from_kitti(numbers: NDArray[np.float64], file: Path) -> Poses:
         )
     turned = _CAMERA @ camera[:, :, :3] @ _CAMERA.T
     moved = camera[:, :, 3] @ _CAMERA.T
-    return from_matrices(np.concatenate([turned, moved[:, :, None]], axis=2))
+    return poses_from_matrices(np.concatenate([turned, moved[:, :, None]], axis=2))

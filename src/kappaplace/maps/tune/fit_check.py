@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kappaplace.data.degrade import KINDS, degrade
+from kappaplace.data.degradation import DEGRADATIONS, degrade
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import DAMAGED_ARRAYS, replace_file, save_array
 from kappaplace.maps.store.manifest import Manifest
@@ -80,16 +80,16 @@ def look(model: TrainableModel, old: Head | None, paths: Sequence[str], seed: in
 
 def passes(images: int) -> int:
     """How many images go through the encoder for this."""
-    return images * (1 + len(KINDS) * len(LEVELS))
+    return images * (1 + len(DEGRADATIONS) * len(LEVELS))
 
 
 def _read(
     model: TrainableModel, old: Head | None, pixels: Tensor, seed: int
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """κ, cosine to the undamaged and the old κ of one image: the undamaged first, then kinds × levels."""
-    names = [name for name in KINDS for _ in LEVELS]
+    names = [name for name in DEGRADATIONS for _ in LEVELS]
     copies = pixels.expand(len(names), *pixels.shape[1:])
-    damaged = degrade(copies, names, list(LEVELS) * len(KINDS), torch.Generator().manual_seed(seed))
+    damaged = degrade(copies, names, list(LEVELS) * len(DEGRADATIONS), torch.Generator().manual_seed(seed))
     weight = next(model.parameters())
     batch = model.preprocessing.normalise(torch.cat([pixels, damaged]).to(weight.device)).to(weight.dtype)
     features = model.features(batch)
@@ -104,11 +104,11 @@ def _summary(
     kappa: NDArray[np.float32], cosine: NDArray[np.float32], before: NDArray[np.float32] | None
 ) -> Learnt:
     """From N × (1 + kinds × levels) arrays."""
-    shape = (len(kappa), len(KINDS), len(LEVELS))
+    shape = (len(kappa), len(DEGRADATIONS), len(LEVELS))
     damaged, close = kappa[:, 1:].reshape(shape), cosine[:, 1:].reshape(shape)
     levels = np.broadcast_to(LEVELS, shape)
     by_kind = {}
-    for number, kind in enumerate(KINDS):
+    for number, kind in enumerate(DEGRADATIONS):
         values = np.concatenate([kappa[:, :1], damaged[:, number]], axis=1)
         by_kind[kind] = _ranks(np.broadcast_to((0.0, *LEVELS), values.shape), values)
     return Learnt(
@@ -116,9 +116,9 @@ def _summary(
         clean=_quartiles(kappa[:, 0]),
         kinds={
             kind: [_quartiles(damaged[:, number, level]) for level in range(len(LEVELS))]
-            for number, kind in enumerate(KINDS)
+            for number, kind in enumerate(DEGRADATIONS)
         },
-        closeness={kind: close[:, number].mean(axis=0).tolist() for number, kind in enumerate(KINDS)},
+        closeness={kind: close[:, number].mean(axis=0).tolist() for number, kind in enumerate(DEGRADATIONS)},
         with_level=_ranks(levels, damaged),
         with_cosine=_ranks(cosine[:, 1:], kappa[:, 1:]),
         by_kind=by_kind,

@@ -37,7 +37,7 @@ from kappaplace.calibration.calibration import Calibration
 from kappaplace.calibration.examples import Examples, Terms
 from kappaplace.checks import Bools, Rows, booleans, finite
 from kappaplace.data.augment import crop_resize, sample_crops
-from kappaplace.data.degrade import random_degradation
+from kappaplace.data.degradation import random_degradation
 from kappaplace.data.images import Preprocessing, Source
 from kappaplace.data.near import Near
 from kappaplace.data.randomness import item_key, item_uniforms

@@ -14,7 +14,7 @@ from PIL import Image
 from scipy import special, stats
 from torch.nn import functional as F
 
-from kappaplace.data.degrade import KINDS, degrade, discrete_gaussian, random_degradation
+from kappaplace.data.degradation import DEGRADATIONS, degrade, discrete_gaussian, random_degradation
 from kappaplace.data.randomness import item_key
 from kappaplace.errors import KappaPlaceError
 
@@ -38,7 +38,7 @@ def damage(images: torch.Tensor, kind: str, level: float, seed: int = 0) -> torc
     return (degrade(images, kind, level, seeded(seed)) - images).square().mean(dim=(1, 2, 3))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", DEGRADATIONS)
 def test_level_zero_is_the_identity_and_damage_grows(kind: str) -> None:
     images = scenes()
     assert torch.equal(degrade(images, kind, 0.0, seeded()), images)
@@ -48,13 +48,13 @@ def test_level_zero_is_the_identity_and_damage_grows(kind: str) -> None:
 
 
 @settings(deadline=None, max_examples=20)
-@given(st.sampled_from(KINDS), st.floats(0.05, 0.8), st.integers(0, 2**31))
+@given(st.sampled_from(DEGRADATIONS), st.floats(0.05, 0.8), st.integers(0, 2**31))
 def test_damage_grows_for_every_seed(kind: str, level: float, seed: int) -> None:
     images = scenes(1)
     assert damage(images, kind, level, seed) < damage(images, kind, level + 0.2, seed)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", DEGRADATIONS)
 @pytest.mark.parametrize("shape", [(48, 64), (37, 29), (5, 3)])
 def test_shape_type_and_range_are_kept(kind: str, shape: tuple[int, int]) -> None:
     images = scenes(2, *shape)
@@ -75,11 +75,11 @@ def test_each_sample_has_its_own_kind_and_level() -> None:
     torch.testing.assert_close(out[2:3], degrade(images[:1], "blur", 1.0))
     by_index = degrade(images, torch.tensor([-1, 3, 3, 3]), 1.0)
     assert torch.equal(by_index[0], images[0])
-    assert KINDS[3] == "blur"
+    assert DEGRADATIONS[3] == "blur"
     torch.testing.assert_close(by_index[1], out[2])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", DEGRADATIONS)
 def test_seeds_repeat(kind: str) -> None:
     images = scenes()
     assert torch.equal(degrade(images, kind, 0.7, seeded(4)), degrade(images, kind, 0.7, seeded(4)))
@@ -162,7 +162,7 @@ def standard_tables() -> list[list[int]]:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", DEGRADATIONS)
 def test_gpu_agrees_with_cpu(kind: str) -> None:
     images = scenes(3)
     levels = torch.tensor([0.0, 0.4, 0.9])
@@ -184,15 +184,15 @@ def test_random_degradation_says_what_it_did() -> None:
     assert (out.level[~clean] > 0).all()
     assert (out.level <= 1).all()
     assert float(clean.float().mean()) == pytest.approx(0.4, abs=0.06)
-    shares = torch.bincount(out.kind[~clean], minlength=len(KINDS)) / (~clean).sum()
-    assert ((shares - 1 / len(KINDS)).abs() < 0.06).all()
+    shares = torch.bincount(out.kind[~clean], minlength=len(DEGRADATIONS)) / (~clean).sum()
+    assert ((shares - 1 / len(DEGRADATIONS)).abs() < 0.06).all()
     changed = (out.images != images).flatten(1).any(dim=1)
     assert changed[~clean].float().mean() > 0.9  # a faint level may change no pixel of so small an image
     assert set(random_degradation(images, seeded(), p=1.0, kinds=["fog", "night"]).kind.tolist()) == {0, 1}
     assert torch.equal(random_degradation(images, seeded(), p=0.0).images, images)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", DEGRADATIONS)
 @pytest.mark.parametrize("shape", [(64, 64), (37, 29), (224, 150)])
 def test_with_a_key_the_company_does_not_matter(kind: str, shape: tuple[int, int]) -> None:
     images, keys, levels = scenes(7, *shape), item_key(3, np.arange(7)), torch.linspace(0.1, 1, 7)
@@ -205,7 +205,7 @@ def test_with_a_key_the_company_does_not_matter(kind: str, shape: tuple[int, int
         assert not torch.equal(degrade(images, kind, levels, keys=keys + np.uint64(1)), whole)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", DEGRADATIONS)
 def test_damage_grows_for_one_key(kind: str) -> None:
     images, keys = scenes(), np.arange(2)
     outs = torch.stack([degrade(images, kind, level, keys=keys) for level in LEVELS])
@@ -218,8 +218,8 @@ def test_random_degradation_by_key() -> None:
     clean = out.kind == -1
     assert torch.equal(out.images[clean], images[clean])
     assert float(clean.float().mean()) == pytest.approx(0.4, abs=0.06)
-    shares = torch.bincount(out.kind[~clean], minlength=len(KINDS)) / (~clean).sum()
-    assert ((shares - 1 / len(KINDS)).abs() < 0.06).all()
+    shares = torch.bincount(out.kind[~clean], minlength=len(DEGRADATIONS)) / (~clean).sum()
+    assert ((shares - 1 / len(DEGRADATIONS)).abs() < 0.06).all()
     assert stats.kstest(out.level[~clean].numpy(), "uniform").pvalue > 1e-3
     for part in (slice(0, 200), slice(200, 600)):
         again = random_degradation(images[part], p=0.6, keys=keys[part])

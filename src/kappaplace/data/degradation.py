@@ -34,7 +34,7 @@ class Degraded(NamedTuple):
 
     images: Tensor
     kind: Tensor
-    """Index into `KINDS`, N; −1 for images left as they are."""
+    """Index into `DEGRADATIONS`, N; −1 for images left as they are."""
     level: Tensor
     """Level in [0, 1], N; 0 for images left as they are."""
 
@@ -147,7 +147,7 @@ def compression(images: Tensor, level: Tensor, draw: Draw) -> Tensor:
 _KIND_FUNCTIONS: dict[str, Callable[[Tensor, Tensor, Draw], Tensor]] = {
     function.__name__: function for function in (night, fog, rain, blur, noise, occlusion, compression)
 }
-KINDS: tuple[str, ...] = tuple(_KIND_FUNCTIONS)
+DEGRADATIONS: tuple[str, ...] = tuple(_KIND_FUNCTIONS)
 
 # Up to so many numbers per image, hashing all images at once is cheaper than a seeded generator for each.
 _FEW = 64
@@ -163,8 +163,8 @@ def degrade(
 ) -> Tensor:
     """Damage each image by its kind and level.
 
-    `kinds` is a name, one name per image, or indices into `KINDS` with −1 for none. Instead of a generator,
-    one key per image makes the damage independent of the rest of the batch.
+    `kinds` is a name, one name per image, or indices into `DEGRADATIONS` with −1 for none. Instead of a
+    generator, one key per image makes the damage independent of the rest of the batch.
     """
     if images.ndim != 4 or images.shape[1] != 3 or not images.is_floating_point():
         found = f"{tuple(images.shape)} of {images.dtype}"
@@ -181,7 +181,7 @@ def degrade(
         device = generator.device if generator is not None else images.device
         return torch.rand(shape, generator=generator, device=device).to(images.device)
 
-    for index, name in enumerate(KINDS):
+    for index, name in enumerate(DEGRADATIONS):
         chosen = torch.nonzero((kind == index) & (level > 0)).flatten()
         if len(chosen):
             source = draw if keys is None else _keyed_draw(keys[chosen.numpy()], images.device)
@@ -196,7 +196,7 @@ def random_degradation(
     images: Tensor,
     generator: torch.Generator | None = None,
     p: float = 0.6,
-    kinds: Sequence[str] = KINDS,
+    kinds: Sequence[str] = DEGRADATIONS,
     *,
     max_level: float = 1.0,
     keys: Keys | None = None,
@@ -242,11 +242,11 @@ def _kind_indices(kinds: str | Sequence[str] | Tensor, count: int) -> Tensor:
         indices = kinds.cpu().long()
     else:
         names = [kinds] * count if isinstance(kinds, str) else list(kinds)
-        unknown = sorted(set(names) - set(KINDS))
+        unknown = sorted(set(names) - set(DEGRADATIONS))
         if unknown:
-            raise KappaPlaceError(f"Unknown degradations {unknown}; known: {', '.join(KINDS)}.")
-        indices = torch.tensor([KINDS.index(name) for name in names], dtype=torch.long)
-    if indices.shape != (count,) or not bool(((indices >= -1) & (indices < len(KINDS))).all()):
+            raise KappaPlaceError(f"Unknown degradations {unknown}; known: {', '.join(DEGRADATIONS)}.")
+        indices = torch.tensor([DEGRADATIONS.index(name) for name in names], dtype=torch.long)
+    if indices.shape != (count,) or not bool(((indices >= -1) & (indices < len(DEGRADATIONS))).all()):
         raise KappaPlaceError(f"Give one degradation for each of the {count} images, as names or indices.")
     return indices
 
