@@ -11,8 +11,6 @@ EXCEPTIONS = {
     "calibration.sources -> maps.models",
     "calibration.sources -> maps.store.manifest",
     "models.export -> calibration.calibration",
-    "slam.run -> reports.html",
-    "slam.run -> reports.slam",
     "training.run -> reports.training",
     "training.validation -> evaluation",
 }

@@ -13,7 +13,8 @@ from kappaplace.data.positives import Positives
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.reports import table_map as module
-from kappaplace.reports.table_map import map_view, show
+from kappaplace.reports.table_map import map_view
+from kappaplace.reports.table_map import write_table_map as show
 
 
 def town(n: int = 200) -> PlaceImages:

@@ -17,7 +17,7 @@ from kappaplace.maps.store import manifest
 from kappaplace.maps.store.manifest import read_manifest
 from kappaplace.maps.store.writer import writer_of
 from kappaplace.models.place_model import PlaceModel
-from kappaplace.reports.localization import write_page
+from kappaplace.reports import write_answers
 from tests.maps.fakes import assert_same
 
 
@@ -138,8 +138,8 @@ def test_answers_as_files(town_map, queries, tmp_path):
     raw = replace(answers[0], query="caf\udce9.png")  # a name in bytes that are no UTF-8
     assert read_pairs(write_pairs([raw], tmp_path / "raw.txt"))[0][0] == raw.query
     assert (tmp_path / "raw.txt").read_bytes().startswith(b"caf\xe9.png ")
-    write_page(town_map.store, answers, tmp_path / "many.html")
-    write_page(town_map.store, answers[:1], tmp_path / "one.html")
+    write_answers(town_map, answers, tmp_path / "many.html")
+    write_answers(town_map, answers[:1], tmp_path / "one.html")
     for name, pictures in (("many.html", 1 + 3 * 3), ("one.html", 1 + 3)):
         text = (tmp_path / name).read_text()
         assert text.count("<img") == pictures

@@ -53,7 +53,7 @@ def compare(
     if out is not None:
         write_comparison(tables, out)
         if report:
-            from kappaplace.reports.evaluation import write_report
+            from kappaplace.reports import write_report
 
             write_report(results[0], out, results[1:])
     if as_json:

@@ -134,7 +134,7 @@ def show(
 
         kappaplace data show walk.parquet --out walk.png
     """
-    from kappaplace.reports.table_map import show as draw
+    from kappaplace.reports import write_table_map as draw
 
     typer.echo(f"{out}: {draw(PlaceImages.open(table, root), out).sentence}")
 

@@ -231,7 +231,7 @@ def _write_and_show(results: list[EvaluationResult], out: Path, report: bool, as
 
 
 def _write_report(result: EvaluationResult, folder: Path) -> Path:
-    from kappaplace.reports.evaluation import write_report
+    from kappaplace.reports import write_report
 
     return write_report(result, folder)
 
@@ -266,7 +266,7 @@ def _paper(
     file = write_paper(comparison, out)
     rows = paper_rows(comparison)
     if report:
-        from kappaplace.reports.paper import write_paper_report
+        from kappaplace.reports import write_paper_report
 
         write_paper_report(rows, out)
     if as_json:

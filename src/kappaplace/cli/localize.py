@@ -72,9 +72,9 @@ def localize(
 
         write_csv(answers, csv)
     if html is not None:
-        from kappaplace.reports.localization import write_page
+        from kappaplace.reports import write_answers
 
-        write_page(opened.store, answers, html)
+        write_answers(opened, answers, html)
     if as_json:
         for answer in answers:
             typer.echo(json.dumps(answer.to_dict()))

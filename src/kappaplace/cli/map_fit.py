@@ -50,7 +50,7 @@ def fit(
     from kappaplace.calibration.examples import Terms
     from kappaplace.maps.place_map import PlaceMap
     from kappaplace.maps.tune.fit import FitOptions, estimate_fit
-    from kappaplace.reports.map_fit import write_fit_report
+    from kappaplace.reports import write_fit_report
 
     opened = PlaceMap.open(place_map, model or None, device=device or None)
     options = FitOptions(images, views, epochs, batch_size=batch_size, seed=seed)
@@ -76,9 +76,9 @@ def _quiet(sentence: str) -> None:
 
 
 def _tell(opened: PlaceMap, done: Fitted, lost: bool) -> None:
-    from kappaplace.reports.map_fit import fit_facts, verdict
+    from kappaplace.reports import fit_verdict
 
-    for sentence in verdict(fit_facts(opened)):
+    for sentence in fit_verdict(opened):
         typer.echo(sentence)
     if done.calibration is not None and done.calibration.rule is not None:
         for sentence in done.calibration.rule.promise():

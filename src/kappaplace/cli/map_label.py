@@ -49,7 +49,7 @@ def label(
     from kappaplace.maps.sources import as_table
     from kappaplace.maps.tune.label import label_loop, open_sheet
     from kappaplace.maps.tune.label_sheet import draw_sample
-    from kappaplace.reports.labels import write_label_page
+    from kappaplace.reports import write_label_page
 
     opened = PlaceMap.open(place_map, model or None, device=device or None)
     table = as_table(queries[0] if len(queries) == 1 else queries)

@@ -64,7 +64,7 @@ def monitor(
     warnings = watch.take(observed)
     watch.save()
     if picture is not None:
-        from kappaplace.reports.drift import write_drift
+        from kappaplace.reports import write_drift
 
         write_drift(watch.drift, picture, f"Drift of {place_map.name}")
     new = (watch.drift.queries - seen, watch.drift.windows - windows)

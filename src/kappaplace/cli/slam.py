@@ -83,6 +83,7 @@ def run(
     """
     from kappaplace.data.readers.trajectory import read_poses
     from kappaplace.errors import KappaPlaceError
+    from kappaplace.reports import write_slam
     from kappaplace.slam.graph_factors import KERNELS
     from kappaplace.slam.loop_closer import ClosingSettings
     from kappaplace.slam.run import run_slam
@@ -114,6 +115,7 @@ def run(
         device=device or None,
         notes=[_origin(chosen, source)],
     )
+    write_slam(found, out)
     typer.echo(json.dumps(found.facts) if as_json else f"{found.sentence}\nReport: {out / 'report.html'}")
 
 

@@ -20,6 +20,8 @@ from kappaplace.reports.html import heading, page, paragraph, picture, png_of, t
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from kappaplace.maps.place_map import PlaceMap
+
 
 CARDS = 3
 MOST_ANSWERS = 200
@@ -29,9 +31,9 @@ FRAMES = {"accept": "right", "reject": "wrong"}
 """Which frame a decision gets; what is doubtful or undecided stays grey."""
 
 
-def write_page(store: MapStore, answers: Sequence[Localization], file: str | Path) -> None:
+def write_answers(place_map: PlaceMap, answers: Sequence[Localization], file: str | Path) -> None:
     """Write the page; only the first `MOST_ANSWERS` answers are shown, and it says so."""
-    shown = answers[:MOST_ANSWERS]
+    store, shown = place_map.store, answers[:MOST_ANSWERS]
     sections = [paragraph(note, small=True) for note in dict.fromkeys(n for a in answers for n in a.notes)]
     if len(shown) < len(answers):
         sections.append(

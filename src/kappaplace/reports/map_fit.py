@@ -174,6 +174,15 @@ def verdict(facts: FitFacts) -> list[str]:
     return said
 
 
+def fit_verdict(place_map: PlaceMap) -> list[str]:
+    """Say in words whether the last fit of a map worked.
+
+    Args:
+        place_map: A map whose κ was fitted.
+    """
+    return verdict(fit_facts(place_map))
+
+
 def _number(value: float) -> str:
     if value < 0.01:
         return "0.00"  # at the floor: nothing of the image is left

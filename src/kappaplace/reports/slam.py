@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kappaplace.files import make_folder, replace_file
 from kappaplace.reports.figures import COLOURS, PLOT_STYLE, QUERY, RIGHT, WRONG, new_figure
 from kappaplace.reports.html import page, paragraph, picture, png_of, table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from kappaplace.slam.run import SlamRun
     from kappaplace.slam.types import Closure
 
 SHOWN = 400
@@ -67,17 +70,46 @@ def trajectory_figure(
         return figure
 
 
-def slam_page(
-    title: str, figure: Figure, facts: Mapping[str, str], rejected: Mapping[str, int], notes: Sequence[str]
-) -> str:
-    """The report of a run: the picture, what was found, why proposals were rejected."""
+def write_slam(run: SlamRun, folder: str | Path) -> Path:
+    """Write the picture and the page of a drive.
+
+    Args:
+        run: Result of `kappaplace.slam.run_slam`.
+        folder: Output folder.
+
+    Returns:
+        Path of ``report.html``; ``trajectory.png`` is beside it.
+    """
+    folder = make_folder(folder)
+    figure = trajectory_figure(run.poses, run.closer.closures, odometry=run.closer.odometry)
+    png, text = png_of(figure), _page(run, figure)
+    replace_file(folder / "trajectory.png", lambda part: part.write_bytes(png))
+    replace_file(folder / "report.html", lambda part: part.write_text(text, encoding="utf-8"))
+    return folder / "report.html"
+
+
+def _page(run: SlamRun, figure: Figure) -> str:
+    facts = run.facts
+    shown = {
+        "frames": f"{facts['frames']:,}",
+        "metres driven": f"{facts['metres']:,.0f}",
+        "proposed closures": f"{facts['proposals']:,}",
+        "accepted": f"{facts['accepted']:,}",
+        "largest correction": f"{facts['largest_correction']:.1f} m",
+    }
+    if run.before is not None and run.after is not None:
+        for name in ("absolute", "relative"):
+            before, after = getattr(run.before, name), getattr(run.after, name)
+            shown[f"{name} error, odometry → now"] = f"{before:.2f} → {after:.2f} m"
     sections = [
         picture(png_of(figure), "Trajectory with accepted and rejected closures", HOW_TO_READ),
-        table(["", ""], [[name, value] for name, value in facts.items()]),
-        table(["rejected for", "proposals"], [[name, f"{count:,}"] for name, count in rejected.items()]),
-        *(paragraph(note) for note in notes),
+        table(["", ""], [[name, value] for name, value in shown.items()]),
+        table(
+            ["rejected for", "proposals"], [[name, f"{count:,}"] for name, count in facts["rejected"].items()]
+        ),
+        *(paragraph(note) for note in (run.sentence, *run.notes)),
     ]
-    return page(title, "Loop closures and the trajectory they give.", sections)
+    return page("Loop closures", "Loop closures and the trajectory they give.", sections)
 
 
 def _links(

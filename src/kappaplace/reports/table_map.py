@@ -162,7 +162,7 @@ COLOURS = {"reference": "#9aa5b1", "line": "#7fb2dd", "found": "#1f77b4", "lost"
 MAX_COLUMNS = 3  # panels side by side
 
 
-def show(table: PlaceImages, out: str | Path) -> MapView:
+def write_table_map(table: PlaceImages, out: str | Path) -> MapView:
     """Draw the map of a table and write it as ``.png``."""
     out = Path(out)
     if out.suffix.lower() != ".png":

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kappaplace.files import make_folder, replace_file
 from kappaplace.reports.figures import COLOURS, PLOT_STYLE, new_figure
+from kappaplace.reports.html import png_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,6 +43,22 @@ def training_figure(epochs: Sequence[Mapping[str, Any]]) -> Figure:
             axes[1].set_xlim(left=0)
             axes[1].legend(fontsize=8, ncols=2)
         return figure
+
+
+def write_training(epochs: Sequence[Mapping[str, Any]], folder: str | Path) -> Path:
+    """Write the curves of a training run as ``training.png``.
+
+    Args:
+        epochs: One row per epoch, as `kappaplace.training.Trained.epochs` has them.
+        folder: Output folder.
+
+    Returns:
+        Path of the picture.
+    """
+    file = make_folder(folder) / "training.png"
+    png = png_of(training_figure(epochs), 120)
+    replace_file(file, lambda part: part.write_bytes(png))
+    return file
 
 
 def _series(epochs: Sequence[Mapping[str, Any]], name: str) -> tuple[np.ndarray, np.ndarray]:

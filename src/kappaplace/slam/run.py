@@ -20,8 +20,6 @@ from kappaplace.files import DAMAGED_ARRAYS, make_folder, replace_file
 from kappaplace.models.embedding import embed_images, join
 from kappaplace.models.loading import AnyModel
 from kappaplace.progress import track
-from kappaplace.reports.html import png_of
-from kappaplace.reports.slam import slam_page, trajectory_figure
 from kappaplace.retrieval.patches import Pair, patch_maps_of
 from kappaplace.slam.drive_inputs import DriveInput
 from kappaplace.slam.evaluation import TrajectoryError, load_evo, trajectory_error
@@ -49,6 +47,8 @@ class SlamRun:
     before: TrajectoryError | None = None
     """Errors of odometry alone and of the optimised trajectory, where the truth was given."""
     after: TrajectoryError | None = None
+    notes: tuple[str, ...] = ()
+    """What a report must say beside its numbers."""
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -97,7 +97,9 @@ def run_slam(
     device: str | None = None,
     notes: Sequence[str] = (),
 ) -> SlamRun:
-    """Close loops over a drive and write trajectory, graph, closures, picture and report into ``out``.
+    """Close loops over a drive and write trajectory, graph and closures into ``out``.
+
+    `kappaplace.reports.write_slam` adds a picture and a page.
 
     Embeddings and compared cells are kept there: the same frames and model are not looked at twice. Without
     a stated ``kernel`` closures are weighed against each other (GNC); frame by frame that cannot be done.
@@ -140,8 +142,10 @@ def run_slam(
         after = trajectory_error(known[inside], poses[inside])
     if closer.accepted and np.array_equal(poses, drive.odometry):
         notes = [*notes, UNCONTRADICTED]
-    found = SlamRun(closer, poses, before, after)
-    _write(found, drive, out, noise, notes)
+    if drive.left_out:
+        notes = [*notes, f"{drive.left_out:,} images lie outside the trajectory's time and were left out."]
+    found = SlamRun(closer, poses, before, after, tuple(notes))
+    _write(found, drive, out, noise)
     return found
 
 
@@ -236,36 +240,12 @@ def _keep_compared(file: Path, stamp: str, known: Mapping[Pair, float]) -> None:
     replace_file(file, write)
 
 
-def _write(
-    found: SlamRun, drive: DriveInput, out: Path, noise: OdometryNoise | None, notes: Sequence[str]
-) -> None:
-    closures, facts = found.closer.closures, found.facts
+def _write(found: SlamRun, drive: DriveInput, out: Path, noise: OdometryNoise | None) -> None:
+    closures = found.closer.closures
     write_tum(out / "trajectory.tum", found.poses, drive.time)
     write_tum(out / "odometry.tum", drive.odometry, drive.time)
     write_g2o(out / "graph.g2o", found.poses, drive.odometry, closures, noise)
     write_json_lines(out / "closures.jsonl", closures, drive.names)
     found.closer.map.export(out / "map.npz")
-    figure = trajectory_figure(found.poses, closures, odometry=drive.odometry)
-    png = png_of(figure)
-    replace_file(out / "trajectory.png", lambda part: part.write_bytes(png))
-    if drive.left_out:
-        notes = [*notes, f"{drive.left_out:,} images lie outside the trajectory's time and were left out."]
-    shown = {
-        "frames": f"{facts['frames']:,}",
-        "metres driven": f"{facts['metres']:,.0f}",
-        "proposed closures": f"{facts['proposals']:,}",
-        "accepted": f"{facts['accepted']:,}",
-        "largest correction": f"{facts['largest_correction']:.1f} m",
-    }
-    if found.before is not None and found.after is not None:
-        shown["absolute error, odometry → now"] = (
-            f"{found.before.absolute:.2f} → {found.after.absolute:.2f} m"
-        )
-        shown["relative error, odometry → now"] = (
-            f"{found.before.relative:.2f} → {found.after.relative:.2f} m"
-        )
-    text = slam_page("Loop closures", figure, shown, facts["rejected"], [found.sentence, *notes])
-    replace_file(out / "report.html", lambda part: part.write_text(text, encoding="utf-8"))
-    replace_file(
-        out / "report.json", lambda part: part.write_text(json.dumps(facts, indent=1), encoding="utf-8")
-    )
+    text = json.dumps(found.facts, indent=1)
+    replace_file(out / "report.json", lambda part: part.write_text(text, encoding="utf-8"))
