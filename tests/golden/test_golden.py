@@ -23,6 +23,8 @@ CLOSELY = 1e-4
 """Of answers through a network: other kernels of the CPU change 7.0e-6 at most (README.md), times 14."""
 FITTED = {"calibrate-self": 2e-3}
 """Where something was fitted on numbers of a network: they change 1.3e-4, times 15."""
+ROUNDED = {"localize-pq": 4e-4}
+"""Codes are decoded by a float32 product: other kernels of the matrix library change 2.6e-5, times 15."""
 WORDS = ("sentence", "notes", "promise")
 """Sentences with rounded numbers in them; compared where numbers are exact."""
 
@@ -77,7 +79,7 @@ def check(release: Path, name: str, question: Any, tolerance: float) -> None:
 
 @pytest.mark.parametrize("name", EXACT)
 def test_stored_descriptors_give_the_same_answers(release: Path, name: str) -> None:
-    check(release, name, EXACT[name], EXACTLY)
+    check(release, name, EXACT[name], ROUNDED.get(name, EXACTLY))
 
 
 @pytest.mark.parametrize("name", ENCODED)
