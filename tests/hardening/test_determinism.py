@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kappaplace.calibration.examples import Terms
+from kappaplace.calibration.examples import CalibrateOptions
 from kappaplace.maps import PlaceMap
 from kappaplace.maps.tune.self_calibrate import self_calibrate_map
 from tests.evaluation.conftest import city_folder, saved_model  # noqa: F401  # fixtures
@@ -72,7 +72,7 @@ def test_a_map_and_its_calibration(
     for number in range(2):
         out = tmp_path / str(number) / "a.map"
         town = PlaceMap.build(city_folder / "val.parquet", out, str(saved_model), thumbnails=True)
-        self_calibrate_map(town, Terms(max_risk=0.3))
+        self_calibrate_map(town, CalibrateOptions(max_risk=0.3))
         made.append(contents(out))
     assert made[0].keys() == made[1].keys()
     for name, content in made[0].items():

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from kappaplace.calibration.examples import Terms
+from kappaplace.calibration.examples import CalibrateOptions
 from kappaplace.calibration.sources import save_calibration
 from kappaplace.data.images import Preprocessing
 from kappaplace.data.table import PlaceImages
@@ -61,6 +61,6 @@ def world(folder: Path) -> None:
     model = PlaceModel.create("resnet_tiny", dim=16, preprocessing=Preprocessing(24, "exact")).eval()
     save_model(model, folder / "model")
     town = PlaceMap.build(folder / "table.parquet", folder / "town.map", str(folder / "model"))
-    self_calibrate_map(town, Terms(max_risk=0.3))
+    self_calibrate_map(town, CalibrateOptions(max_risk=0.3))
     write_tum(folder / "odometry.tum", np.column_stack([where, np.zeros(IMAGES)]), np.arange(float(IMAGES)))
     save_calibration(calibration(), folder / "closures.json")

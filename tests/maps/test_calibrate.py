@@ -8,7 +8,7 @@ from shutil import copytree
 import numpy as np
 import pytest
 
-from kappaplace.calibration.examples import Terms
+from kappaplace.calibration.examples import CalibrateOptions
 from kappaplace.data.positives import Positives
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
@@ -39,11 +39,11 @@ def test_labelled_queries(many, ready, tmp_path):
         "positions": np.concatenate([many.queries.positions, references.positions]),
         "frame": many.frame,
     }  # no query is marked: all of them are
-    terms = Terms(max_risk=0.4, confidence=0.8, thin=False)
+    options = CalibrateOptions(max_risk=0.4, confidence=0.8, thin=False)
     with pytest.raises(KappaPlaceError, match=r"images of the map itself .*find themselves"):
-        calibrate_map(ready, PlaceImages.create(**known, root=many.root), terms)
+        calibrate_map(ready, PlaceImages.create(**known, root=many.root), options)
     labelled = PlaceImages.create(**known, root=copytree(many.root, tmp_path / "again"), name="labelled")
-    made = calibrate_map(ready, labelled, terms)
+    made = calibrate_map(ready, labelled, options)
     assert any("not thinned" in sentence for sentence in made.rule.promise())
     assert made.scores == ("cosine", "margin", "aliasing", "z-score", "inverse-kappa")
     again = PlaceMap.open(ready.folder)
@@ -75,7 +75,7 @@ def test_labelled_queries(many, ready, tmp_path):
 
 def test_a_claim_that_the_sample_cannot_support_is_refused(many, ready):
     with pytest.raises(KappaPlaceError, match="labelled queries"):
-        calibrate_map(ready, many, Terms(max_risk=0.01, thin=False))
+        calibrate_map(ready, many, CalibrateOptions(max_risk=0.01, thin=False))
     assert PlaceMap.open(ready.folder).calibration is None
 
 
@@ -87,7 +87,7 @@ def test_given_positives_are_found_by_name(many, ready):
     )
     # Labels at random: nothing can be promised, but they are read.
     with pytest.raises(KappaPlaceError, match=r"cannot be promised|only wrong|outcomes"):
-        calibrate_map(ready, table, Terms(max_risk=0.01))
+        calibrate_map(ready, table, CalibrateOptions(max_risk=0.01))
     posed = replace(table, positions=many.positions)
     with pytest.raises(KappaPlaceError, match=r"lie at \d+ places.*--no-thin"):  # neighbours fail together
         calibrate_map(ready, posed)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from kappaplace.calibration.examples import Terms
+from kappaplace.calibration.examples import CalibrateOptions
 from kappaplace.cli.main import BAD_INPUT, main
 from kappaplace.data.images import Preprocessing
 from kappaplace.data.table import PlaceImages
@@ -93,7 +93,7 @@ def test_the_same_localization_as_the_embedded_map(database, town, spread, queri
     table, kept = replace(town, positions=positions), {"storage": storage, "segment_rows": 16}
     town_map = PlaceMap.build(table, tmp_path / "m", tiny, **kept)
     town_map.remove(["005.png", "030.png"])
-    self_calibrate_map(town_map, Terms())
+    self_calibrate_map(town_map, CalibrateOptions())
     there = PlaceMap.open(town_map.folder, tiny, **database)
     x, y = town.positions[town.query_rows[0]]
     for asked in (

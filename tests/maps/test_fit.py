@@ -13,7 +13,7 @@ from PIL import Image
 from torch import nn
 from typer.testing import CliRunner
 
-from kappaplace.calibration.examples import Terms
+from kappaplace.calibration.examples import CalibrateOptions
 from kappaplace.cli.map import app
 from kappaplace.data.images import Preprocessing
 from kappaplace.data.table import PlaceImages
@@ -131,7 +131,7 @@ def test_kappa_falls_with_damage_it_never_saw(bare_map, monkeypatch):
 def test_an_encoder_of_your_own(town, tmp_path, layer):
     model = FrozenEncoder(own_encoder(), layer=layer, preprocessing=Preprocessing(32, "exact"))
     made = PlaceMap.build(town, tmp_path / "own.map", model)
-    done = made.fit(QUICK, Terms(outside_rate=0.2))
+    done = made.fit(QUICK, CalibrateOptions(outside_rate=0.2))
     assert done.calibration is not None
     assert not done.calibration.rule.guaranteed
     # In another process there is the encoder alone, and it gets its κ from the map.
@@ -242,10 +242,10 @@ def test_a_fit_survives_kills(bare_map, bare, tmp_path):
     calm = tmp_path / "calm.map"
     shutil.copytree(bare_map.folder, calm)
     calm_map = PlaceMap.open(calm, bare)
-    calm_map.fit(QUICK, Terms())
+    calm_map.fit(QUICK, CalibrateOptions())
 
     def work() -> None:
-        PlaceMap.open(bare_map.folder, tmp_path / "bare").fit(QUICK, Terms())
+        PlaceMap.open(bare_map.folder, tmp_path / "bare").fit(QUICK, CalibrateOptions())
 
     def check() -> None:
         sound(bare_map.folder)

@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from kappaplace.calibration.examples import Terms
+from kappaplace.calibration.examples import CalibrateOptions
 from kappaplace.data.images import Preprocessing
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import PlaceMap
-from kappaplace.maps.tune.label import calibrate_on_labels, label_loop, open_sheet
+from kappaplace.maps.tune.label import calibrate_map_on_labels, label_loop, open_sheet
 from kappaplace.maps.tune.label_sheet import (
     NO,
     SECONDS,
@@ -40,7 +40,7 @@ from tests.browser import CHROMIUM, Browser
 from tests.maps.conftest import town_table
 
 EDGES = ("top", "bottom")
-LAX = Terms(max_risk=0.3, confidence=0.8)
+LAX = CalibrateOptions(max_risk=0.3, confidence=0.8)
 
 
 @pytest.fixture(scope="module")
@@ -351,7 +351,7 @@ def test_pictures_keep_their_shape():
 
 
 def test_labels_carry_a_promise(ready, sheet, tmp_path):
-    made = calibrate_on_labels(ready, write(labelled(sheet), tmp_path), LAX)
+    made = calibrate_map_on_labels(ready, write(labelled(sheet), tmp_path), LAX)
     assert made.facts["right"] == sum(truth(row) == YES for row in sheet.rows)
     assert made.facts["outside"] is None
     assert made.rule.guaranteed
@@ -369,7 +369,7 @@ def test_labels_carry_a_promise(ready, sheet, tmp_path):
 
 
 def test_whoever_stops_early_has_a_smaller_sample(ready, sheet, tmp_path):
-    made = calibrate_on_labels(ready, write(labelled(sheet, 80), tmp_path), LAX)
+    made = calibrate_map_on_labels(ready, write(labelled(sheet, 80), tmp_path), LAX)
     assert made.rule.guaranteed
     assert made.facts["queries"] == 80
     assert "not stopped because of" in " ".join(made.rule.promise())
@@ -377,9 +377,9 @@ def test_whoever_stops_early_has_a_smaller_sample(ready, sheet, tmp_path):
 
 def test_dont_know_counts_as_wrong(ready, sheet, tmp_path):
     unsure = labelled(sheet, odd=UNKNOWN)
-    made = calibrate_on_labels(ready, write(unsure, tmp_path), LAX)
+    made = calibrate_map_on_labels(ready, write(unsure, tmp_path), LAX)
     wrong = labelled(sheet, odd=NO)
-    strict = calibrate_on_labels(ready, write(wrong, tmp_path), LAX)
+    strict = calibrate_map_on_labels(ready, write(wrong, tmp_path), LAX)
     assert made.facts["right"] == strict.facts["right"] == sum(r.label == YES for r in unsure.rows)
     assert made.rule.accept_at == strict.rule.accept_at
     assert made.rule.guaranteed
@@ -391,7 +391,7 @@ def test_dont_know_counts_as_wrong(ready, sheet, tmp_path):
     passed_over = labelled(sheet)
     for i in range(0, len(sheet.rows) - 1, 7):
         passed_over = passed_over.with_label(i, "")
-    blank = calibrate_on_labels(ready, write(passed_over, tmp_path), LAX)
+    blank = calibrate_map_on_labels(ready, write(passed_over, tmp_path), LAX)
     assert blank.facts["right"] == made.facts["right"]
 
 
@@ -401,7 +401,7 @@ def test_a_chosen_subset_gives_no_guarantee(ready, sheet, tmp_path):
     for picked in (chosen, Sheet(full.rows)):
         file = write(picked, tmp_path)
         root = sheet.sampling.root
-        made = calibrate_on_labels(ready, file, LAX, root=root)
+        made = calibrate_map_on_labels(ready, file, LAX, root=root)
         assert not made.rule.guaranteed
         assert "Only a random sample carries a guarantee" in " ".join(made.rule.promise())
         assert any("no risk is guaranteed" in note for note in ready.notes())
@@ -409,7 +409,7 @@ def test_a_chosen_subset_gives_no_guarantee(ready, sheet, tmp_path):
     lines = mixed.read_text().splitlines(keepends=True)
     rows = next(i for i, line in enumerate(lines) if line.startswith("order")) + 1
     mixed.write_text("".join(lines[:rows] + lines[: rows - 1 : -1]))
-    assert calibrate_on_labels(ready, mixed, LAX).rule.guaranteed  # another order of lines is no harm
+    assert calibrate_map_on_labels(ready, mixed, LAX).rule.guaranteed  # another order of lines is no harm
 
 
 def test_labels_of_another_map_are_refused(ready, sheet, drive, tmp_path):
@@ -425,10 +425,10 @@ def test_labels_of_another_map_are_refused(ready, sheet, drive, tmp_path):
         ),
     ):
         with pytest.raises(KappaPlaceError, match=sentence):
-            calibrate_on_labels(ready, write(replace(full, **change), tmp_path), LAX)
+            calibrate_map_on_labels(ready, write(replace(full, **change), tmp_path), LAX)
         assert ready.calibration is None
     with pytest.raises(KappaPlaceError, match="leave --outside-rate out"):
-        calibrate_on_labels(ready, write(full, tmp_path), replace(LAX, outside_rate=0.1))
+        calibrate_map_on_labels(ready, write(full, tmp_path), replace(LAX, outside_rate=0.1))
 
 
 def test_a_match_that_has_changed_counts_as_unknown(ready, sheet, drive, tmp_path):
@@ -436,7 +436,7 @@ def test_a_match_that_has_changed_counts_as_unknown(ready, sheet, drive, tmp_pat
     rows = list(full.rows)
     other = next(row.match for row in rows if row.match != rows[0].match)
     rows[0] = replace(rows[0], match=other, label=YES)
-    made = calibrate_on_labels(ready, write(replace(full, rows=tuple(rows)), tmp_path), LAX)
+    made = calibrate_map_on_labels(ready, write(replace(full, rows=tuple(rows)), tmp_path), LAX)
     assert made.facts["stale"] == 1
     assert made.facts["right"] == sum(row.label == YES for row in full.rows[1:])
 
@@ -446,7 +446,7 @@ def test_labels_of_one_kind_teach_nothing(ready, sheet, tmp_path, label, word):
     for i in range(40):
         sheet = sheet.with_label(i, label)
     with pytest.raises(KappaPlaceError, match=rf"All 20 labels .*half of 40.* are {word}"):
-        calibrate_on_labels(ready, write(sheet, tmp_path), LAX)
+        calibrate_map_on_labels(ready, write(sheet, tmp_path), LAX)
 
 
 def test_a_sample_is_told_by_model_seed_and_order():

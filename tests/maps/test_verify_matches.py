@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from kappaplace.calibration.examples import Examples, Terms
+from kappaplace.calibration.examples import CalibrateOptions, Examples
 from kappaplace.data.images import Preprocessing
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import PlaceMap
 from kappaplace.maps.localize import verified_by
 from kappaplace.maps.tune.calibrate import calibrate_map, no_longer_compared
-from kappaplace.maps.tune.label import calibrate_on_labels, open_sheet
+from kappaplace.maps.tune.label import calibrate_map_on_labels, open_sheet
 from kappaplace.maps.tune.label_sheet import NO, YES, Sample, Sheet, read_labels, write_labels
 from kappaplace.maps.tune.self_calibrate import self_calibrate_map
 from kappaplace.models.place_model import PlaceModel
@@ -77,11 +77,11 @@ def again(town: PlaceImages, tmp_path: Path) -> PlaceImages:
     return PlaceImages.create(town.paths, town.positions, root=root, frame=town.frame, name="labelled")
 
 
-LAX = Terms(max_risk=0.5, confidence=0.6, thin=False)
+LAX = CalibrateOptions(max_risk=0.5, confidence=0.6, thin=False)
 
 
 def test_a_map_is_asked_as_it_was_calibrated(again, shown, queries):
-    made = calibrate_map(shown, again, replace(LAX, verify=4))
+    made = calibrate_map(shown, again, replace(LAX, rerank=4))
     assert made.scores[-2:] == ("patches", "patch-margin")
     assert made.pair_scores[-1] == "patches"
     opened = PlaceMap.open(shown.folder)
@@ -95,7 +95,7 @@ def test_a_map_is_asked_as_it_was_calibrated(again, shown, queries):
 
 @pytest.mark.parametrize("fitted", [0, 4])
 def test_asked_otherwise_than_calibrated_there_is_no_probability(again, shown, queries, fitted):
-    made = calibrate_map(shown, again, replace(LAX, verify=fitted))
+    made = calibrate_map(shown, again, replace(LAX, rerank=fitted))
     assert verified_by(made) == fitted
     ways = {0: "without comparing cells", 4: "with 4 matches compared", 7: "with 7 matches compared"}
     for asked in sorted(set(ways) - {fitted}):
@@ -130,8 +130,8 @@ def test_labels_are_about_matches_as_they_were_found(again, shown, queries, tmp_
     write_labels(labelled(file), tmp_path / "f")
     for other in (0, 2):
         with pytest.raises(KappaPlaceError, match=rf"with 5 matches compared.*map label --verify {other}`"):
-            calibrate_on_labels(shown, tmp_path / "f", replace(LAX, verify=other))
-    made = calibrate_on_labels(shown, tmp_path / "f", LAX)
+            calibrate_map_on_labels(shown, tmp_path / "f", replace(LAX, rerank=other))
+    made = calibrate_map_on_labels(shown, tmp_path / "f", LAX)
     assert (made.facts["verify"], made.facts["stale"]) == (5, 0)
     assert made.scores[-2:] == ("patches", "patch-margin")
     assert shown.localize(queries[0]).signals.keys() >= {"patches"}
@@ -151,7 +151,7 @@ def test_a_map_compares_cells_of_its_own_damaged_images(shown, queries, monkeypa
     seen: list[tuple[Any, ...]] = []
     real = Examples.add
     monkeypatch.setattr(Examples, "add", lambda self, *given: (seen.append(given), real(self, *given))[1])
-    made = self_calibrate_map(shown, Terms(verify=6))
+    made = self_calibrate_map(shown, CalibrateOptions(rerank=6))
     assert made.facts["verify"] == 6
     assert made.scores[-2:] == ("patches", "patch-margin")
     assert made.pair_scores[-1] == "patches"
@@ -167,9 +167,9 @@ def test_a_map_compares_cells_of_its_own_damaged_images(shown, queries, monkeypa
     assert answer.signals.keys() >= {"patches", "patch-margin"}
     assert answer.probability is not None
     with pytest.raises(KappaPlaceError, match=r"56 references is too small.*takes 60 references.*at most 14"):
-        self_calibrate_map(shown, Terms(verify=15))
+        self_calibrate_map(shown, CalibrateOptions(rerank=15))
     with pytest.raises(KappaPlaceError, match="0 or more, not -1"):
-        Terms(verify=-1)
+        CalibrateOptions(rerank=-1)
 
 
 def test_what_is_missing_is_told(shown, queries, town, monkeypatch):

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
-from kappaplace.calibration.examples import Terms
+from kappaplace.calibration.examples import CalibrateOptions
 from kappaplace.data.images import Preprocessing
 from kappaplace.maps import PlaceMap
 from kappaplace.maps.tune.self_calibrate import self_calibrate_map
@@ -36,7 +36,7 @@ def served_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     table.save(folder / "val.parquet")
     model = PlaceModel.create("resnet_tiny", dim=32, preprocessing=Preprocessing(64, "exact")).eval()
     made = PlaceMap.build(table, folder / "town.map", model, thumbnails=True)
-    self_calibrate_map(made, Terms(), queries=40)
+    self_calibrate_map(made, CalibrateOptions(), queries=40)
     return folder
 
 

@@ -1,4 +1,79 @@
-"""From a score to something one can act on: probability, accept / doubtful / reject, and a watch on drift.
+"""From scores to decisions: probabilities, accept / doubtful / reject, and drift of the queries.
 
-NumPy in, NumPy out; nothing here knows of images, maps or disks. See docs/calibration.md.
+NumPy in, NumPy out; nothing here reads images or maps. See docs/calibration.md.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kappaplace.calibration.calibration import PATCH_SIGNALS as PATCH_SIGNALS
+    from kappaplace.calibration.calibration import QUERY_SIGNALS as QUERY_SIGNALS
+    from kappaplace.calibration.calibration import Calibration as Calibration
+    from kappaplace.calibration.calibration import Judgement as Judgement
+    from kappaplace.calibration.calibration import fit_calibration as fit_calibration
+    from kappaplace.calibration.calibration import judge as judge
+    from kappaplace.calibration.calibration import pair_features as pair_features
+    from kappaplace.calibration.calibration import query_features as query_features
+    from kappaplace.calibration.calibration import usable_signals as usable_signals
+    from kappaplace.calibration.calibrators import CALIBRATORS as CALIBRATORS
+    from kappaplace.calibration.calibrators import Calibrator as Calibrator
+    from kappaplace.calibration.calibrators import best_calibrator as best_calibrator
+    from kappaplace.calibration.calibrators import fit_calibrator as fit_calibrator
+    from kappaplace.calibration.combination import Combination as Combination
+    from kappaplace.calibration.combination import Signal as Signal
+    from kappaplace.calibration.combination import features_of as features_of
+    from kappaplace.calibration.combination import fit_combination as fit_combination
+    from kappaplace.calibration.combination import fused as fused
+    from kappaplace.calibration.decision import Decision as Decision
+    from kappaplace.calibration.decision import DecisionRule as DecisionRule
+    from kappaplace.calibration.decision import decide_matches as decide_matches
+    from kappaplace.calibration.decision import fit_rule as fit_rule
+    from kappaplace.calibration.decision import rule_by_probability as rule_by_probability
+    from kappaplace.calibration.drift import SHOWN as SHOWN
+    from kappaplace.calibration.drift import DriftMonitor as DriftMonitor
+    from kappaplace.calibration.drift import DriftWarning as DriftWarning
+    from kappaplace.calibration.drift import Sketch as Sketch
+    from kappaplace.calibration.examples import CalibrateOptions as CalibrateOptions
+    from kappaplace.calibration.examples import Examples as Examples
+    from kappaplace.calibration.expected import expected_at as expected_at
+    from kappaplace.calibration.expected import expected_curve as expected_curve
+    from kappaplace.calibration.expected import reject_risk as reject_risk
+    from kappaplace.calibration.expected import rule_for as rule_for
+    from kappaplace.calibration.expected import stated_risk as stated_risk
+    from kappaplace.calibration.outside import shift_prior as shift_prior
+    from kappaplace.calibration.risk import RiskRefused as RiskRefused
+    from kappaplace.calibration.risk import RiskThreshold as RiskThreshold
+    from kappaplace.calibration.risk import control_risk as control_risk
+    from kappaplace.calibration.risk import needed_acceptances as needed_acceptances
+    from kappaplace.calibration.sources import MODEL as MODEL
+    from kappaplace.calibration.sources import calibration_with as calibration_with
+    from kappaplace.calibration.sources import load_calibration as load_calibration
+    from kappaplace.calibration.sources import save_calibration as save_calibration
+    from kappaplace.calibration.splits import split_queries as split_queries
+    from kappaplace.calibration.splits import thin_to_places as thin_to_places
+
+_EXPORTS = {
+    "calibration": "PATCH_SIGNALS QUERY_SIGNALS Calibration Judgement fit_calibration judge pair_features"
+    " query_features usable_signals",
+    "calibrators": "CALIBRATORS Calibrator best_calibrator fit_calibrator",
+    "combination": "Combination Signal features_of fit_combination fused",
+    "decision": "Decision DecisionRule decide_matches fit_rule rule_by_probability",
+    "drift": "SHOWN DriftMonitor DriftWarning Sketch",
+    "examples": "CalibrateOptions Examples",
+    "expected": "expected_at expected_curve reject_risk rule_for stated_risk",
+    "outside": "shift_prior",
+    "risk": "RiskRefused RiskThreshold control_risk needed_acceptances",
+    "sources": "MODEL calibration_with load_calibration save_calibration",
+    "splits": "split_queries thin_to_places",
+}
+_HOMES = {name: module for module, names in _EXPORTS.items() for name in names.split()}
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

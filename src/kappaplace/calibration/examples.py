@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from kappaplace.calibration.splits import split_queries
 from kappaplace.checks import checked_seed, share
 from kappaplace.errors import KappaPlaceError
 from kappaplace.metrics.probability import mass_bins
+from kappaplace.records import Help
 from kappaplace.retrieval.evidence import Evidence
 from kappaplace.uncertainty import SCORES
 
@@ -40,28 +41,39 @@ def check_compared(count: int) -> None:
 
 
 @dataclass(frozen=True)
-class Terms:
-    """What a calibration shall promise."""
+class CalibrateOptions:
+    """How a calibration is fitted and what it guarantees.
 
-    max_risk: float = 0.05
-    confidence: float = 0.95
-    outside_rate: float | None = None
+    Raises:
+        KappaPlaceError: If a value is out of range.
+    """
+
+    max_risk: Annotated[float, Help("Maximum error rate among accepted answers.")] = 0.05
+    confidence: Annotated[float, Help("Confidence level of the risk guarantee.")] = 0.95
+    outside_rate: Annotated[
+        float | None,
+        Help("Expected fraction of out-of-map queries. Default: the fraction among the labelled queries."),
+    ] = None
+    rerank: Annotated[
+        int | None,
+        Help(
+            "Number of top matches to re-rank by patch matching, now and whenever the map is queried "
+            "(10 works well). Default: the number used for the labels, or 0."
+        ),
+    ] = None
+    thin: Annotated[bool, Help("Use only one labelled query per place.")] = True
+    """Neighbouring queries fail together; the guarantee counts independent ones."""
+    seed: Annotated[int, Help("Random seed for the data split and the image degradation.")] = 0
     calibrator: str = "best"
-    thin: bool = True
-    """Keep one labelled query a place: neighbours fail together, and the promise counts independent ones."""
-    seed: int = 0
-    verify: int | None = None
-    """Matches that are compared cell by cell and ordered by it, here and whenever the map is asked; None: as
-    when the matches were found that labels speak of, else none."""
+    """A name of `CALIBRATORS`, or "best"."""
 
     def __post_init__(self) -> None:
-        """Told at once, not after an hour of embedding."""
         share(self.max_risk, "risk")
         share(self.confidence, "confidence")
         if self.outside_rate is not None:
             share(self.outside_rate, "stated share", ends=True)
         checked_seed(self.seed)
-        check_compared(self.verify or 0)
+        check_compared(self.rerank or 0)
 
 
 @dataclass
@@ -105,7 +117,7 @@ class Examples:
         if groups is not None:
             self.groups.append(groups)
 
-    def fit(self, terms: Terms, labelled: bool, facts: dict[str, Any]) -> Calibration:
+    def fit(self, options: CalibrateOptions, labelled: bool, facts: dict[str, Any]) -> Calibration:
         """A calibration of the top match and of pairs, with the decisions asked for."""
         right = np.concatenate(self.right)
         features = np.concatenate(self.features)
@@ -121,33 +133,35 @@ class Examples:
             pair_success=right if both else None,
             pair_scores=self.pair_scores if both else (),
             outside=np.concatenate(self.outside) if self.outside else None,
-            outside_rate=terms.outside_rate,
-            calibrator=terms.calibrator,
-            max_risk=terms.max_risk,
-            confidence=terms.confidence,
+            outside_rate=options.outside_rate,
+            calibrator=options.calibrator,
+            max_risk=options.max_risk,
+            confidence=options.confidence,
             labelled=labelled,
             groups=np.concatenate(self.groups) if self.groups else None,
-            seed=terms.seed,
+            seed=options.seed,
             signals=signals,
             facts=facts,
         )
 
-    def judged(self, terms: Terms, calibration: Calibration) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    def judged(
+        self, options: CalibrateOptions, calibration: Calibration
+    ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         """Probabilities and outcomes of the examples that the probabilities were not fitted on.
 
-        Those from outside are thinned to the share that the terms state, so that both belong together.
+        Those from outside are thinned to the share that the options state, so that both belong together.
         """
         right = np.concatenate(self.right)[:, 0]
         outside = np.concatenate(self.outside) if self.outside else np.zeros(len(right), dtype=bool)
         groups = np.concatenate(self.groups) if self.groups else None
-        rows = split_queries(len(right), groups, terms.seed).threshold
-        if terms.outside_rate is not None and outside[rows].any():
-            rows = rows[thin_to_rate(outside[rows], terms.outside_rate, terms.seed)]
+        rows = split_queries(len(right), groups, options.seed).threshold
+        if options.outside_rate is not None and outside[rows].any():
+            rows = rows[thin_to_rate(outside[rows], options.outside_rate, options.seed)]
         features = np.concatenate(self.features)[rows]
-        return calibration.probability(features, terms.outside_rate), right[rows]
+        return calibration.probability(features, options.outside_rate), right[rows]
 
-    def reliability(self, terms: Terms, calibration: Calibration) -> list[list[float]]:
+    def reliability(self, options: CalibrateOptions, calibration: Calibration) -> list[list[float]]:
         """Stated probability, share that was right and count of each bin, of the same examples."""
-        stated, right = self.judged(terms, calibration)
+        stated, right = self.judged(options, calibration)
         curve = mass_bins(stated, right, max(3, min(10, len(right) // EACH_BIN)))
         return [part.tolist() for part in (curve.probability, curve.observed, curve.counts)]

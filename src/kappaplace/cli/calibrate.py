@@ -57,26 +57,26 @@ def calibrate(
             "Calibrate on labelled queries (--queries TABLE), on labels of matches (--labels FILE) or "
             "without any (--self): one of them."
         )
-    from kappaplace.calibration.examples import Terms
+    from kappaplace.calibration.examples import CalibrateOptions
     from kappaplace.maps import PlaceMap
     from kappaplace.maps.sources import as_table
     from kappaplace.maps.tune.calibrate import calibrate_map, no_longer_compared
-    from kappaplace.maps.tune.label import calibrate_on_labels
+    from kappaplace.maps.tune.label import calibrate_map_on_labels
     from kappaplace.maps.tune.self_calibrate import self_calibrate_map, sparse_note
 
     opened = PlaceMap.open(place_map, model or None, device=device or None)
     notes: list[str] = []
-    terms = Terms(max_risk, confidence, outside_rate, thin=thin, seed=seed, verify=verify)
+    options = CalibrateOptions(max_risk, confidence, outside_rate, thin=thin, seed=seed, rerank=verify)
     before = opened.calibration or opened.borrowed
     if queries is not None:
         from kappaplace.data.table import PlaceImages
 
         table = PlaceImages.open(queries, root) if queries.is_file() else as_table(queries)
-        made = calibrate_map(opened, table, terms)
+        made = calibrate_map(opened, table, options)
     elif labels is not None:
-        made = calibrate_on_labels(opened, labels, terms, root=root)
+        made = calibrate_map_on_labels(opened, labels, options, root=root)
     else:
-        made = self_calibrate_map(opened, terms)
+        made = self_calibrate_map(opened, options)
         notes = [note] if (note := sparse_note(made)) else []
     notes += [note] if (note := no_longer_compared(before, made)) else []
     promise = [] if made.rule is None else made.rule.promise()

@@ -47,14 +47,14 @@ def fit(
 
         kappaplace map fit town.map --views 6 --epochs 80 --report fit.html
     """
-    from kappaplace.calibration.examples import Terms
+    from kappaplace.calibration.examples import CalibrateOptions
     from kappaplace.maps.place_map import PlaceMap
     from kappaplace.maps.tune.fit import FitOptions, estimate_fit
     from kappaplace.reports import write_fit_report
 
     opened = PlaceMap.open(place_map, model or None, device=device or None)
     options = FitOptions(images, views, epochs, batch_size=batch_size, seed=seed)
-    terms = Terms(max_risk=max_risk, outside_rate=outside_rate, seed=seed)
+    terms = CalibrateOptions(max_risk=max_risk, outside_rate=outside_rate, seed=seed)
     if estimate:
         expected = estimate_fit(opened, options, calibrate=calibrate)
         facts = {"passes": expected.passes, "seconds": expected.seconds}

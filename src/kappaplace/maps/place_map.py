@@ -45,7 +45,7 @@ from kappaplace.retrieval.references import Queries
 from kappaplace.types import Embeddings
 
 if TYPE_CHECKING:
-    from kappaplace.calibration.examples import Terms
+    from kappaplace.calibration.examples import CalibrateOptions
     from kappaplace.data.images import Preprocessing
     from kappaplace.maps.tune.fit import FitOptions, Fitted
 
@@ -320,7 +320,7 @@ class PlaceMap(OpenMap):
     def fit(
         self,
         options: FitOptions | None = None,
-        terms: Terms | None = None,
+        terms: CalibrateOptions | None = None,
         *,
         calibrate: bool = True,
         say: Callable[[str], None] = lambda sentence: None,

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.calibration.calibration import Calibration
-from kappaplace.calibration.examples import Examples, Terms
+from kappaplace.calibration.examples import CalibrateOptions, Examples
 from kappaplace.calibration.splits import thin_to_places
 from kappaplace.data.near import within
 from kappaplace.data.table import PlaceImages
@@ -32,17 +32,19 @@ NOT_THINNED = (
 )
 
 
-def calibrate_map(place_map: PlaceMap, table: PlaceImages, terms: Terms | None = None) -> Calibration:
+def calibrate_map(
+    place_map: PlaceMap, table: PlaceImages, options: CalibrateOptions | None = None
+) -> Calibration:
     """Fit on labelled queries and keep the result with the map.
 
     ``table`` holds queries with positions, or with positives given by name; a table without any query is
     taken to hold nothing else. Along a route one query a place is kept, for neighbours fail together; where
     their positions are not known, or thinning is not wanted, the promise says so.
     """
-    terms = terms or Terms()
+    options = options or CalibrateOptions()
     queries, positives = _labelled(place_map, table)
     rows = np.arange(len(queries))
-    apart = terms.thin and bool(queries.posed.all())
+    apart = options.thin and bool(queries.posed.all())
     if apart:
         rows = thin_to_places(queries.positions, place_map.manifest.radius)
     if len(rows) < FEWEST:
@@ -51,7 +53,7 @@ def calibrate_map(place_map: PlaceMap, table: PlaceImages, terms: Terms | None =
             f"{place_map.manifest.radius:g} m, calibration needs {FEWEST} or more; label queries of more "
             "places, or do without thinning (--no-thin) if they were taken independently of each other."
         )
-    examples, verify = Examples(), terms.verify or 0
+    examples, verify = Examples(), options.rerank or 0
     with track("Calibrating", len(rows)) as bar:
         for part in _blocks(rows):
             images = queries.image_paths(part)
@@ -70,11 +72,11 @@ def calibrate_map(place_map: PlaceMap, table: PlaceImages, terms: Terms | None =
     origin = f"{len(rows):,} labelled queries of {table.name or 'a table'}"
     thinned = len(queries) - len(rows)
     facts = {"origin": origin, "thinned": thinned, "table": table.content_hash, "verify": verify}
-    calibration = examples.fit(terms, True, facts)
+    calibration = examples.fit(options, True, facts)
     if calibration.rule is not None and not apart:
         said = (*calibration.rule.assumptions, NOT_THINNED)
         calibration = replace(calibration, rule=replace(calibration.rule, assumptions=said))
-    keep(place_map, calibration, origin, reliability=examples.reliability(terms, calibration))
+    keep(place_map, calibration, origin, reliability=examples.reliability(options, calibration))
     return calibration
 
 

@@ -58,7 +58,7 @@ from kappaplace.training.settings import Settings
 from kappaplace.training.start import with_head
 
 if TYPE_CHECKING:
-    from kappaplace.calibration.examples import Terms
+    from kappaplace.calibration.examples import CalibrateOptions
     from kappaplace.maps.place_map import PlaceMap
 
 
@@ -220,7 +220,7 @@ Say = Callable[[str], None]
 def fit_map(
     place_map: PlaceMap,
     options: FitOptions | None = None,
-    terms: Terms | None = None,
+    terms: CalibrateOptions | None = None,
     *,
     calibrate: bool = True,
     say: Say = lambda sentence: None,

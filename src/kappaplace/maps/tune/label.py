@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from kappaplace.calibration.calibration import PATCH_SIGNALS, Calibration
 from kappaplace.calibration.decision import DecisionRule
-from kappaplace.calibration.examples import Examples, Terms
+from kappaplace.calibration.examples import CalibrateOptions, Examples
 from kappaplace.calibration.splits import split_queries
 from kappaplace.data.thumbnails import side_by_side, small_picture
 from kappaplace.errors import KappaPlaceError
@@ -65,33 +65,33 @@ class Outcomes:
     stale: int
 
 
-def calibrate_on_labels(
+def calibrate_map_on_labels(
     place_map: PlaceMap,
     file: str | Path,
-    terms: Terms | None = None,
+    options: CalibrateOptions | None = None,
     *,
     root: str | Path | None = None,
 ) -> Calibration:
     """Fit on a labels file and keep the result with the map. ``root``: where the queries' images lie now."""
-    terms = terms or Terms()
-    if terms.outside_rate is not None:
+    options = options or CalibrateOptions()
+    if options.outside_rate is not None:
         raise KappaPlaceError(
             "Labels of matches do not tell which queries came from outside the map, so their share cannot be "
             "stated; leave --outside-rate out, the sampled queries have their own."
         )
     sheet = read_labels(file)
     rows = _usable(place_map, sheet, file)
-    verify = _verify(sheet, terms, file)
+    verify = _verify(sheet, options, file)
     paths = _paths(sheet, rows, Path(file), root)
     found = _outcomes(place_map, rows, paths, verify)
     origin = f"{len(rows):,} labelled matches of {Path(file).name}"
     facts = {"origin": origin, "unknown": found.unknown, "stale": found.stale, "sampling_flaw": sheet.flaw}
     facts["verify"] = verify
-    _refuse_one_outcome(found.right, terms.seed)
-    made = found.examples.fit(terms, True, facts)
+    _refuse_one_outcome(found.right, options.seed)
+    made = found.examples.fit(options, True, facts)
     if made.rule is not None:
         made = replace(made, rule=_honest(made.rule, sheet, len(rows), found))
-    keep(place_map, made, origin, reliability=found.examples.reliability(terms, made))
+    keep(place_map, made, origin, reliability=found.examples.reliability(options, made))
     return made
 
 
@@ -117,15 +117,15 @@ def _usable(place_map: PlaceMap, sheet: Sheet, file: str | Path) -> tuple[Row, .
     return rows
 
 
-def _verify(sheet: Sheet, terms: Terms, file: str | Path) -> int:
+def _verify(sheet: Sheet, options: CalibrateOptions, file: str | Path) -> int:
     """How many matches were compared cell by cell for the one that was shown: labels speak of no other."""
     if sheet.sampling is None:
-        return terms.verify or 0
+        return options.rerank or 0
     shown = sheet.sampling.verify
-    if terms.verify not in (None, shown):
+    if options.rerank not in (None, shown):
         raise KappaPlaceError(
             f"The matches in {file} were found {how_compared(shown)}, so labels of them calibrate nothing "
-            f"else; leave --verify out, or label anew with `kappaplace map label --verify {terms.verify}`."
+            f"else; leave --verify out, or label anew with `kappaplace map label --verify {options.rerank}`."
         )
     return shown
 

@@ -34,7 +34,7 @@ import torch
 from numpy.typing import NDArray
 
 from kappaplace.calibration.calibration import Calibration
-from kappaplace.calibration.examples import Examples, Terms
+from kappaplace.calibration.examples import CalibrateOptions, Examples
 from kappaplace.checks import Bools, Rows, booleans, finite
 from kappaplace.data.augment import crop_resize, sample_crops
 from kappaplace.data.degradation import random_degradation
@@ -187,24 +187,24 @@ OUTSIDE_RATE = 0.1
 
 
 def self_calibrate_map(
-    place_map: PlaceMap, terms: Terms | None = None, *, queries: int = QUERIES
+    place_map: PlaceMap, options: CalibrateOptions | None = None, *, queries: int = QUERIES
 ) -> Calibration:
     """Fit without labels and keep the result with the map."""
-    terms = self_terms(terms)
-    examples, facts = self_examples(place_map, terms, queries)
-    calibration = examples.fit(terms, False, facts)
-    keep(place_map, calibration, facts["origin"], reliability=examples.reliability(terms, calibration))
+    options = self_options(options)
+    examples, facts = self_examples(place_map, options, queries)
+    calibration = examples.fit(options, False, facts)
+    keep(place_map, calibration, facts["origin"], reliability=examples.reliability(options, calibration))
     return calibration
 
 
-def self_terms(terms: Terms | None = None) -> Terms:
-    """The terms with a share of queries from outside, stated or usual."""
-    terms = terms or Terms()
-    return terms if terms.outside_rate is not None else replace(terms, outside_rate=OUTSIDE_RATE)
+def self_options(options: CalibrateOptions | None = None) -> CalibrateOptions:
+    """The options with a share of queries from outside, stated or usual."""
+    options = options or CalibrateOptions()
+    return options if options.outside_rate is not None else replace(options, outside_rate=OUTSIDE_RATE)
 
 
 def self_examples(
-    place_map: PlaceMap, terms: Terms, queries: int = QUERIES
+    place_map: PlaceMap, options: CalibrateOptions, queries: int = QUERIES
 ) -> tuple[Examples, dict[str, Any]]:
     """The map's own images as queries with outcomes, and what a calibration on them must tell of itself."""
     store = place_map.store
@@ -215,22 +215,22 @@ def self_examples(
         )
     if len(store) < 3:
         raise KappaPlaceError(f"A map of {len(store)} references is too small to be asked about itself.")
-    verify, most = terms.verify or 0, max(1, len(store) // 4)
+    verify, most = options.rerank or 0, max(1, len(store) // 4)
     if verify > most:
         raise KappaPlaceError(
             f"A map of {len(store):,} references is too small to be asked about itself with {verify} matches "
             f"compared cell by cell: it takes {4 * verify:,} references; compare at most {most}."
         )
-    chosen = _askable(place_map, queries, terms.seed)
+    chosen = _askable(place_map, queries, options.seed)
     examples, k = Examples(), max(min(MATCHES, most), verify)
     alone = found_alone(place_map, chosen)
     present_share = min(PRESENT, 1 - alone)
     preprocessing = preprocessing_of(store.manifest.model)
     with track("Self-calibrating", len(chosen)) as bar:
         for part in _blocks(chosen, max(1, min(64, PAIRS // len(store)))):
-            images = [_damaged(store.image_path(int(r)), preprocessing, terms.seed + int(r)) for r in part]
+            images = [_damaged(store.image_path(int(r)), preprocessing, options.seed + int(r)) for r in part]
             made = place_map.embed(images)
-            present = item_uniforms(item_key(terms.seed, part), 1)[:, 0] < present_share
+            present = item_uniforms(item_key(options.seed, part), 1)[:, 0] < present_share
             asked = self_queries(
                 _similarities(store, made), *_masks(place_map, part), present=present, at_least=max(k, 2)
             )
@@ -242,7 +242,7 @@ def self_examples(
         raise KappaPlaceError(
             f"All references of {store.folder} show one place: nothing is left to ask; use labelled queries."
         )
-    origin = f"{len(chosen):,} {ORIGIN}, for {terms.outside_rate:.0%} of queries from outside it"
+    origin = f"{len(chosen):,} {ORIGIN}, for {options.outside_rate:.0%} of queries from outside it"
     facts = {"origin": origin, "references": len(chosen), "found_alone": alone, "verify": verify}
     return examples, facts
 
