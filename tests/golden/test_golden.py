@@ -47,7 +47,8 @@ def _there(release: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
 
 
 def _is_text(value: Any) -> bool:
-    return isinstance(value, str) or (isinstance(value, list) and all(isinstance(each, str) for each in value))
+    parts = value if isinstance(value, list) else [value]
+    return all(isinstance(part, str) for part in parts)
 
 
 def numbers(sentences: Any) -> list[float]:
