@@ -1,50 +1,62 @@
-"""KappaPlace: visual place recognition that knows how sure it is.
+"""KappaPlace: visual place recognition that reports how confident it is.
 
-Names below load on first use, so ``import kappaplace`` stays quick: torch is imported only when needed.
+Names load on first use, so ``import kappaplace`` stays quick: torch is imported only when it is needed.
 """
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from kappaplace import _moved
 
 if TYPE_CHECKING:
     from kappaplace import vmf as vmf
+    from kappaplace.calibration.calibration import Calibration as Calibration
+    from kappaplace.calibration.calibration import fit_calibration as fit_calibration
     from kappaplace.client import Client as Client
-    from kappaplace.data.table import PlaceImages as PlaceImages
+    from kappaplace.data import Neighborhood as Neighborhood
+    from kappaplace.data import PlaceImages as PlaceImages
+    from kappaplace.data import Preprocessing as Preprocessing
     from kappaplace.errors import KappaPlaceError as KappaPlaceError
+    from kappaplace.maps import Localization as Localization
     from kappaplace.maps import PlaceMap as PlaceMap
     from kappaplace.models.checkpoint import save_model as save_model
     from kappaplace.models.frozen import FrozenEncoder as FrozenEncoder
     from kappaplace.models.loading import load_model as load_model
     from kappaplace.models.place_model import PlaceModel as PlaceModel
-    from kappaplace.retrieval.exact import search as search
+    from kappaplace.retrieval.evidence import Evidence as Evidence
+    from kappaplace.retrieval.retrieve import retrieve as retrieve
+    from kappaplace.training.run import train as train
     from kappaplace.types import Embeddings as Embeddings
     from kappaplace.types import Matches as Matches
     from kappaplace_city import SyntheticCity as SyntheticCity
 
     __version__: str
 
-_HOMES = {
-    "Client": "kappaplace.client",
-    "Embeddings": "kappaplace.types",
-    "FrozenEncoder": "kappaplace.models.frozen",
-    "KappaPlaceError": "kappaplace.errors",
-    "Matches": "kappaplace.types",
-    "PlaceImages": "kappaplace.data.table",
-    "PlaceMap": "kappaplace.maps",
-    "PlaceModel": "kappaplace.models.place_model",
-    "SyntheticCity": "kappaplace_city",
-    "load_model": "kappaplace.models.loading",
-    "save_model": "kappaplace.models.checkpoint",
-    "search": "kappaplace.retrieval.exact",
-    "vmf": "kappaplace.vmf",
+_EXPORTS = {
+    "kappaplace.calibration.calibration": "Calibration fit_calibration",
+    "kappaplace.client": "Client",
+    "kappaplace.data": "Neighborhood PlaceImages Preprocessing",
+    "kappaplace.errors": "KappaPlaceError",
+    "kappaplace.maps": "Localization PlaceMap",
+    "kappaplace.models.checkpoint": "save_model",
+    "kappaplace.models.frozen": "FrozenEncoder",
+    "kappaplace.models.loading": "load_model",
+    "kappaplace.models.place_model": "PlaceModel",
+    "kappaplace.retrieval.evidence": "Evidence",
+    "kappaplace.retrieval.retrieve": "retrieve",
+    "kappaplace.training.run": "train",
+    "kappaplace.types": "Embeddings Matches",
+    "kappaplace_city": "SyntheticCity",
 }
+_HOMES = {name: module for module, names in _EXPORTS.items() for name in names.split()}
+__all__ = sorted([*_HOMES, "__version__", "vmf"])
+sys.meta_path.append(_moved.Finder())
 
-__all__ = [*sorted(_HOMES), "__version__"]
 
-
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name == "__version__":
         from kappaplace.version import package_version
 
@@ -53,7 +65,7 @@ def __getattr__(name: str) -> Any:
         return import_module("kappaplace.vmf")
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'kappaplace' has no attribute '{name}'")
+    return _moved.old_name(name)
 
 
 def __dir__() -> list[str]:

@@ -6,8 +6,10 @@ from kappaplace.retrieval.columns import Coded, Columns, Descriptors, Quantized,
 from kappaplace.retrieval.database import MapSource
 from kappaplace.retrieval.engine import Engine
 from kappaplace.retrieval.exact import search, search_matrix
+from kappaplace.retrieval.references import ArrayReferences, MatrixReferences, Queries, References
 
 __all__ = [
+    "ArrayReferences",
     "Circle",
     "Coded",
     "Columns",
@@ -15,7 +17,10 @@ __all__ = [
     "Engine",
     "EngineKind",
     "MapSource",
+    "MatrixReferences",
     "Quantized",
+    "Queries",
+    "References",
     "Search",
     "open_engine",
     "open_search",

@@ -1,0 +1,74 @@
+"""Old import paths that the documentation named: they work for one release and warn."""
+
+from __future__ import annotations
+
+import warnings
+from functools import partial
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+_TARGETS = {
+    "kappaplace.calibration.calibration": "calibration.model",
+    "kappaplace.calibration.sources": "slam.calibrations",
+    "kappaplace.data.degradation": "data.degrade",
+    "kappaplace.data.table": "data.place_images",
+    "kappaplace.evaluation.inputs": "evaluation.sources",
+    "kappaplace.maps.tune.fit": "maps.fit",
+    "kappaplace.maps.tune.monitor": "maps.monitor",
+    "kappaplace.metrics": "metrics.ranking",
+    "kappaplace.models.backbones.timm": "models.torchvision_compat",
+    "kappaplace.models.embedding.store": "evaluation.cache",
+    "kappaplace.models.export": "export export.run",
+    "kappaplace.models.fast": "models.optimize",
+    "kappaplace.models.published": "models.foreign",
+    "kappaplace.reports": "maps.fit_report",
+    "kappaplace.retrieval": "retrieval.engines",
+    "kappaplace.retrieval.evidence": "uncertainty.evidence",
+    "kappaplace.retrieval.patches": "slam.cells",
+    "kappaplace.slam.sequence": "slam.motion",
+    "kappaplace.training.batches": "data.sampler",
+    "kappaplace.training.images": "training.training_set",
+    "kappaplace.training.places": "data.classes",
+    "kappaplace.uncertainty": "uncertainty.registry",
+    "kappaplace.uncertainty.geometric": "uncertainty.local_features",
+    "kappaplace.uncertainty.places": "uncertainty.sue uncertainty.z_score",
+    "kappaplace.uncertainty.score": "uncertainty.base",
+    "kappaplace_city": "data.synthetic_city",
+    "kappaplace_city.drives": "slam.city_descriptors slam.city_drive",
+}
+MODULES = {f"kappaplace.{old}": new for new, names in _TARGETS.items() for old in names.split()}
+NAMES = {"EmbeddingCache": "EmbeddingStore", "KINDS": "DEGRADATIONS", "Neighbourhood": "Neighborhood"}
+
+
+class Finder:
+    """Finds an old module after all other finders failed: an empty module that forwards its names."""
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        if fullname not in MODULES:
+            return None
+        return ModuleSpec(fullname, self, is_package=True)  # type: ignore[arg-type]
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Leave this to Python."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        new = MODULES[module.__name__]
+        warnings.warn(f"{module.__name__} has moved, use {new}.", DeprecationWarning, stacklevel=2)
+        module.__getattr__ = partial(_attribute, new)  # type: ignore[method-assign]
+
+
+def _attribute(new: str, name: str) -> object:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return getattr(import_module(new), NAMES.get(name, name))
+
+
+def old_name(name: str) -> object:
+    """Return what had this name at the top of the package; raise `AttributeError` for any other name."""
+    new = {"Neighbourhood": "kappaplace.data", "search": "kappaplace.retrieval"}.get(name)
+    if new is None:
+        raise AttributeError(f"module 'kappaplace' has no attribute '{name}'")
+    text = f"kappaplace.{name} has moved, use {new}.{NAMES.get(name, name)}."
+    warnings.warn(text, DeprecationWarning, stacklevel=3)
+    return _attribute(new, name)
