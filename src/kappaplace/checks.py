@@ -6,12 +6,13 @@ What every metric asks of its input, said once.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.errors import KappaPlaceError
+from kappaplace.records import Hint
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -56,6 +57,22 @@ def share(value: float, what: str, *, ends: bool = False) -> float:
     if not (0 <= number <= 1 if ends else 0 < number < 1):
         raise KappaPlaceError(f"The {what} must lie between 0 and 1, got {value}.")
     return number
+
+
+def choice(value: str, options: Hint, name: str) -> None:
+    """Fail unless the value is one of a closed set.
+
+    Args:
+        value: The value.
+        options: A ``Literal`` type.
+        name: Name of the set, for the message.
+
+    Raises:
+        KappaPlaceError: If the value is another one.
+    """
+    names = get_args(options)
+    if value not in names:
+        raise KappaPlaceError(f"Unknown {name} {value!r}. Choose from: {', '.join(map(str, names))}.")
 
 
 def checked_seed(value: int) -> int:

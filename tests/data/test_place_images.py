@@ -154,8 +154,8 @@ def test_paths(tmp_path):
 def test_the_extent_is_measured_within_a_zone():
     positions, frame = project([51.5, 51.5, 42.36], [-0.001, 0.001, -71.06])
     table = PlaceImages.create(["a", "b", "c"], positions, frame=frame)
-    assert summarize(table)["extent_metres"] == pytest.approx([138.8, 8], abs=4)
-    assert summarize(PlaceImages.create(["a"]))["extent_metres"] == [0, 0]
+    assert summarize(table).extent_metres == pytest.approx([138.8, 8], abs=4)
+    assert summarize(PlaceImages.create(["a"])).extent_metres == (0, 0)
 
 
 def test_near_is_the_radius_unless_stated():

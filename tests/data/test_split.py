@@ -12,14 +12,7 @@ from scipy.spatial.distance import cdist
 
 from kappaplace.data.near import Neighborhood
 from kappaplace.data.positives import Positives
-from kappaplace.data.split import (
-    SPLITS,
-    find_sessions,
-    leak_rate,
-    split_by_area,
-    split_by_session,
-    split_by_time,
-)
+from kappaplace.data.split import SplitOptions, find_sessions, leak_rate, split_table
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 
@@ -60,7 +53,7 @@ def test_sessions_are_found_by_condition_time_or_folder():
 @given(seed=st.integers(0, 10**6), sessions=st.integers(3, 12))
 def test_no_session_is_torn(seed, sessions):
     table = collection(300, sessions, seed)
-    split = split_by_session(table, seed=seed)
+    split = split_table(table, SplitOptions("session", seed=seed))
     assert set(split.parts) == {"calibration", "test"}
     calibration, test = split.parts["calibration"], split.parts["test"]
     asked = [set(part.condition[part.query_rows].tolist()) for part in (calibration, test)]
@@ -75,25 +68,28 @@ def test_no_session_is_torn(seed, sessions):
 def test_given_queries_stay_queries():
     table = collection()
     table = replace(table, is_query=find_sessions(table).number >= 3)
-    split = split_by_session(table, calibration=0.3, test=0.3)
+    split = split_table(table, SplitOptions("session", calibration=0.3, test=0.3))
     assert all(len(part.reference_rows) == len(table.reference_rows) for part in split.parts.values())
     both = replace(table, is_query=np.arange(len(table)) % 2 == 0)
-    assert any("warning" in note for note in split_by_session(both).notes)
+    assert any("warning" in note for note in split_table(both).notes)
 
 
 def test_folders_as_sessions_tell_how_much_leaks():
     line = np.column_stack([np.arange(900.0), np.zeros(900)])  # one drive, a metre an image, in nine folders
     drive = PlaceImages.create([f"{i // 100}/{i}.jpg" for i in range(900)], line)
-    note = split_by_session(drive, source="folder").notes[-1]
-    assert note.startswith("warning: folders were taken for sessions;")
-    assert "% of the test queries lie within 25 m of a calibration query" in note
-    assert split_by_session(collection(), source="condition").notes == (
-        "6 sessions, told apart by condition",
+    note = split_table(drive, SplitOptions("session", sessions="folder")).notes[-1]
+    assert note.startswith("warning: folders are used as sessions;")
+    assert "% of the test queries are within 25 m of a calibration query" in note
+    assert split_table(collection(), SplitOptions("session", sessions="condition")).notes == (
+        "6 sessions, detected by condition",
     )
     spread = replace(drive, positions=line * 1000)
-    assert "0.0% of the test queries" in split_by_session(spread, source="folder").notes[-1]
+    assert (
+        "0.0% of the test queries"
+        in split_table(spread, SplitOptions("session", sessions="folder")).notes[-1]
+    )
     unposed = replace(drive, positions=np.full((900, 2), np.nan))
-    assert "cannot be measured" in split_by_session(unposed, source="folder").notes[-1]
+    assert "cannot be measured" in split_table(unposed, SplitOptions("session", sessions="folder")).notes[-1]
 
 
 def test_leak_rate_against_all_pairs():
@@ -106,7 +102,7 @@ def test_leak_rate_against_all_pairs():
 
 def test_time_runs_forward_with_a_gap():
     table = collection(2000, sessions=1)
-    split = split_by_time(table, gap=30.0)
+    split = split_table(table, SplitOptions("time", gap=30.0))
     calibration, test = split.parts["calibration"], split.parts["test"]
     last_map = test.timestamp[test.reference_rows].max()
     first_calibration = calibration.timestamp[calibration.query_rows].min()
@@ -118,22 +114,24 @@ def test_time_runs_forward_with_a_gap():
     assert abs(len(test.query_rows) - 400) < 40
     assert len(split.notes) == 1  # the map is the past, so there is nothing to warn of
     with pytest.raises(KappaPlaceError, match="no timestamps and no frame numbers"):
-        split_by_time(replace(table, timestamp=np.full(len(table), np.nan)))
+        split_table(replace(table, timestamp=np.full(len(table), np.nan)), SplitOptions("time"))
 
 
 def test_time_never_loses_a_part_silently():
     table = collection(1000, sessions=1)  # calibration is 200 s long
-    with pytest.raises(KappaPlaceError, match=r"Nothing is left for calibration .* smaller --gap"):
-        split_by_time(table, gap=300.0)
-    with pytest.raises(KappaPlaceError, match=r"Nothing is left for references .* smaller --gap"):
-        split_by_time(table, gap=5000.0)
-    assert list(split_by_time(table, calibration=0.0, gap=30.0).parts) == ["test"]  # it was not asked for
+    with pytest.raises(KappaPlaceError, match=r"The calibration part is empty .* smaller --gap"):
+        split_table(table, SplitOptions("time", gap=300.0))
+    with pytest.raises(KappaPlaceError, match=r"The references part is empty .* smaller --gap"):
+        split_table(table, SplitOptions("time", gap=5000.0))
+    assert list(split_table(table, SplitOptions("time", calibration=0.0, gap=30.0)).parts) == [
+        "test"
+    ]  # it was not asked for
 
 
 def test_a_map_that_is_not_the_past_is_told():
     table = collection(1000, sessions=1)
     table = replace(table, is_query=np.arange(1000) % 2 == 0)
-    notes = split_by_time(table, gap=10.0).notes
+    notes = split_table(table, SplitOptions("time", gap=10.0)).notes
     assert notes[-1].startswith("warning: 500 references are not 10 s older than the first query")
 
 
@@ -149,28 +147,28 @@ def route(queries: int, references: int, **rest: object) -> PlaceImages:
 
 
 def test_a_route_without_times_is_cut_by_frame_numbers():
-    split = split_by_time(route(100, 90))
+    split = split_table(route(100, 90), SplitOptions("time"))
     calibration, test = split.parts["calibration"], split.parts["test"]
     last = calibration.frame_numbers()[calibration.query_rows].max()
     first = test.frame_numbers()[test.query_rows].min()
     assert first - last == 6  # five frames, the neighbourhood, lie between them
     assert split.dropped == 5
-    assert "5 frames left out" in split.notes[0]
+    assert "5 frames removed" in split.notes[0]
     assert len(calibration.reference_rows) == len(test.reference_rows) == 90
     assert (calibration.positives().counts > 0).all()
-    assert split_by_time(route(100, 90), gap=9.0).dropped == 9
-    with pytest.raises(KappaPlaceError, match="smaller than the neighbourhood frames:5"):
-        split_by_time(route(100, 90), gap=3.0)
+    assert split_table(route(100, 90), SplitOptions("time", gap=9.0)).dropped == 9
+    with pytest.raises(KappaPlaceError, match="smaller than the neighborhood frames:5"):
+        split_table(route(100, 90), SplitOptions("time", gap=3.0))
     with pytest.raises(KappaPlaceError, match="no timestamps and no frame numbers"):
-        split_by_time(route(100, 90, neighborhood=Neighborhood("self")))
+        split_table(route(100, 90, neighborhood=Neighborhood("self")), SplitOptions("time"))
     with pytest.raises(KappaPlaceError, match="single session"):
-        split_by_session(route(100, 90))
+        split_table(route(100, 90))
 
 
 def test_time_cuts_given_queries():
     table = collection(1000, sessions=1)
     table = replace(table, is_query=np.arange(1000) >= 600)
-    split = split_by_time(table, calibration=0.5, test=0.5, gap=0.0)
+    split = split_table(table, SplitOptions("time", calibration=0.5, test=0.5, gap=0.0))
     assert [len(part.query_rows) for part in split.parts.values()] == [200, 200]
     assert all(len(part.reference_rows) == 600 for part in split.parts.values())
 
@@ -179,7 +177,7 @@ def test_time_cuts_given_queries():
 @given(seed=st.integers(0, 10**6), buffer=st.sampled_from([None, 25.0, 60.0]), accurate=st.booleans())
 def test_no_place_is_on_two_sides(seed, buffer, accurate):
     table = collection(500, seed=seed, accuracy=None if accurate else np.full(500, 5.0))
-    split = split_by_area(table, buffer=buffer, calibration=0.3, test=0.3, seed=seed)
+    split = split_table(table, SplitOptions("area", buffer=buffer, calibration=0.3, test=0.3, seed=seed))
     parts = list(split.parts.values())
     reach = (buffer or 25.0) + (0.0 if accurate else 10.0)
     for i, a in enumerate(parts):
@@ -189,7 +187,7 @@ def test_no_place_is_on_two_sides(seed, buffer, accurate):
     assert list(split.parts) == ["train", "calibration", "test"]
     assert all(len(part.reference_rows) for part in parts)
     for part in parts:
-        assert len(part.query_rows) or any(f"{part.name} holds no queries" in note for note in split.notes)
+        assert len(part.query_rows) or any(f"{part.name} has no queries" in note for note in split.notes)
 
 
 @pytest.mark.parametrize("given_lists", [False, True])
@@ -200,20 +198,20 @@ def test_area_leaves_no_query_that_lost_its_positives(given_lists):
     if given_lists:
         table = replace(table, given_positives=table.positives())
     answered = set(table.paths[table.query_rows[table.positives().counts > 0]].tolist())
-    split = split_by_area(table, block=60.0, calibration=0.3, test=0.3)
+    split = split_table(table, SplitOptions("area", block=60.0, calibration=0.3, test=0.3))
     lonely = 0
     for part in split.parts.values():
         without = part.paths[part.query_rows[part.positives().counts == 0]].tolist()
         assert not answered & set(without)
         lonely += len(without)
     assert sum(map(len, split.parts.values())) + split.dropped == 3000
-    assert "queries left out that lost all of their positives" in split.notes[1]
+    assert "queries without any remaining positive dropped" in split.notes[1]
     hopeless = int((table.positives().counts == 0).sum())
     assert 0 < lonely <= hopeless  # those that never had one stay: the policy is the user's to choose
 
 
 def test_area_of_a_single_session_has_no_queries():
-    split = split_by_area(collection(sessions=1), calibration=0.5, test=0.5)
+    split = split_table(collection(sessions=1), SplitOptions("area", calibration=0.5, test=0.5))
     assert list(split.parts) == ["calibration", "test"]
     assert any("no queries" in note for note in split.notes)
 
@@ -221,32 +219,40 @@ def test_area_of_a_single_session_has_no_queries():
 def test_splits_that_cannot_be():
     table = collection()
     with pytest.raises(KappaPlaceError, match="would leak"):
-        split_by_area(table, buffer=5.0)
-    with pytest.raises(KappaPlaceError, match="Sessions by 'magic' are unknown"):
-        split_by_area(table, source="magic")  # type: ignore[arg-type]
+        split_table(table, SplitOptions("area", buffer=5.0))
+    with pytest.raises(KappaPlaceError, match="Unknown source of sessions 'magic'"):
+        split_table(table, SplitOptions("area", sessions="magic"))  # type: ignore[arg-type]
     with pytest.raises(KappaPlaceError, match="no positions"):
-        split_by_area(replace(table, positions=np.full((len(table), 2), np.nan)))
+        split_table(replace(table, positions=np.full((len(table), 2), np.nan)), SplitOptions("area"))
     with pytest.raises(
-        KappaPlaceError, match=r"2 sessions \(told apart by condition\) are too few for 3 parts.*--by time"
+        KappaPlaceError, match=r"2 sessions \(detected by condition\) are too few for 3 parts.*--by time"
     ):
-        split_by_session(collection(sessions=2))
+        split_table(collection(sessions=2))
     for block in (0.0, -100.0, 49.0, float("nan")):
-        with pytest.raises(KappaPlaceError, match=r"--block \S+ must be at least twice the buffer of 25 m"):
-            split_by_area(table, block=block)
+        with pytest.raises(
+            KappaPlaceError,
+            match=r"block must be at least twice the buffer of 25 m, got \S+\. Pass a larger --block",
+        ):
+            split_table(table, SplitOptions("area", block=block))
     with pytest.raises(KappaPlaceError, match=r"blocks of 5000 m are too few for 3 parts.*--block"):
-        split_by_area(table, block=5000.0)
+        split_table(table, SplitOptions("area", block=5000.0))
 
 
-@pytest.mark.parametrize("split", SPLITS.values())
-@pytest.mark.parametrize("queries", [0, 300])
-def test_shares_are_never_rescaled_silently(split, queries):
-    table = replace(collection(), is_query=np.arange(600) < queries)
-    for shares in ((0.9, 0.9), (-0.1, 0.5), (1.2, 0.0), (float("nan"), 0.5)):
-        with pytest.raises(KappaPlaceError, match="sum to at most 1, not"):
-            split(table, calibration=shares[0], test=shares[1])
+@pytest.mark.parametrize("by", ["session", "time", "area"])
+def test_fractions_are_never_rescaled_silently(by):
+    for fractions in ((0.9, 0.9), (-0.1, 0.5), (1.2, 0.0), (float("nan"), 0.5)):
+        with pytest.raises(KappaPlaceError, match="sum to at most 1, got"):
+            SplitOptions(by, *fractions)
+
+
+def test_options_without_effect_are_refused():
+    with pytest.raises(KappaPlaceError, match=r"block has no effect on a split by time\. Omit --block\."):
+        SplitOptions("time", block=5.0)
+    with pytest.raises(KappaPlaceError, match="Unknown kind of split 'place'"):
+        SplitOptions("place")  # type: ignore[arg-type]
 
 
 def test_a_split_needs_two_parts():
     table = collection()
     with pytest.raises(KappaPlaceError, match="at least two parts"):
-        split_by_session(table, calibration=0.0, test=0.0)
+        split_table(table, SplitOptions("session", calibration=0.0, test=0.0))

@@ -1,65 +1,85 @@
-"""`kappaplace data`: import any collection of images with poses, check it, look at it, split it."""
+"""`kappaplace data`: import, check, show and split collections of images with poses; write a synthetic
+city."""
 
 from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Literal
 
 import typer
 
-from kappaplace.cli import data_split
-from kappaplace.data.check import find_problems, summarize
-from kappaplace.data.near import Neighborhood
-from kappaplace.data.positives import NoPositives
-from kappaplace.data.protocols import PROTOCOLS, Protocol, get_protocol, read_protocol
-from kappaplace.data.readers import READERS, read_layout
-from kappaplace.data.table import PlaceImages
-from kappaplace.data.table_io import TABLE_FORMATS, recorded_hash
+from kappaplace.cli.options import AsJson, command
+from kappaplace.data import (
+    PROTOCOLS,
+    READERS,
+    TABLE_FORMATS,
+    Neighborhood,
+    NoPositives,
+    PlaceImages,
+    Protocol,
+    SplitOptions,
+    TableProblems,
+    TableSummary,
+    find_problems,
+    get_protocol,
+    read_layout,
+    read_protocol,
+    recorded_hash,
+    split_table,
+    summarize,
+)
 from kappaplace.errors import KappaPlaceError
+from kappaplace.records import Help, to_plain
+from kappaplace.types import Json
 
 app = typer.Typer(
     no_args_is_help=True, help="Import, check, show and split collections of images with poses."
 )
 
-
-_Table = Annotated[Path, typer.Argument(help="A table made by `data import`: .parquet or .csv.")]
-_Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-_Root = Annotated[Path | None, typer.Option(help="Where the images lie now, if they have moved.")]
-_Policy = Annotated[
-    NoPositives | None,
-    typer.Option(
-        help="Queries without positives: fail (count as failures), skip (leave out) or error; "
-        "by default the protocol's, else fail."
-    ),
-]
+_Table = Annotated[Path, typer.Argument(help="Table written by `data import`: .parquet or .csv.")]
+_Root = Annotated[Path | None, typer.Option(help="Folder of the images, if they have moved.")]
+_POLICY = (
+    "Queries without positives: fail (count as failures), skip (exclude) or error. "
+    "Default: the policy of the protocol, otherwise fail."
+)
+_Policy = Annotated[NoPositives | None, typer.Option(help=_POLICY)]
 
 
-@app.command("import")
-def import_(
-    layout: Annotated[str, typer.Argument(help="A layout or a protocol; see `kappaplace data layouts`.")],
-    folder: Annotated[Path, typer.Argument(help="The folder (or ROS bag) to read.")],
-    out: Annotated[Path, typer.Option(help="The table to write: .parquet or .csv.")],
+@dataclass(frozen=True)
+class ImportOptions:
+    """Options of `kappaplace data import`."""
+
     option: Annotated[
-        list[str] | None, typer.Option("--option", "-o", help="Option of the layout, name=value; repeatable.")
-    ] = None,
-    name: Annotated[str, typer.Option(help="Name of the table (default: the folder's).")] = "",
+        list[str], Help("Option of the layout, as name=value; can be repeated.", ("--option", "-o"))
+    ] = field(default_factory=list)
+    name: Annotated[str, Help("Name of the table. Default: the name of the folder.")] = ""
     radius: Annotated[
-        float | None, typer.Option(help="Metres within which references are positives.")
-    ] = None,
+        float | None, Help("References within this many metres of a query are its positives.")
+    ] = None
     neighborhood: Annotated[
         str,
-        typer.Option("--neighborhood", "--neighbourhood", help="What is near: metres:25, frames:5 or self."),
-    ] = "",
-    policy: _Policy = None,
-    yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Do not ask whether guessed columns are right.")
-    ] = False,
-    as_json: _Json = False,
+        Help(
+            "References that show the same place: metres:25, frames:5 or self.",
+            ("--neighborhood", "--neighbourhood"),
+        ),
+    ] = ""
+    policy: Annotated[NoPositives | None, Help(_POLICY)] = None
+
+
+@command(app, "import")
+def import_(
+    layout: Annotated[str, typer.Argument(help="Layout or protocol; see `kappaplace data layouts`.")],
+    folder: Annotated[Path, typer.Argument(help="Folder (or ROS bag) to read.")],
+    out: Annotated[Path, typer.Option(help="Table to write: .parquet or .csv.")],
+    options: ImportOptions,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask to confirm guessed columns.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Read a folder into one table.
+    """Read a folder of images into one table.
 
     Examples:
 
@@ -72,39 +92,42 @@ def import_(
         kappaplace data import pitts30k-test ~/pittsburgh --out pitts30k.parquet
     """
     if out.suffix.lower() not in TABLE_FORMATS:
-        raise KappaPlaceError(f"{out} is neither .parquet nor .csv: tables are kept in one of these formats.")
-    if layout in PROTOCOLS:
-        _refuse_changes(layout, radius, neighborhood)
-    elif layout not in READERS:
-        raise KappaPlaceError(
-            f"{layout!r} is neither a layout ({', '.join(READERS)}) nor a protocol ({', '.join(PROTOCOLS)})."
-        )
-    options, ask = _options(option or []), _asker(yes, as_json)
+        raise KappaPlaceError(f'Tables are .parquet or .csv files, got "{out}".')
+    reader_options, ask = _reader_options(options.option), _asker(yes or as_json)
     warnings: tuple[str, ...] = ()
     if layout in PROTOCOLS:
-        table, checked = read_protocol(layout, folder, options, ask=ask, table_name=name)
+        for flag, value in (("radius", options.radius), ("neighborhood", options.neighborhood or None)):
+            if value is not None:
+                raise KappaPlaceError(f"The protocol {layout} fixes the {flag}. Omit --{flag}.")
+        table, checked = read_protocol(layout, folder, reader_options, ask=ask, table_name=options.name)
         warnings = checked.warnings
+    elif layout in READERS:
+        for key in reader_options:  # before they become keywords: "folder" is a parameter of every reader
+            if key not in READERS[layout].options:
+                names = ", ".join(READERS[layout].options) or "none"
+                raise KappaPlaceError(f'The layout {layout} has no option "{key}". Choose from: {names}.')
+        table = _adjusted(read_layout(layout, folder, ask=ask, **reader_options), options)
     else:
-        _check_options(layout, options)
-        table = _adjusted(read_layout(layout, folder, ask=ask, **options), name, radius, neighborhood)
-    # The summary comes first: a policy that is not met must leave the table that was there alone.
-    facts = summarize(table, _policy(table, policy)) | _protocol_facts(table)
+        raise KappaPlaceError(
+            f'Unknown layout or protocol "{layout}". Choose from: {", ".join([*READERS, *PROTOCOLS])}.'
+        )
+    summary = summarize(table, _policy(table, options.policy))  # first, so that a failure writes nothing
     table.save(out)
-    _print_summary(facts | {"table": str(out), "warnings": list(warnings)}, as_json)
+    _print(table, summary, out, TableProblems((), warnings), as_json)
 
 
 @app.command()
 def check(
     table: _Table,
     root: _Root = None,
-    images: Annotated[bool, typer.Option(help="Look whether every image is there.")] = True,
+    images: Annotated[bool, typer.Option(help="Check that every image file exists.")] = True,
     decode: Annotated[
         bool, typer.Option("--decode", help="Decode every image, to find corrupt ones.")
     ] = False,
     policy: _Policy = None,
-    as_json: _Json = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Tell what a table holds and what is wrong with it; exit code 1 if something is.
+    """Report the content of a table and its problems; exit with code 1 if there are any.
 
     Examples:
 
@@ -114,43 +137,117 @@ def check(
 
         kappaplace data check pitts30k.parquet --root /disk/pittsburgh --policy error
     """
-    opened = PlaceImages.open(table, root)
-    found = find_problems(opened, images=images, decode=decode, recorded_hash=recorded_hash(table))
-    facts = summarize(opened, _policy(opened, policy)) | _protocol_facts(opened)
-    _print_summary(facts | {"table": str(table)} | found, as_json)
-    if found["problems"]:
+    images_of = PlaceImages.open(table, root)
+    problems = find_problems(images_of, images=images, decode=decode, recorded_hash=recorded_hash(table))
+    _print(images_of, summarize(images_of, _policy(images_of, policy)), table, problems, as_json)
+    if problems.problems:
         raise typer.Exit(1)
 
 
 @app.command()
 def show(
-    table: _Table,
-    out: Annotated[Path, typer.Option(help="The image to write, as .png.")],
-    root: _Root = None,
+    table: _Table, out: Annotated[Path, typer.Option(help="Image to write: .png.")], root: _Root = None
 ) -> None:
-    """Draw the map: references, queries, lines to positives, coverage.
+    """Draw the table from above: references, queries, lines to positives, coverage.
 
     Examples:
 
         kappaplace data show walk.parquet --out walk.png
     """
-    from kappaplace.reports import write_table_map as draw
+    from kappaplace.reports import write_table_map
 
-    typer.echo(f"{out}: {draw(PlaceImages.open(table, root), out).sentence}")
+    typer.echo(f"{out}: {write_table_map(PlaceImages.open(table, root), out).sentence}")
 
 
-app.command("split")(data_split.split)
+@command(app, "split")
+def split(
+    table: _Table,
+    out: Annotated[Path, typer.Option(help="Folder for the tables calibration, test and (by area) train.")],
+    options: SplitOptions,
+    suffix: Annotated[Literal["parquet", "csv"], typer.Option("--format", help="Format of the tables.")] = (
+        "parquet"
+    ),
+    as_json: AsJson = False,
+) -> None:
+    """Split one collection into tables for calibration and test without leaks.
+
+    By session and by time, calibration and test are two sets of queries that search the same references. By
+    area, train, calibration and test are separate places with a buffer between them. If the table has
+    queries, they are divided between calibration and test in the proportion of the two fractions.
+
+    Examples:
+
+        kappaplace data split walks.parquet --by session --out walks/
+
+        kappaplace data split city.parquet --by area --calibration 0.3 --test 0.3 --out city/
+    """
+    result = split_table(PlaceImages.open(table), options)
+    files = result.save(out, f".{suffix}")
+    parts = {name: summarize(part) for name, part in result.parts.items()}
+    if as_json:
+        facts = {name: to_plain(part) | {"table": str(files[name])} for name, part in parts.items()}
+        answer = {"by": options.by, "dropped": result.dropped, "notes": result.notes, "parts": facts}
+        typer.echo(json.dumps(answer))
+        return
+    for name, part in parts.items():
+        typer.echo(f"{name}: {part.queries:,} queries, {part.references:,} references → {files[name]}")
+        typer.echo(f"  {part.no_positives}")
+    warnings = [note for note in result.notes if note.startswith("warning:")]
+    notes = [note for note in result.notes if note not in warnings]
+    typer.echo("; ".join([*notes, f"{result.dropped:,} images dropped"]))
+    for warning in warnings:
+        typer.secho(warning, fg="yellow", err=True)
 
 
 @app.command()
-def layouts(as_json: _Json = False) -> None:
-    """List the layouts that `data import` reads, with their options, and the named protocols."""
+def city(
+    out: Annotated[Path, typer.Option(help="Folder to write; a second run adds only missing images.")],
+    seed: Annotated[
+        int, typer.Option(help="Random seed of the city; the same seed gives the same bytes.")
+    ] = 0,
+    size: Annotated[int, typer.Option(help="Side of the images in pixels.")] = 128,
+    blocks: Annotated[int, typer.Option(help="Building blocks per side of each district.")] = 3,
+    queries: Annotated[
+        int, typer.Option(help="Number of queries in each of the districts val and test.")
+    ] = 400,
+    as_json: AsJson = False,
+) -> None:
+    """Write a synthetic city in the file layout of CosPlace: train, val and test districts.
+
+    Examples:
+
+        kappaplace data city --out city
+
+        kappaplace data city --out big --blocks 8 --size 256 --seed 3
+
+        kappaplace data import at-names city/test --out test.parquet
+    """
+    from kappaplace_city import SPLITS, SyntheticCity, write_city
+
+    world = SyntheticCity(seed, (blocks, blocks))
+    views = {split: world.views(split, queries=queries) for split in SPLITS}
+    folder = write_city(world, out, size, views=views)
+    counts = {
+        split: {"references": int((~part.is_query).sum()), "queries": int(part.is_query.sum())}
+        for split, part in views.items()
+    }
     if as_json:
-        known = {
+        typer.echo(json.dumps({"folder": str(folder), "seed": seed, "size": size, "images": counts}))
+        return
+    for name, count in counts.items():
+        typer.echo(f"{name:<5} {count['references']:>6,} references {count['queries']:>6,} queries")
+    typer.echo(f"Written to {folder}; {folder / 'conditions.csv'} lists how each image is degraded.")
+
+
+@app.command()
+def layouts(as_json: AsJson = False) -> None:
+    """List the layouts that `data import` reads, with their options, and the protocols."""
+    if as_json:
+        readers = {
             r.name: {"summary": r.summary, "options": r.options, "extra": r.extra} for r in READERS.values()
         }
         protocols = {name: protocol.to_json() for name, protocol in PROTOCOLS.items()}
-        typer.echo(json.dumps({"layouts": known, "protocols": protocols}))
+        typer.echo(json.dumps({"layouts": readers, "protocols": protocols}))
         return
     for reader in READERS.values():
         extra = f" (extra: kappaplace[{reader.extra}])" if reader.extra else ""
@@ -159,7 +256,7 @@ def layouts(as_json: _Json = False) -> None:
             typer.echo(f"    -o {key}=…  {meaning}")
     typer.echo()
     for protocol in PROTOCOLS.values():
-        trust = "verified" if protocol.verified else "not verified here"
+        trust = "verified" if protocol.verified else "not verified"
         counts = f"{protocol.queries:,} queries, {protocol.references:,} references ({trust})"
         typer.secho(f"{protocol.name}: {counts}; {protocol.source}", bold=True)
         typer.echo(f"    {_protocol_text(protocol)}")
@@ -167,58 +264,36 @@ def layouts(as_json: _Json = False) -> None:
             typer.echo(f"    -o {key}=…")
 
 
-def _options(pairs: list[str]) -> dict[str, str]:
+def _reader_options(pairs: list[str]) -> dict[str, str]:
     options = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals:
-            raise KappaPlaceError(f"--option {pair!r} lacks its value: write name=value.")
+            raise KappaPlaceError(f'--option needs name=value, got "{pair}".')
         options[key.replace("-", "_")] = value
     return options
 
 
-def _check_options(layout: str, options: dict[str, str]) -> None:
-    """Before they become keywords: a name such as `folder` would pass for a parameter of the reader."""
-    known = READERS[layout].options
-    for key in options:
-        if key not in known:
-            names = ", ".join(known) or "none"
-            raise KappaPlaceError(f"Layout {layout} has no option {key!r}; it has {names}.")
-
-
-def _asker(yes: bool, as_json: bool) -> Any:
+def _asker(agreed: bool) -> Callable[[str], bool]:
     def ask(text: str) -> bool:
         typer.echo(text, err=True)
-        return yes or as_json or not sys.stdin.isatty() or typer.confirm("Is that right?", default=True)
+        return agreed or not sys.stdin.isatty() or typer.confirm("Is this correct?", default=True)
 
     return ask
 
 
-def _refuse_changes(protocol: str, radius: float | None, neighborhood: str) -> None:
-    """What a protocol fixes cannot be given, not even with the same value: nothing is left to say."""
-    for flag, given in (("radius", radius is not None), ("neighborhood", bool(neighborhood))):
-        if given:
-            raise KappaPlaceError(f"The protocol {protocol} fixes the {flag}: leave --{flag} out.")
+def _adjusted(table: PlaceImages, options: ImportOptions) -> PlaceImages:
+    """Apply the user's choices; a neighborhood in metres follows the radius unless the user passes one."""
+    table = table if options.radius is None else table.with_radius(options.radius)
+    table = replace(table, name=options.name) if options.name else table
+    near = options.neighborhood
+    return replace(table, neighborhood=Neighborhood.parse(near)) if near else table
 
 
-def _adjusted(table: PlaceImages, name: str, radius: float | None, neighborhood: str) -> PlaceImages:
-    """The table with what the user stated; a neighbourhood in metres follows the radius unless stated."""
-    table = table if radius is None else table.with_radius(radius)
-    changes: dict[str, Any] = {"name": name} if name else {}
-    changes |= {"neighborhood": Neighborhood.parse(neighborhood)} if neighborhood else {}
-    return replace(table, **changes) if changes else table
-
-
-def _policy(table: PlaceImages, given: NoPositives | None) -> NoPositives:
-    if given is not None:
-        return given
+def _policy(table: PlaceImages, policy: NoPositives | None) -> NoPositives:
+    if policy is not None:
+        return policy
     return get_protocol(table.protocol).no_positives if table.protocol in PROTOCOLS else NoPositives.FAIL
-
-
-def _protocol_facts(table: PlaceImages) -> dict[str, Any]:
-    """What the protocol asks of an evaluation beyond the table: the resizing of images."""
-    protocol = PROTOCOLS.get(table.protocol)
-    return {} if protocol is None else {"resize": protocol.resize, "images": protocol.resize_text()}
 
 
 def _protocol_text(protocol: Protocol) -> str:
@@ -229,27 +304,36 @@ def _protocol_text(protocol: Protocol) -> str:
     )
 
 
-def _print_summary(facts: dict[str, Any], as_json: bool) -> None:
+def _print(
+    table: PlaceImages, summary: TableSummary, file: Path, problems: TableProblems, as_json: bool
+) -> None:
+    protocol = PROTOCOLS.get(table.protocol)
     if as_json:
-        typer.echo(json.dumps(facts))
+        facts: dict[str, Json] = {**to_plain(summary), "table": str(file)}
+        if protocol is not None:
+            facts |= {"resize": protocol.resize, "images": protocol.resize_text()}
+        typer.echo(json.dumps(facts | to_plain(problems)))
         return
-    name = facts["name"] or "table"
-    typer.secho(f"{name}: {facts['queries']:,} queries, {facts['references']:,} references", bold=True)
-    typer.echo(
-        f"  positions   {facts['frame']}, {facts['unposed']:,} unposed, extent {facts['extent_metres']} m"
-    )
-    typer.echo(f"  positives   {facts['positives']}, {facts['positives_per_query']:.1f} a query")
-    typer.echo(f"  policy      {facts['no_positives']}")
-    typer.echo(f"  near        {facts['neighbourhood']}")
-    if "images" in facts:
-        typer.echo(f"  images      {facts['images']}")
-    known = f"{facts['with_heading']:,} headings, {facts['with_timestamp']:,} times"
-    typer.echo(f"  known       {known}, {facts['places']:,} places, {facts['conditions']:,} conditions")
-    typer.echo(f"  hash        {facts['hash']}" + (f" ({facts['protocol']})" if facts["protocol"] else ""))
-    typer.echo(f"  table       {facts['table']}")
-    for warning in facts.get("warnings", []):
+    counts = f"{summary.queries:,} queries, {summary.references:,} references"
+    typer.secho(f"{summary.name or 'table'}: {counts}", bold=True)
+    width, height = summary.extent_metres
+    lines = {
+        "positions": f"{summary.frame}, {summary.unposed:,} without, extent {width:g} × {height:g} m",
+        "positives": f"{summary.positives}, {summary.positives_per_query:.1f} per query",
+        "policy": summary.no_positives,
+        "near": summary.neighborhood,
+        "images": "" if protocol is None else protocol.resize_text(),
+        "metadata": f"{summary.with_heading:,} headings, {summary.with_timestamp:,} times, "
+        f"{summary.places:,} places, {summary.conditions:,} conditions",
+        "hash": summary.hash + (f" ({summary.protocol})" if summary.protocol else ""),
+        "table": str(file),
+    }
+    for label, text in lines.items():
+        if text:
+            typer.echo(f"  {label:<11} {text}")
+    for warning in problems.warnings:
         typer.secho(f"  warning: {warning}", fg="yellow", err=True)
-    for problem in facts.get("problems", []):
+    for problem in problems.problems:
         typer.secho(f"  problem: {problem}", fg="red", err=True)
-    for sentence in facts.get("corrupt", []):
-        typer.echo(f"    {sentence}", err=True)
+    for message in problems.corrupt or ():
+        typer.echo(f"    {message}", err=True)

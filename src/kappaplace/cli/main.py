@@ -12,7 +12,6 @@ from typer.core import TyperGroup
 from kappaplace.cli import (
     bench,
     calibrate,
-    city,
     compare,
     data,
     demo,
@@ -53,7 +52,7 @@ app = typer.Typer(
     help="Visual place recognition that knows how sure it is.\n\nStart with `kappaplace demo`.",
 )
 app.command("demo")(demo.demo)
-app.command("city")(city.city)
+app.command("city")(data.city)
 app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("compare")(compare.compare)

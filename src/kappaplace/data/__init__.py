@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kappaplace.data.augment import CosPlaceAugmentation as CosPlaceAugmentation
+    from kappaplace.data.check import TableProblems as TableProblems
+    from kappaplace.data.check import TableSummary as TableSummary
     from kappaplace.data.check import find_problems as find_problems
     from kappaplace.data.check import summarize as summarize
     from kappaplace.data.degradation import DEGRADATIONS as DEGRADATIONS
@@ -61,6 +63,9 @@ if TYPE_CHECKING:
     from kappaplace.data.readers.trajectory import from_headings as from_headings
     from kappaplace.data.readers.trajectory import read_poses as read_poses
     from kappaplace.data.readers.trajectory import sample_by_distance as sample_by_distance
+    from kappaplace.data.split import Split as Split
+    from kappaplace.data.split import SplitOptions as SplitOptions
+    from kappaplace.data.split import split_table as split_table
     from kappaplace.data.table import DEFAULT_RADIUS as DEFAULT_RADIUS
     from kappaplace.data.table import ImageNames as ImageNames
     from kappaplace.data.table import PlaceImages as PlaceImages
@@ -75,7 +80,7 @@ if TYPE_CHECKING:
 
 _EXPORTS = {
     "augment": "CosPlaceAugmentation",
-    "check": "find_problems summarize",
+    "check": "TableProblems TableSummary find_problems summarize",
     "degradation": "DEGRADATIONS degrade random_degradation",
     "geodesy": "LOCAL_FRAME ZONE_SHIFT frame_codes project unproject zone_index",
     "images": "HEIF Preprocessing Source decode open_image",
@@ -89,6 +94,7 @@ _EXPORTS = {
     "readers.layout": "images_or_error",
     "readers.rosbag": "image_of_message read_bag unpack_images whole_poses",
     "readers.trajectory": "TimedPoses from_headings read_poses sample_by_distance",
+    "split": "Split SplitOptions split_table",
     "table": "DEFAULT_RADIUS ImageNames PlaceImages concatenate",
     "table_io": "TABLE_FORMATS recorded_hash",
     "thumbnails": "THUMBNAIL_SIZE Thumbnail side_by_side small_picture thumbnail",

@@ -1,10 +1,10 @@
-"""What `kappaplace data check` says of a table: counts, poses, positives, images on disk."""
+"""The checks of `kappaplace data check`: counts, poses, positives, images on disk."""
 
 from __future__ import annotations
 
 import logging
 import os
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -13,71 +13,129 @@ from kappaplace.data.positives import NoPositives, apply_policy
 from kappaplace.data.protocols import check_protocol
 from kappaplace.data.table import PlaceImages
 from kappaplace.progress import track
+from kappaplace.records import optional, stored
 
 
-def summarize(table: PlaceImages, policy: NoPositives = NoPositives.FAIL) -> dict[str, Any]:
-    """Counts of everything that decides an evaluation, ready for JSON."""
+@dataclass(frozen=True)
+class TableSummary:
+    """Counts of everything in a table that decides an evaluation."""
+
+    name: str
+    protocol: str
+    hash: str
+    root: str
+    frame: str
+    radius: float
+    neighborhood: str = field(metadata=stored("neighbourhood"))
+    queries: int
+    references: int
+    unposed: int
+    with_heading: int
+    with_timestamp: int
+    places: int
+    conditions: int
+    extent_metres: tuple[float, float]
+    positives: str
+    """How positives are defined: "given", or the radius."""
+    positives_per_query: float
+    queries_without_positives: int
+    no_positives: str
+    """What happens to queries without positives."""
+
+
+@dataclass(frozen=True)
+class TableProblems:
+    """What would spoil an evaluation of a table."""
+
+    problems: tuple[str, ...]
+    warnings: tuple[str, ...]
+    corrupt: tuple[str, ...] | None = field(default=None, metadata=optional())
+    """One message per image that cannot be decoded; None if images were not decoded."""
+
+
+def summarize(table: PlaceImages, policy: NoPositives = NoPositives.FAIL) -> TableSummary:
+    """Count queries, references, positives and what is known of each image.
+
+    Args:
+        table: The table.
+        policy: What to do with queries without positives.
+
+    Returns:
+        The counts.
+
+    Raises:
+        KappaPlaceError: If a query has no positive and the policy is "error".
+    """
     positives = table.positives()
     evaluated = apply_policy(positives, policy)
-    return {
-        "name": table.name,
-        "protocol": table.protocol,
-        "hash": table.content_hash,
-        "root": str(table.root),
-        "frame": table.frame,
-        "radius": table.radius,
-        "neighbourhood": str(table.neighborhood),
-        "queries": len(table.query_rows),
-        "references": len(table.reference_rows),
-        "unposed": int((~table.posed).sum()),
-        "with_heading": int(np.isfinite(table.heading).sum()),
-        "with_timestamp": int(np.isfinite(table.timestamp).sum()),
-        "places": len(np.unique(table.place[table.place >= 0])),
-        "conditions": len(np.unique(table.condition)),
-        "extent_metres": _extent(table),
-        "positives": "given" if table.given_positives is not None else f"within {table.radius:g} m",
-        "positives_per_query": float(positives.counts.mean()) if positives.queries else 0.0,
-        "queries_without_positives": evaluated.without_positives,
-        "no_positives": str(evaluated),
-    }
+    return TableSummary(
+        name=table.name,
+        protocol=table.protocol,
+        hash=table.content_hash,
+        root=str(table.root),
+        frame=table.frame,
+        radius=table.radius,
+        neighborhood=str(table.neighborhood),
+        queries=len(table.query_rows),
+        references=len(table.reference_rows),
+        unposed=int((~table.posed).sum()),
+        with_heading=int(np.isfinite(table.heading).sum()),
+        with_timestamp=int(np.isfinite(table.timestamp).sum()),
+        places=len(np.unique(table.place[table.place >= 0])),
+        conditions=len(np.unique(table.condition)),
+        extent_metres=_extent(table),
+        positives="given" if table.given_positives is not None else f"within {table.radius:g} m",
+        positives_per_query=float(positives.counts.mean()) if positives.queries else 0.0,
+        queries_without_positives=evaluated.without_positives,
+        no_positives=str(evaluated),
+    )
 
 
-def _extent(table: PlaceImages) -> list[float]:
-    """Sides of the area in metres; of the widest zone where there are several, for they lie apart."""
+def _extent(table: PlaceImages) -> tuple[float, float]:
+    """Return the sides of the area in metres; zones are far apart, so of several the widest counts."""
     zone = zone_index(table.positions, table.frame)
     sides = [np.ptp(table.positions[zone == k], axis=0) for k in np.unique(zone[table.posed])]
-    return [round(float(side), 1) for side in np.max([np.zeros(2), *sides], axis=0)]
+    width, height = np.max([np.zeros(2), *sides], axis=0)
+    return round(float(width), 1), round(float(height), 1)
 
 
 def find_problems(
     table: PlaceImages, *, images: bool = True, decode: bool = False, recorded_hash: str = ""
-) -> dict[str, Any]:
-    """What would spoil an evaluation: missing or corrupt images, doubled paths, an edited file, wrong counts.
+) -> TableProblems:
+    """Find missing or corrupt images, duplicate paths, edits by hand and unexpected counts.
 
-    ``decode`` reads every image to its last pixel; those that fail are listed under "corrupt".
+    Args:
+        table: The table.
+        images: Check that every image file exists.
+        decode: Decode every image completely.
+        recorded_hash: Content hash that the file of the table records, empty for none.
+
+    Returns:
+        Problems, warnings, and the images that cannot be decoded.
+
+    Raises:
+        KappaPlaceError: If the counts contradict those of a verified protocol.
     """
     problems: list[str] = []
     paths = table.image_paths()
     missing = _missing(paths) if images or decode else []
     if missing:
         problems.append(f"{len(missing):,} of {len(table):,} images are missing, the first is {missing[0]}")
-    corrupt = _corrupt(sorted(set(paths) - set(missing))) if decode else []
+    corrupt = _corrupt(sorted(set(paths) - set(missing))) if decode else None
     if corrupt:
         problems.append(f"{len(corrupt):,} of {len(table):,} images cannot be decoded")
-    doubled = len(table) - len(np.unique(table.paths))
-    if doubled:
-        problems.append(f"{doubled:,} paths appear more than once")
+    repeated = len(table) - len(np.unique(table.paths))
+    if repeated:
+        problems.append(f"{repeated:,} paths appear more than once")
     if recorded_hash and recorded_hash != table.content_hash:
-        problems.append(
-            "the file was edited after it was written: its content no longer has the recorded hash"
-        )
-    warnings = list(check_protocol(table, table.protocol).warnings) if table.protocol else []
-    return {"problems": problems, "warnings": warnings} | ({"corrupt": corrupt} if decode else {})
+        problems.append("the file was edited after it was written: its content has another hash")
+    warnings = check_protocol(table, table.protocol).warnings if table.protocol else ()
+    return TableProblems(tuple(problems), warnings, corrupt)
 
 
 def _missing(paths: list[str]) -> list[str]:
     missing = []
-    with track("Looking for images", len(paths)) as bar:
+    with track("Checking files", len(paths)) as bar:
         for path in paths:
             if not os.path.isfile(path):
                 missing.append(path)
@@ -85,19 +143,19 @@ def _missing(paths: list[str]) -> list[str]:
     return missing
 
 
-def _corrupt(paths: list[str]) -> list[str]:
-    """One sentence for every image that cannot be decoded."""
+def _corrupt(paths: list[str]) -> tuple[str, ...]:
+    """Return one message per image that cannot be decoded."""
     from kappaplace.data.images import Preprocessing
     from kappaplace.data.loader import ImageLoader
 
-    # Native size, or JPEGs would be decoded in part only; small batches, for the pixels are thrown away.
+    # Native size, or JPEGs would be decoded in part only; small batches, because the pixels are not used.
     loader = ImageLoader(paths, Preprocessing(), 8, on_error="skip")
     log = logging.getLogger(ImageLoader.__module__)
-    before, log.disabled = log.disabled, True  # the sentences are handed back; not twice on the screen
+    before, log.disabled = log.disabled, True  # the messages are returned instead
     try:
         with track("Decoding images", len(paths)) as bar:
             for batch in loader:
                 bar.advance(len(batch.rows))
     finally:
         log.disabled = before
-    return [skipped.reason for skipped in sorted(loader.skipped)]
+    return tuple(skipped.reason for skipped in sorted(loader.skipped))
