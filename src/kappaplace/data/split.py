@@ -404,7 +404,7 @@ def _blocks(table: PlaceImages, shares: Shares, options: SplitOptions) -> tuple[
             part[lower[_close(table.positions[lower], table.positions[kept], reach)]] = DROPPED
     if not set(shares) <= set(part.tolist()):
         raise KappaPlaceError(
-            f"One of the {len(shares)} parts is empty with blocks of {side:g} m and {reach:g} m between parts. "
+            f"With blocks of {side:g} m and {reach:g} m between parts, one of {len(shares)} parts is empty. "
             "Choose a larger --block, a smaller --buffer or another --seed."
         )
     return part, f"blocks of {side:g} m, {reach:g} m empty between parts"
