@@ -16,7 +16,7 @@ from kappaplace.data.near import within
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.localize import verified_by
-from kappaplace.maps.place_map import PlaceMap
+from kappaplace.maps.open_map import OpenMap
 from kappaplace.maps.sources import into_frame, is_same_image
 from kappaplace.progress import track
 from kappaplace.retrieval.evidence import Evidence
@@ -33,7 +33,7 @@ NOT_THINNED = (
 
 
 def calibrate_map(
-    place_map: PlaceMap, table: PlaceImages, options: CalibrateOptions | None = None
+    place_map: OpenMap, table: PlaceImages, options: CalibrateOptions | None = None
 ) -> Calibration:
     """Fit on labelled queries and keep the result with the map.
 
@@ -80,7 +80,7 @@ def calibrate_map(
     return calibration
 
 
-def _refuse_own(place_map: PlaceMap, images: list[str], best: NDArray[np.int64]) -> None:
+def _refuse_own(place_map: OpenMap, images: list[str], best: NDArray[np.int64]) -> None:
     """An image that finds itself is right whatever the map is worth, and would prove what does not hold."""
     paths = [place_map.store.image_path(reference) for reference in best.tolist()]
     own = [image for image, path in zip(images, paths, strict=True) if is_same_image(image, path)]
@@ -91,13 +91,13 @@ def _refuse_own(place_map: PlaceMap, images: list[str], best: NDArray[np.int64])
         )
 
 
-def collect_evidence(place_map: PlaceMap, images: list[str], rerank: int = 0) -> Evidence:
+def collect_evidence(place_map: OpenMap, images: list[str], rerank: int = 0) -> Evidence:
     """Return what the map knows of some queries, as `localize` sees it."""
     queries = place_map.queries(place_map.embed(images), images if rerank else None)
     return retrieve(queries, place_map.references, min(MATCHES, len(place_map)), rerank=rerank)
 
 
-def keep(place_map: PlaceMap, calibration: Calibration, origin: str, **facts: Any) -> None:
+def keep(place_map: OpenMap, calibration: Calibration, origin: str, **facts: Any) -> None:
     """Store a calibration with the map, whether it promises anything, and what else is known of it."""
     guaranteed = calibration.rule is not None and calibration.rule.guaranteed
     place_map.calibrate_with(calibration, origin, guarantee=guaranteed, **facts)
@@ -114,7 +114,7 @@ def no_longer_compared(before: Calibration | None, now: Calibration) -> str:
     )
 
 
-def _labelled(place_map: PlaceMap, table: PlaceImages) -> tuple[PlaceImages, list[NDArray[np.int64]] | None]:
+def _labelled(place_map: OpenMap, table: PlaceImages) -> tuple[PlaceImages, list[NDArray[np.int64]] | None]:
     """The queries, and for each its right references where the table names them."""
     manifest = place_map.manifest
     queries = table.queries if len(table.query_rows) else table
@@ -137,7 +137,7 @@ def _labelled(place_map: PlaceMap, table: PlaceImages) -> tuple[PlaceImages, lis
 
 
 def _by_position(
-    place_map: PlaceMap, positions: NDArray[np.float64], found: NDArray[np.int64]
+    place_map: OpenMap, positions: NDArray[np.float64], found: NDArray[np.int64]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Whether each match lies within the radius of its query, and which queries have no such reference."""
     radius, search = place_map.manifest.radius, place_map.references.engine

@@ -59,7 +59,7 @@ from kappaplace.training.start import with_head
 
 if TYPE_CHECKING:
     from kappaplace.calibration.examples import CalibrateOptions
-    from kappaplace.maps.place_map import PlaceMap
+    from kappaplace.maps.open_map import OpenMap
 
 
 FEWEST = 16
@@ -218,7 +218,7 @@ Say = Callable[[str], None]
 
 
 def fit_map(
-    place_map: PlaceMap,
+    place_map: OpenMap,
     options: FitOptions | None = None,
     terms: CalibrateOptions | None = None,
     *,
@@ -254,7 +254,7 @@ def fit_map(
 
 
 def estimate_fit(
-    place_map: PlaceMap, options: FitOptions | None = None, *, calibrate: bool = True
+    place_map: OpenMap, options: FitOptions | None = None, *, calibrate: bool = True
 ) -> Estimate:
     """How long `fit_map` will take here; nothing is written."""
     options, store = options or FitOptions(), place_map.store

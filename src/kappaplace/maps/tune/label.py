@@ -34,7 +34,7 @@ from kappaplace.data.thumbnails import side_by_side, small_picture
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import replace_file
 from kappaplace.maps.localize import how_compared, verified_by
-from kappaplace.maps.place_map import PlaceMap
+from kappaplace.maps.open_map import OpenMap
 from kappaplace.maps.sources import is_same_image
 from kappaplace.maps.tune.calibrate import BLOCK, FEWEST, collect_evidence, keep
 from kappaplace.maps.tune.label_sheet import (
@@ -66,7 +66,7 @@ class Outcomes:
 
 
 def calibrate_map_on_labels(
-    place_map: PlaceMap,
+    place_map: OpenMap,
     file: str | Path,
     options: CalibrateOptions | None = None,
     *,
@@ -95,7 +95,7 @@ def calibrate_map_on_labels(
     return made
 
 
-def _usable(place_map: PlaceMap, sheet: Sheet, file: str | Path) -> tuple[Row, ...]:
+def _usable(place_map: OpenMap, sheet: Sheet, file: str | Path) -> tuple[Row, ...]:
     """The labelled rows, if they are of this map."""
     manifest, rows = place_map.manifest, sheet.labelled
     if sheet.sampling is not None and sheet.sampling.model != manifest.model.fingerprint:
@@ -142,7 +142,7 @@ def _paths(sheet: Sheet, rows: tuple[Row, ...], file: Path, root: str | Path | N
     return paths
 
 
-def _outcomes(place_map: PlaceMap, rows: tuple[Row, ...], paths: list[str], verify: int) -> Outcomes:
+def _outcomes(place_map: OpenMap, rows: tuple[Row, ...], paths: list[str], verify: int) -> Outcomes:
     """Ask the map again, for its signals; a label holds where the answer is the one that was shown."""
     examples, right = Examples(best_only=True), np.zeros(len(rows), bool)
     shown = place_map.store.find([row.match for row in rows])
@@ -207,7 +207,7 @@ def _honest(rule: DecisionRule, sheet: Sheet, labels: int, found: Outcomes) -> D
 
 
 def open_sheet(
-    place_map: PlaceMap,
+    place_map: OpenMap,
     sample: Sample,
     file: str | Path,
     *,
@@ -260,7 +260,7 @@ def query_picture(sheet: Sheet, position: int, most: int) -> bytes | None:
     return small_picture(os.path.join(root, sheet.rows[position].query), most)
 
 
-def match_picture(place_map: PlaceMap, sheet: Sheet, position: int, most: int) -> bytes | None:
+def match_picture(place_map: OpenMap, sheet: Sheet, position: int, most: int) -> bytes | None:
     """The same of its match: from its file, or the small copy that the map may keep."""
     found = int(place_map.store.find([sheet.rows[position].match])[0])
     if found < 0:
@@ -274,7 +274,7 @@ PIXELS = 640
 
 
 def label_loop(
-    place_map: PlaceMap,
+    place_map: OpenMap,
     sheet: Sheet,
     file: str | Path,
     *,
@@ -310,7 +310,7 @@ def label_loop(
     return sheet
 
 
-def _draw(place_map: PlaceMap, sheet: Sheet, at: int, file: Path) -> None:
+def _draw(place_map: OpenMap, sheet: Sheet, at: int, file: Path) -> None:
     both = side_by_side(query_picture(sheet, at, PIXELS), match_picture(place_map, sheet, at, PIXELS))
     replace_file(file, lambda part: part.write_bytes(both), sync=False)
 

@@ -43,7 +43,7 @@ from kappaplace.data.near import Near
 from kappaplace.data.randomness import item_key, item_uniforms
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.models import preprocessing_of
-from kappaplace.maps.place_map import PlaceMap
+from kappaplace.maps.open_map import OpenMap
 from kappaplace.maps.references import draw
 from kappaplace.maps.store.reader import Indices, MapStore
 from kappaplace.maps.tune.calibrate import MATCHES, keep
@@ -187,7 +187,7 @@ OUTSIDE_RATE = 0.1
 
 
 def self_calibrate_map(
-    place_map: PlaceMap, options: CalibrateOptions | None = None, *, queries: int = QUERIES
+    place_map: OpenMap, options: CalibrateOptions | None = None, *, queries: int = QUERIES
 ) -> Calibration:
     """Fit without labels and keep the result with the map."""
     options = self_options(options)
@@ -204,7 +204,7 @@ def self_options(options: CalibrateOptions | None = None) -> CalibrateOptions:
 
 
 def self_examples(
-    place_map: PlaceMap, options: CalibrateOptions, queries: int = QUERIES
+    place_map: OpenMap, options: CalibrateOptions, queries: int = QUERIES
 ) -> tuple[Examples, dict[str, Any]]:
     """The map's own images as queries with outcomes, and what a calibration on them must tell of itself."""
     store = place_map.store
@@ -247,7 +247,7 @@ def self_examples(
     return examples, facts
 
 
-def found_alone(place_map: PlaceMap, rows: Indices) -> float:
+def found_alone(place_map: OpenMap, rows: Indices) -> float:
     """Share of these references, undamaged, whose place is found without themselves: how dense the map is."""
     store, found, asked = place_map.store, 0, 0
     for part in _blocks(rows, max(1, min(1024, PAIRS // len(store)))):
@@ -270,7 +270,7 @@ def sparse_note(calibration: Calibration) -> str:
     )
 
 
-def _askable(place_map: PlaceMap, queries: int, seed: int) -> Indices:
+def _askable(place_map: OpenMap, queries: int, seed: int) -> Indices:
     """References whose image can be opened and whose place is known, a fixed choice of them."""
     store = place_map.store
     known = np.arange(len(store))
@@ -309,7 +309,7 @@ def _similarities(store: MapStore, made: Embeddings) -> NDArray[np.float32]:
     return np.concatenate(parts, axis=1)
 
 
-def _masks(place_map: PlaceMap, rows: Indices) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+def _masks(place_map: OpenMap, rows: Indices) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Which references were taken together with each of these, and which show its place."""
     store = place_map.store
     routes, everyone = store.whole("routes"), np.arange(len(store))
@@ -325,7 +325,7 @@ def _masks(place_map: PlaceMap, rows: Indices) -> tuple[NDArray[np.bool_], NDArr
 
 
 def _evidence(
-    place_map: PlaceMap,
+    place_map: OpenMap,
     made: Embeddings,
     asked: SelfQueries,
     k: int,
