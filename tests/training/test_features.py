@@ -18,7 +18,15 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.training import features
 from kappaplace.training.batches import view_key
-from kappaplace.training.features import CLEAN, FeatureStore, Share, extract_features, frozen_features
+from kappaplace.training.features import (
+    CLEAN,
+    FeatureEncoder,
+    FeatureStore,
+    Share,
+    ViewSource,
+    extract_features,
+    frozen_features,
+)
 from kappaplace.training.images import ImageSource, Views
 from kappaplace.training.settings import AugmentSettings
 
@@ -48,9 +56,9 @@ class Encoder:
 
 
 def extract(folder: Path, images: Tensor, encoder: Any, **options: Any) -> FeatureStore:
-    chosen = {"key": "first", "share": None, **options}
-    source = ImageSource(images, INPUT, torch.device("cpu"))
-    return extract_features(folder, encoder, source, VIEWS, ROWS, NUMBERS, seed=SEED, batch_size=2, **chosen)
+    source = ViewSource(ImageSource(images, INPUT, torch.device("cpu")), VIEWS, ROWS, NUMBERS, SEED)
+    key, share = options.pop("key", "first"), options.pop("share", None)
+    return extract_features(folder, key, source, FeatureEncoder(encoder, 2, **options), share)
 
 
 def by_hand(images: Tensor) -> tuple[list[np.ndarray], list[np.ndarray]]:

@@ -99,7 +99,7 @@ def test_cached_run_goes_on_from_half_extracted_features(tmp_path: Path, monkeyp
     whole = small_run("kappa-pt", str(tmp_path / "whole"), *options, start=True)
     monkeypatch.setattr(features, "FLUSH_EVERY", 16)
     monkeypatch.setattr("kappaplace.training.assembly.EXTRACTION_BATCH", (16, 16))
-    work = features._work
+    work = features.ViewSource.batches
     seen: list[int] = []
 
     def cut(*arguments):
@@ -113,10 +113,10 @@ def test_cached_run_goes_on_from_half_extracted_features(tmp_path: Path, monkeyp
             seen.append(part[0])
             yield part
 
-    monkeypatch.setattr(features, "_work", cut)
+    monkeypatch.setattr(features.ViewSource, "batches", cut)
     with pytest.raises(RuntimeError, match="power cut"):
         small_run("kappa-pt", str(tmp_path / "cut"), *options, start=True)
-    monkeypatch.setattr(features, "_work", counted)
+    monkeypatch.setattr(features.ViewSource, "batches", counted)
     small_run("kappa-pt", str(tmp_path / "cut"), *options, start=True)
     assert min(seen) == 48  # three of the four batches of 16 were on disk, one was in hand
     one, other = weights(whole.folder), weights(tmp_path / "cut")

@@ -14,10 +14,9 @@ from kappaplace.bench.rows import Row
 from kappaplace.bench.timing import wait
 from kappaplace.bench.training import FAST, PART, PLAIN
 from kappaplace.training.assembly import Assembly
-from kappaplace.training.engine import Engine
 from kappaplace.training.images import TrainingSet
 from kappaplace.training.recipes import recipe_named, settings_for
-from kappaplace.training.start import starting_model
+from kappaplace.training.start import Engine, starting_model
 
 WARM_UP = 5
 EACH = 4  # images a place

@@ -87,4 +87,8 @@ def _run(settings: object, data: Path | None, out: Path | None, val: Path | None
         device="cpu" if cpu else "",
         say=typer.echo,
     )
+    if trained.epochs and trained.main:
+        from kappaplace.reports import write_training
+
+        write_training(trained.epochs, trained.folder)
     typer.echo(f"The model is in {trained.folder / 'model'}, the course of the run in training.png.")

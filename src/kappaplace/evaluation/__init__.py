@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kappaplace.evaluation.results import KS, EvaluationResult, ScoreColumns, SetResult
+from kappaplace.evaluation.results import EvaluationResult, ScoreColumns, SetResult
 from kappaplace.evaluation.run import Evaluation, ScoreResult, evaluate
+from kappaplace.metrics import KS
 
 if TYPE_CHECKING:
     from kappaplace.evaluation.measuring import measure
@@ -28,7 +29,7 @@ __all__ = [
     "write_result",
 ]
 
-# Imported on first use: training needs KS alone, and these bring models and files along.
+# Imported on first use: these bring models and files along.
 _LATER = {
     "measure": "measuring",
     "Choices": "run",

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.evaluation.results import KS, ScoreColumns, SetResult
+from kappaplace.evaluation.results import ScoreColumns, SetResult
 from kappaplace.metrics.bootstrap import Resampling, bootstrap_many
 from kappaplace.metrics.calibration import (
     BOTH_TAILS,
@@ -18,7 +18,7 @@ from kappaplace.metrics.calibration import (
     expected_calibration_error,
     match_calibration_error,
 )
-from kappaplace.metrics.retrieval import average_precision_at, success_at
+from kappaplace.metrics.retrieval import KS, average_precision_at, success_at
 from kappaplace.metrics.summary import pool, probability_summary, score_summary
 from kappaplace.progress import track
 

@@ -27,12 +27,10 @@ from numpy.typing import NDArray
 from kappaplace.data.table import ImageNames
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import make_folder, replace_file, telling
+from kappaplace.metrics.retrieval import KS
 from kappaplace.types import Matches
 
 MOST_REFERENCES = 200_000  # of one map that are kept in full: plots need no more
-
-
-KS = (1, 5, 10)
 
 
 Floats = NDArray[np.float64]

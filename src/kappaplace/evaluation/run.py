@@ -35,11 +35,11 @@ from kappaplace.evaluation.inputs import (
 )
 from kappaplace.evaluation.measuring import MEAN, POOLED, RESAMPLES, measure
 from kappaplace.evaluation.own_scores import check_own_score, read_own_score
-from kappaplace.evaluation.results import KS, EvaluationResult, SetResult
+from kappaplace.evaluation.results import EvaluationResult, SetResult
 from kappaplace.evaluation.scoring import Fitted, chosen_scores, fit, score_set
 from kappaplace.metrics import MOST_RESAMPLES
 from kappaplace.metrics.calibration import BOTH_TAILS, UPPER_TAIL, ReliabilityCurve, reliability_curve
-from kappaplace.metrics.retrieval import recall_at, success_at
+from kappaplace.metrics.retrieval import KS, recall_at, success_at
 from kappaplace.metrics.selective import auroc
 from kappaplace.models.embedding import usable_device
 from kappaplace.models.embedding.store import EmbeddingStore

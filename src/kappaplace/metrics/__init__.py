@@ -19,7 +19,7 @@ from kappaplace.metrics.probability import (
     BrierParts, MassBins, brier, brier_parts, debiased_ece, equal_mass_ece, log_loss, mass_bins,
 )
 from kappaplace.metrics.retrieval import (
-    average_precision_at, mean_average_precision_at, recall_at, success_at,
+    KS, average_precision_at, mean_average_precision_at, recall_at, success_at,
 )
 from kappaplace.metrics.selective import (
     RISKS, AcceptanceCurve, acceptance_curve, auc_pr, augrc, auroc, aurc, coverage_at_risk, e_aurc,
@@ -29,7 +29,7 @@ from kappaplace.metrics.smooth import smooth_ece
 from kappaplace.metrics.summary import Pooled, pool, pooled, probability_summary, score_summary
 
 __all__ = [
-    "BOTH_TAILS", "MOST_RESAMPLES", "NO_CLAMP", "RISKS", "ROUTE_BLOCK", "UPPER_TAIL", "AcceptanceCurve",
+    "BOTH_TAILS", "KS", "MOST_RESAMPLES", "NO_CLAMP", "RISKS", "ROUTE_BLOCK", "UPPER_TAIL", "AcceptanceCurve",
     "BrierParts", "Comparison", "EceSurface", "Interval", "MassBins", "Pooled", "ReliabilityCurve",
     "Replicates", "Resampling", "acceptance_curve", "auc_pr", "augrc", "aurc", "auroc",
     "average_precision_at", "bootstrap", "bootstrap_many", "brier", "brier_parts", "clamp_tails", "compare",

@@ -8,6 +8,9 @@ from numpy.typing import NDArray
 from kappaplace.checks import checked_hits
 from kappaplace.errors import KappaPlaceError
 
+KS = (1, 5, 10)
+"""Depths K at which retrieval and calibration are measured."""
+
 
 def success_at(hits: NDArray[np.bool_], k: int) -> NDArray[np.bool_]:
     """Whether at least one of the first k matches of each query is a positive; ``hits`` is N×K."""

@@ -25,11 +25,12 @@ from kappaplace.models.loading import TrainableModel
 from kappaplace.models.published import read_prototypes
 from kappaplace.training.batches import BatchPlan
 from kappaplace.training.early_stopping import EarlyStopping
-from kappaplace.training.engine import Engine
 from kappaplace.training.features import (
     CLEAN,
+    FeatureEncoder,
     FeatureStore,
     Share,
+    ViewSource,
     extract_features,
     feature_function,
     frozen_features,
@@ -58,7 +59,7 @@ from kappaplace.training.prototypes import (
 )
 from kappaplace.training.recipes import Recipe, check_run
 from kappaplace.training.settings import Settings
-from kappaplace.training.start import HeadNet, TrainingNet
+from kappaplace.training.start import Engine, HeadNet, TrainingNet
 from kappaplace.training.steps import CachedSteps, DirectSteps, Steps, Work
 from kappaplace.training.validation import ValidationSet, Validator
 
@@ -206,20 +207,16 @@ class Assembly:
         self.model.eval()
         return extract_features(
             self.folder / "features",
-            feature_function(self.model, self.settings.run),
-            self.source,
-            self.views,
-            rows,
-            views,
-            seed=self.settings.run.seed,
-            key=self._features_key(rows, views),
-            batch_size=max(
-                EXTRACTION_BATCH[self.engine.device.type != "cpu"], self.settings.optimiser.batch_size
+            self._features_key(rows, views),
+            ViewSource(self.source, self.views, rows, views, self.settings.run.seed),
+            FeatureEncoder(
+                feature_function(self.model, self.settings.run),
+                max(EXTRACTION_BATCH[self.engine.device.type != "cpu"], self.settings.optimiser.batch_size),
+                self.engine.autocast,
+                self.settings.run.channels_last,
+                probe=partial(frozen_features, self.model),
             ),
-            autocast=self.engine.autocast,
-            channels_last=self.settings.run.channels_last,
-            share=Share(self.engine.rank, self.engine.processes, self.engine.wait),
-            probe=partial(frozen_features, self.model),
+            Share(self.engine.rank, self.engine.processes, self.engine.wait),
         )
 
     def _features_key(self, rows: NDArray[np.int64], views: tuple[int, ...]) -> str:

@@ -101,59 +101,104 @@ class Share:
         return total * self.rank // self.processes, total * (self.rank + 1) // self.processes
 
 
+@dataclass(frozen=True, eq=False)
+class ViewSource:
+    """The images of an extraction: every view of every row."""
+
+    source: ImageSource
+    make_views: Views
+    rows: NDArray[np.int64]
+    """Image rows, ascending."""
+    views: tuple[int, ...]
+    """Numbers of the views, ascending."""
+    seed: int
+
+    def __len__(self) -> int:
+        return len(self.rows) * len(self.views)
+
+    def batches(
+        self, start: int, stop: int, size: int
+    ) -> Iterator[tuple[int, NDArray[np.uint64] | None, Tensor]]:
+        """Yield (position in the store, keys, images) of a range of positions, view after view."""
+        for number, view in enumerate(self.views):
+            first = number * len(self.rows)
+            position, end = max(start, first), min(stop, first + len(self.rows))
+            if position >= end:
+                continue
+            for rows, images in self.source.batches(self.rows[position - first : end - first], size):
+                keys = None if view == CLEAN else view_key(self.seed, rows, np.full(len(rows), view))
+                yield position, keys, images
+                position += len(rows)
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureEncoder:
+    """How features are computed."""
+
+    compute: Compute
+    batch_size: int
+    autocast: Callable[[], AbstractContextManager[object]] = nullcontext
+    channels_last: bool = True
+    probe: Compute | None = None
+    """Computes the same without needing whole batches: one image is enough to measure the width."""
+
+    def __call__(self, pixels: Tensor) -> Download:
+        """Return the features of a batch of views, on their way to the CPU in half precision."""
+        if self.channels_last:
+            pixels = pixels.contiguous(memory_format=torch.channels_last)
+        with self.autocast():
+            features = self.compute(_filled(pixels, self.batch_size))
+        return Download([values[: len(pixels)].to(torch.float16) for values in features])
+
+    def widths(self, pixels: Tensor) -> list[int]:
+        """Return the width of each kind of feature."""
+        with self.autocast():
+            return [values.shape[1] for values in (self.probe or self.compute)(pixels)]
+
+
 @torch.inference_mode()
 def extract_features(
-    folder: Path,
-    compute: Compute,
-    source: ImageSource,
-    make_views: Views,
-    rows: NDArray[np.int64],
-    views: tuple[int, ...],
-    *,
-    seed: int,
-    key: str,
-    batch_size: int,
-    autocast: Callable[[], AbstractContextManager] = nullcontext,
-    channels_last: bool = True,
-    share: Share | None = None,
-    probe: Compute | None = None,
+    folder: Path, key: str, images: ViewSource, encoder: FeatureEncoder, share: Share | None = None
 ) -> FeatureStore:
-    """Features of every view of every row, from disk where they are already.
+    """Compute the features of every view of every row; resume from what is on disk.
 
-    ``key`` names all that they depend on; a store with another key is overwritten. ``probe`` computes the
-    same without needing whole batches: one image then tells how wide features are.
+    Args:
+        folder: Folder of the store.
+        key: Identifies everything that the features depend on. A store with another key is overwritten.
+        images: The views.
+        encoder: Computes features.
+        share: This process's part of the work. Default: everything.
+
+    Returns:
+        The complete store.
+
+    Raises:
+        KappaPlaceError: If features are not finite, or the processes do not share the folder.
     """
     share = share or Share()
 
-    def outputs(images: Tensor, keys: NDArray[np.uint64] | None) -> Download:
-        pixels = make_views.clean(images) if keys is None else make_views(images, keys)
-        if channels_last:
-            pixels = pixels.contiguous(memory_format=torch.channels_last)
-        with autocast():
-            made = compute(_filled(pixels, batch_size))
-        return Download([values[: len(images)].to(torch.float16) for values in made])
+    def outputs(pixels: Tensor, keys: NDArray[np.uint64] | None) -> Download:
+        return encoder(images.make_views.clean(pixels) if keys is None else images.make_views(pixels, keys))
 
-    if share.rank == 0 and _open(folder, key, rows, views) is None:
-        first = next(source.batches(rows[:1], 1))[1]
-        with autocast():
-            widths = [x.shape[1] for x in (probe or compute)(make_views.clean(first))]
-        _create(folder, key, len(rows) * len(views), widths)
+    if share.rank == 0 and _open(folder, key, images) is None:
+        first = next(images.source.batches(images.rows[:1], 1))[1]
+        _create(folder, key, len(images), encoder.widths(images.make_views.clean(first)))
     share.wait()
-    store = _open(folder, key, rows, views)
+    store = _open(folder, key, images)
     if store is None:
-        raise KappaPlaceError(f"The folder {folder} must be one that all processes share, on all machines.")
+        raise KappaPlaceError(f"The folder {folder} must be shared by all processes on all machines.")
     if _done(folder / COMPLETE, key):
         return store
-    start, stop = share.part(len(rows) * len(views))
+    start, stop = share.part(len(images))
     progress = _progress(folder, share.rank, share.processes)
     done = max(start, _done(progress, key))
     with track("Extracting features", stop - start) as bar:
         bar.advance(done - start)
         flushed = time.monotonic()
-        work = _work(source, rows, views, done, stop, seed, batch_size)
-        computed = ((position, outputs(images, keys)) for position, _, keys, images in work)
-        for position, made in one_ahead(computed):
-            reduced, descriptor = (_finite(values) for values in made.arrays())
+        work = images.batches(done, stop, encoder.batch_size)
+        computed = ((position, outputs(pixels, keys)) for position, keys, pixels in work)
+        for position, download in one_ahead(computed):
+            reduced, descriptor = (_finite(values) for values in download.arrays())
             end = position + len(reduced)
             store.reduced[position:end], store.descriptor[position:end] = reduced, descriptor
             bar.advance(end - position)
@@ -164,8 +209,8 @@ def extract_features(
                 _write(progress, {"key": key, "done": end})
                 flushed = time.monotonic()
     share.wait()
-    if share.rank == 0 and _all_done(folder, key, share, len(rows) * len(views)):
-        _write(folder / COMPLETE, {"key": key, "done": len(rows) * len(views)})
+    if share.rank == 0 and _all_done(folder, key, share, len(images)):
+        _write(folder / COMPLETE, {"key": key, "done": len(images)})
     return store
 
 
@@ -187,27 +232,6 @@ def _finite(half: NDArray[np.float16] | None) -> NDArray[np.float16]:
     return half
 
 
-def _work(
-    source: ImageSource,
-    rows: NDArray[np.int64],
-    views: tuple[int, ...],
-    start: int,
-    stop: int,
-    seed: int,
-    batch_size: int,
-) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.uint64] | None, Tensor]]:
-    """(position in the store, rows, keys, images) of what is still to be computed, view after view."""
-    for number, view in enumerate(views):
-        first = number * len(rows)
-        position, end = max(start, first), min(stop, first + len(rows))
-        if position >= end:
-            continue
-        for chosen, images in source.batches(rows[position - first : end - first], batch_size):
-            keys = None if view == CLEAN else view_key(seed, chosen, np.full(len(chosen), view))
-            yield position, chosen, keys, images
-            position += len(chosen)
-
-
 def _paths(folder: Path) -> tuple[Path, Path]:
     return folder / "reduced.npy", folder / "descriptor.npy"
 
@@ -221,7 +245,7 @@ def _create(folder: Path, key: str, total: int, widths: list[int]) -> None:
     _write(folder / RECORD, {"key": key})
 
 
-def _open(folder: Path, key: str, rows: NDArray[np.int64], views: tuple[int, ...]) -> FeatureStore | None:
+def _open(folder: Path, key: str, images: ViewSource) -> FeatureStore | None:
     """The store, if it is there and was made for the same key."""
     try:
         if json.loads((folder / RECORD).read_text(encoding="utf-8"))["key"] != key:
@@ -229,9 +253,9 @@ def _open(folder: Path, key: str, rows: NDArray[np.int64], views: tuple[int, ...
         arrays = [np.load(path, mmap_mode="r+") for path in _paths(folder)]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    if any(len(array) != len(rows) * len(views) or array.dtype != np.float16 for array in arrays):
+    if any(len(array) != len(images) or array.dtype != np.float16 for array in arrays):
         return None
-    return FeatureStore(arrays[0], arrays[1], rows, views)
+    return FeatureStore(arrays[0], arrays[1], images.rows, images.views)
 
 
 def _done(progress: Path, key: str) -> int:

@@ -1,7 +1,4 @@
-"""`train`: from a recipe's settings and images with places to a model folder.
-
-The machine: device, processes and precision, through Hugging Face accelerate.
-"""
+"""`train`: from a recipe's settings and images with places to a model folder."""
 
 from __future__ import annotations
 
@@ -17,14 +14,13 @@ from kappaplace.files import make_folder, replace_file, writing
 from kappaplace.models.checkpoint import load_weights
 from kappaplace.models.loading import TrainableModel
 from kappaplace.training.assembly import Assembly, Say
-from kappaplace.training.engine import Engine
 from kappaplace.training.features import FeatureStore
 from kappaplace.training.images import TrainingSet
 from kappaplace.training.loop import FILE as STATE
 from kappaplace.training.loop import Loop
 from kappaplace.training.recipes import recipe_named
 from kappaplace.training.settings import Settings, read_toml
-from kappaplace.training.start import starting_model
+from kappaplace.training.start import Engine, starting_model
 from kappaplace.training.validation import ValidationSet
 
 SETTINGS = "settings.toml"
@@ -40,7 +36,9 @@ class Trained:
     model: TrainableModel
     """The run's result: the best by the watched metric, else the last."""
     features: FeatureStore | None = None
-    """What the frozen encoder made of the images, where the head learnt from that."""
+    """Features of the images from the frozen encoder, if the head was trained on them."""
+    main: bool = True
+    """Whether this process writes files and messages; False in all but one of several processes."""
 
 
 def train(
@@ -83,11 +81,7 @@ def _train(
     loop = run.loop()
     epochs = loop.fit()
     engine.finish()
-    if engine.main and epochs:
-        from kappaplace.reports.training import training_figure
-
-        training_figure(epochs).savefig(folder / "training.png", dpi=120)
-    return Trained(folder, epochs, _result(loop), run.store)
+    return Trained(folder, epochs, _result(loop), run.store, engine.main)
 
 
 def _result(loop: Loop) -> TrainableModel:

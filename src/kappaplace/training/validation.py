@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,19 +15,18 @@ from torch import Tensor
 from kappaplace.data.positives import Positives
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
-from kappaplace.evaluation import KS
 from kappaplace.metrics.calibration import BOTH_TAILS, UPPER_TAIL, expected_calibration_error
-from kappaplace.metrics.retrieval import recall_at, success_at
+from kappaplace.metrics.retrieval import KS, recall_at, success_at
 from kappaplace.metrics.selective import auroc
 from kappaplace.models.heads import Head
 from kappaplace.models.loading import TrainableModel
 from kappaplace.models.place_model import with_spread
 from kappaplace.retrieval.evidence import Evidence
-from kappaplace.retrieval.exact import search
 from kappaplace.retrieval.references import ArrayReferences, Queries
+from kappaplace.retrieval.retrieve import retrieve
 from kappaplace.training.features import frozen_features
 from kappaplace.training.images import Images, ImageSource
-from kappaplace.types import Embeddings, Matches
+from kappaplace.types import Embeddings
 from kappaplace.uncertainty import score_named
 
 Gather = Callable[[Tensor], Tensor]
@@ -62,7 +61,7 @@ class Validator:
     workers: int | None = None
     rank: int = 0
     processes: int = 1
-    _kept: tuple[Matches, Tensor, Tensor] | None = field(default=None, repr=False)
+    _kept: tuple[Evidence, Tensor, Tensor] | None = field(default=None, repr=False)
 
     def __call__(
         self,
@@ -77,14 +76,13 @@ class Validator:
         try:
             with torch.inference_mode():
                 if self.frozen:
-                    query, reference, matches = self._from_kept(model, device, autocast, gather)
+                    evidence = self._from_kept(model, device, autocast, gather)
                 else:
                     everything = self._embed(model, device, autocast, gather, model)
-                    query, reference = self._split(Embeddings(*everything))
-                    matches = self._search(query, reference, device)
+                    evidence = self._retrieve(Embeddings(*everything), device)
         finally:
             model.train(was_training)
-        return self.measure(Evidence(Queries(query), ArrayReferences(reference), matches))
+        return self.measure(evidence)
 
     def measure(self, evidence: Evidence) -> dict[str, float]:
         """R@K, and where the model says how sure it is, ECE@1 and AUROC of its score."""
@@ -135,10 +133,10 @@ class Validator:
         queries = len(self.data.query_rows)
         return arrays.take(slice(None, queries)), arrays.take(slice(queries, None))
 
-    def _search(self, query: Embeddings, reference: Embeddings, device: torch.device) -> Matches:
-        return search(
-            query.descriptor, reference.descriptor, min(max(KS), len(reference.descriptor)), device=device
-        )
+    def _retrieve(self, embeddings: Embeddings, device: torch.device) -> Evidence:
+        query, reference = self._split(embeddings)
+        references = ArrayReferences(reference, device=str(device))
+        return retrieve(Queries(query), references, min(max(KS), len(references)))
 
     def _from_kept(
         self,
@@ -146,7 +144,7 @@ class Validator:
         device: torch.device,
         autocast: Callable[[], AbstractContextManager],
         gather: Gather,
-    ) -> tuple[Embeddings, Embeddings, Matches]:
+    ) -> Evidence:
         if self._kept is None:
             columns = self._embed(
                 model, device, autocast, gather, lambda images: frozen_features(model, images)
@@ -154,10 +152,9 @@ class Validator:
             reduced, descriptor = columns
             assert reduced is not None
             assert descriptor is not None
-            matches = self._search(*self._split(Embeddings(descriptor)), device)
-            self._kept = matches, reduced.to(device), descriptor
-        matches, reduced, descriptor = self._kept
+            self._kept = self._retrieve(Embeddings(descriptor), device), reduced.to(device), descriptor
+        evidence, reduced, descriptor = self._kept
         assert isinstance(model.head, Head)
         spread = model.head.from_reduced(reduced).cpu()
         query, reference = self._split(with_spread(descriptor, model.head, spread))
-        return query, reference, matches
+        return replace(evidence, queries=Queries(query), references=ArrayReferences(reference))
