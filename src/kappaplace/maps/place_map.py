@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kappaplace.maps.build import Options, Report, add_images, build_map, reembed_map
 from kappaplace.maps.change import compact_map, remove_names
-from kappaplace.maps.open_map import OpenMap
+from kappaplace.maps.opened import OpenMap
 from kappaplace.maps.sources import Images
 from kappaplace.maps.store.manifest import read_manifest
 from kappaplace.maps.store.verify import verified

@@ -16,7 +16,7 @@ from kappaplace.data.near import within
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.localize import verified_by
-from kappaplace.maps.open_map import OpenMap
+from kappaplace.maps.opened import OpenMap
 from kappaplace.maps.sources import into_frame, is_same_image
 from kappaplace.progress import track
 from kappaplace.retrieval.evidence import Evidence

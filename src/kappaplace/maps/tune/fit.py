@@ -59,7 +59,7 @@ from kappaplace.training.start import with_head
 
 if TYPE_CHECKING:
     from kappaplace.calibration.examples import CalibrateOptions
-    from kappaplace.maps.open_map import OpenMap
+    from kappaplace.maps.opened import OpenMap
 
 
 FEWEST = 16

@@ -34,7 +34,7 @@ from kappaplace.data.thumbnails import side_by_side, small_picture
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import replace_file
 from kappaplace.maps.localize import how_compared, verified_by
-from kappaplace.maps.open_map import OpenMap
+from kappaplace.maps.opened import OpenMap
 from kappaplace.maps.sources import is_same_image
 from kappaplace.maps.tune.calibrate import BLOCK, FEWEST, collect_evidence, keep
 from kappaplace.maps.tune.label_sheet import (

@@ -43,7 +43,7 @@ from kappaplace.data.near import Near
 from kappaplace.data.randomness import item_key, item_uniforms
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.models import preprocessing_of
-from kappaplace.maps.open_map import OpenMap
+from kappaplace.maps.opened import OpenMap
 from kappaplace.maps.references import draw
 from kappaplace.maps.store.reader import Indices, MapStore
 from kappaplace.maps.tune.calibrate import MATCHES, keep

@@ -201,6 +201,7 @@ class OpenMap:
         >>> import tempfile
         >>> from PIL import Image
         >>> from kappaplace.data.images import Preprocessing
+        >>> from kappaplace.maps import PlaceMap
         >>> from kappaplace.models.place_model import PlaceModel
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     names = [f"{folder}/{colour}.png" for colour in ("red", "green", "blue")]
