@@ -21,7 +21,7 @@ from scipy.stats import spearmanr
 from kappaplace.data.degradation import DEGRADATIONS, degrade
 from kappaplace.data.positives import Positives, positives_within
 from kappaplace.evaluation import evaluate
-from kappaplace.models.loading import AnyModel
+from kappaplace.models.checkpoint import AnyModel
 from kappaplace.retrieval.evidence import Evidence
 from kappaplace.retrieval.exact import search
 from kappaplace.retrieval.references import ArrayReferences, Queries

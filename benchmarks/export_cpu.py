@@ -27,10 +27,10 @@ from scipy.stats import spearmanr
 from kappaplace.data.images import Preprocessing
 from kappaplace.data.readers.gt_json import read
 from kappaplace.data.table import PlaceImages
+from kappaplace.models.checkpoint import load_model
 from kappaplace.models.export import Exported, export_model
 from kappaplace.models.export.formats import convert
 from kappaplace.models.export.graph import probe_images
-from kappaplace.models.loading import load_model
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.types import Embeddings
 from kappaplace_city import SyntheticCity, write_city

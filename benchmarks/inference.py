@@ -17,7 +17,7 @@ import torch
 from kappaplace.bench.inference import Rounds, measure_fidelity, measure_speed
 from kappaplace.bench.rows import as_text
 from kappaplace.data.images import Preprocessing
-from kappaplace.models.loading import load_model
+from kappaplace.models.checkpoint import load_model
 from kappaplace.models.place_model import PlaceModel
 from record import append_row
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.retrieval import Coded, Engine, open_engine
+from kappaplace.retrieval import Coded, Engine, EngineOptions, open_engine
 from kappaplace.retrieval.codes import CODE_BYTES, learn_codebook
 from record import append_row
 
@@ -97,7 +97,9 @@ def measure(folder: Path, name: str, timed: bool) -> dict[str, float | int | str
     if name == CODES:
         engine = open_engine(coded(descriptors), kind="exact")
     else:
-        engine = open_engine(descriptors, kind=name, folder=kept, fingerprint=folder.name)
+        engine = open_engine(
+            descriptors, kind=name, folder=kept, options=EngineOptions(fingerprint=folder.name)
+        )
     opened = time.perf_counter() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 

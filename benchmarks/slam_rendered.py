@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from kappaplace.calibration.calibration import Calibration
+from kappaplace.models.checkpoint import load_model
 from kappaplace.models.embedding import embed_images, embed_patches
-from kappaplace.models.loading import load_model
 from kappaplace.slam import ClosingSettings, Frame, LoopCloser
 from kappaplace.slam.calibrate import examples_of, fit_closures, scores_for
 from kappaplace.slam.evaluation import same_place

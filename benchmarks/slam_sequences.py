@@ -101,7 +101,7 @@ def st_lucia(data: Path, model: Path, cache: Path | None, low: float, high: floa
 def _st_lucia_embeddings(data: Path, model: Path, cache: Path | None) -> dict[str, np.ndarray]:
     if cache is not None and cache.is_file():
         return dict(np.load(cache))
-    from kappaplace.models.loading import load_model
+    from kappaplace.models.checkpoint import load_model
 
     loaded, out = load_model(model), {}
     for part in ("ref", "query"):

@@ -24,8 +24,8 @@ import numpy as np
 import torch
 
 from kappaplace.metrics import ROUTE_BLOCK, Resampling, bootstrap, compare
+from kappaplace.models.checkpoint import load_model
 from kappaplace.models.embedding import embed_patches
-from kappaplace.models.loading import load_model
 from kappaplace.slam import ClosingSettings, Frame, LoopCloser
 from kappaplace.slam.calibrate import Examples, examples_of, fit_closures, scores_for
 from kappaplace.slam.evaluation import closure_quality, false_at_recall, recall_curve

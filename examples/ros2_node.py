@@ -17,7 +17,7 @@ import numpy as np
 
 from kappaplace.data.poses import as_planar
 from kappaplace.data.readers.rosbag import image_of_message
-from kappaplace.models.loading import load_model
+from kappaplace.models.checkpoint import load_model
 from kappaplace.retrieval.patches import patch_maps_of
 from kappaplace.slam import ClosingSettings, LoopCloser
 from kappaplace.slam.calibrate import calibration_for

@@ -16,7 +16,7 @@ import numpy as np
 
 from kappaplace.data.positives import positives_within
 from kappaplace.metrics import BOTH_TAILS, UPPER_TAIL, auroc, expected_calibration_error
-from kappaplace.models.loading import load_model
+from kappaplace.models.checkpoint import load_model
 from kappaplace.retrieval.evidence import Evidence
 from kappaplace.retrieval.exact import search
 from kappaplace.retrieval.references import ArrayReferences, Queries

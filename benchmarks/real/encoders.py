@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from sets import Training
 
-from kappaplace.models.loading import AnyModel
+from kappaplace.models.checkpoint import AnyModel
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.training.images import TrainingSet
 from kappaplace.training.recipes import settings_for

@@ -31,8 +31,7 @@ from signals import (
 )
 
 from kappaplace.data.degradation import degrade
-from kappaplace.models.checkpoint import save_model
-from kappaplace.models.loading import AnyModel
+from kappaplace.models.checkpoint import AnyModel, save_model
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.types import Embeddings
 

@@ -10,7 +10,7 @@ import torch
 from kappaplace.data.degradation import DEGRADATIONS, degrade
 from kappaplace.data.randomness import item_key, item_uniforms
 from kappaplace.data.table import PlaceImages
-from kappaplace.models.loading import AnyModel
+from kappaplace.models.checkpoint import AnyModel
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.retrieval.evidence import Evidence
 from kappaplace.retrieval.exact import search

@@ -28,7 +28,7 @@ from kappaplace.files import replace_file
 from kappaplace.maps import PlaceMap
 from kappaplace.maps.tune.calibrate import collect_evidence
 from kappaplace.maps.tune.monitor import DISTANCE
-from kappaplace.models.loading import AnyModel, load_model
+from kappaplace.models.checkpoint import AnyModel, load_model
 
 MOST = 400  # queries of one set: no family shall speak for all
 FOREIGN = 50  # queries of other families that each map is asked

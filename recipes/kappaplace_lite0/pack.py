@@ -21,9 +21,8 @@ from kappaplace.calibration.sources import MODEL
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import replace_file
 from kappaplace.maps.models import has_kappa
-from kappaplace.models.checkpoint import ModelCard, save_model
+from kappaplace.models.checkpoint import ModelCard, load_model, save_model
 from kappaplace.models.heads import MirroredKappaHead
-from kappaplace.models.loading import load_model
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.models.shipped import CALIBRATION, DEFAULT, FOLDER, MOST_BYTES, size_bytes
 

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from kappaplace.errors import KappaPlaceError as KappaPlaceError
     from kappaplace.maps import Localization as Localization
     from kappaplace.maps import PlaceMap as PlaceMap
+    from kappaplace.models.checkpoint import load_model as load_model
     from kappaplace.models.checkpoint import save_model as save_model
     from kappaplace.models.frozen import FrozenEncoder as FrozenEncoder
-    from kappaplace.models.loading import load_model as load_model
     from kappaplace.models.place_model import PlaceModel as PlaceModel
     from kappaplace.retrieval.evidence import Evidence as Evidence
     from kappaplace.retrieval.retrieve import retrieve as retrieve
@@ -41,9 +41,8 @@ _EXPORTS = {
     "kappaplace.data": "Neighborhood PlaceImages Preprocessing",
     "kappaplace.errors": "KappaPlaceError",
     "kappaplace.maps": "Localization PlaceMap",
-    "kappaplace.models.checkpoint": "save_model",
+    "kappaplace.models.checkpoint": "load_model save_model",
     "kappaplace.models.frozen": "FrozenEncoder",
-    "kappaplace.models.loading": "load_model",
     "kappaplace.models.place_model": "PlaceModel",
     "kappaplace.retrieval.evidence": "Evidence",
     "kappaplace.retrieval.retrieve": "retrieve",

@@ -18,6 +18,7 @@ _TARGETS = {
     "kappaplace.maps.tune.monitor": "maps.monitor",
     "kappaplace.metrics": "metrics.ranking",
     "kappaplace.models.backbones.timm": "models.torchvision_compat",
+    "kappaplace.models.checkpoint": "models.loading",
     "kappaplace.models.embedding.store": "evaluation.cache",
     "kappaplace.models.export": "export export.run",
     "kappaplace.models.fast": "models.optimize",

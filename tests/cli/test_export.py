@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from kappaplace import save_model
 from kappaplace.cli.main import app
 from kappaplace.errors import KappaPlaceError
-from kappaplace.models.loading import load_model
+from kappaplace.models.checkpoint import load_model
 
 
 def test_writes_and_prints_the_parity(tiny, tmp_path):

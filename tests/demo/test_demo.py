@@ -10,7 +10,7 @@ import pytest
 
 from kappaplace.demo.output import evaluation_table, gallery, write_results
 from kappaplace.demo.run import DemoResult, DemoSettings, run_demo
-from kappaplace.models.loading import load_model
+from kappaplace.models.checkpoint import load_model
 
 SMALL = DemoSettings(size=32, blocks=(1, 1), train_spacing=30.0, queries=40, dim=32, steps=30, batch_size=32)
 

@@ -20,8 +20,7 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.evaluation.run import evaluate_table
 from kappaplace.metrics import recall_at
 from kappaplace.models import shipped
-from kappaplace.models.checkpoint import save_model
-from kappaplace.models.loading import load_model
+from kappaplace.models.checkpoint import load_model, save_model
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.models.shipped import CALIBRATION, DEFAULT
 from kappaplace_city import SyntheticCity

@@ -10,10 +10,10 @@ import torch
 from PIL import Image
 
 from kappaplace import KappaPlaceError, PlaceMap, load_model
+from kappaplace.models.checkpoint import trainable
 from kappaplace.models.embedding.store import EmbeddingStore
 from kappaplace.models.export import export_model
 from kappaplace.models.exported import KEY
-from kappaplace.models.loading import trainable
 
 
 @pytest.fixture

@@ -31,10 +31,9 @@ from kappaplace.evaluation.inputs import from_similarities
 from kappaplace.evaluation.run import Choices
 from kappaplace.maps import PlaceMap
 from kappaplace.maps.tune.label_sheet import Row, Sheet, read_labels, write_labels
-from kappaplace.models.checkpoint import load_checkpoint, save_model
+from kappaplace.models.checkpoint import load_checkpoint, load_model, save_model
 from kappaplace.models.embedding.store import EmbeddingStore
 from kappaplace.models.export import SUFFIXES, export_model
-from kappaplace.models.loading import load_model
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.slam.graph_files import write_tum
 from kappaplace.training.loop import RunLog, load_state, save_state

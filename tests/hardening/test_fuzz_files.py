@@ -25,9 +25,8 @@ from kappaplace.evaluation.run import Choices
 from kappaplace.maps import PlaceMap
 from kappaplace.maps.exchange import export_map, import_map
 from kappaplace.maps.tune.label_sheet import Row, Sampling, Sheet, read_labels, sample_id, write_labels
-from kappaplace.models.checkpoint import save_model
+from kappaplace.models.checkpoint import load_model, save_model
 from kappaplace.models.export import export_model
-from kappaplace.models.loading import load_model
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.slam.graph_files import write_tum
 from kappaplace.training.loop import load_state, save_state

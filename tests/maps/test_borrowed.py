@@ -19,8 +19,7 @@ from kappaplace.maps.localize import NOT_CALIBRATED, PRIOR
 from kappaplace.maps.tune.label import open_sheet
 from kappaplace.maps.tune.label_sheet import Sample
 from kappaplace.models import shipped
-from kappaplace.models.checkpoint import save_model
-from kappaplace.models.loading import load_model
+from kappaplace.models.checkpoint import load_model, save_model
 from kappaplace.models.shipped import CALIBRATION, DEFAULT
 
 SCORES = ("cosine", "margin", "z-score", "inverse-kappa")

@@ -16,7 +16,8 @@ from kappaplace.maps import PlaceMap
 from kappaplace.maps.answer import fused_pose
 from kappaplace.maps.localize import _reranked
 from kappaplace.maps.tune.self_calibrate import self_calibrate_map
-from kappaplace.retrieval import choose, faiss
+from kappaplace.retrieval import engine as engines
+from kappaplace.retrieval import faiss
 from kappaplace.retrieval.evidence import Evidence
 from kappaplace.retrieval.exact import search
 from kappaplace.retrieval.references import ArrayReferences, Queries
@@ -241,14 +242,14 @@ def test_an_address_without_a_database_is_told(town_map, queries):
 
 def test_a_read_only_map_is_searched_without_an_index_on_disk(town_map, queries, monkeypatch):
     pytest.importorskip("faiss")
-    monkeypatch.setattr(choose.os, "access", lambda path, mode: False)
+    monkeypatch.setattr(engines.os, "access", lambda path, mode: False)
     monkeypatch.setattr(faiss, "save", None)  # would be called to keep the index
     monkeypatch.setattr(faiss, "FEWEST", 50)  # so that some dozens of references will do
     here = PlaceMap.open(town_map.folder, engine="ivf-pq")
     assert here.localize(queries[0], 3).matches[0].name == town_map.localize(queries[0], 3).matches[0].name
     assert not (town_map.folder / "index").exists()
-    monkeypatch.setattr(choose, "EXACT_UP_TO", 10)
-    assert "no folder to keep an index" in PlaceMap.open(town_map.folder).references.engine.why
+    monkeypatch.setattr(engines, "EXACT_UP_TO", 10)
+    assert "no folder for an index" in PlaceMap.open(town_map.folder).references.engine.why
 
 
 def test_engines_give_the_same_answer(town_map, queries, monkeypatch):

@@ -14,9 +14,8 @@ import kappaplace.files
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
 from kappaplace.models import checkpoint
-from kappaplace.models.checkpoint import CARD, ModelCard, load_checkpoint, save_model
+from kappaplace.models.checkpoint import CARD, ModelCard, load_checkpoint, load_model, save_model
 from kappaplace.models.frozen import FrozenEncoder
-from kappaplace.models.loading import load_model
 from kappaplace.models.place_model import PlaceModel
 
 

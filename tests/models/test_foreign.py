@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.models.loading import load_model
+from kappaplace.models.checkpoint import load_model
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.models.published import read_prototypes
 

@@ -15,7 +15,7 @@ import torch
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.models import published as hub
-from kappaplace.models.loading import load_model
+from kappaplace.models.checkpoint import load_model
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.models.published import HUB, HubModel, fetch
 

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.models.checkpoint import ModelCard, save_model
-from kappaplace.models.loading import load_model
+from kappaplace.models.checkpoint import ModelCard, load_model, save_model
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.sharing import checked_name, pull_model, push_model
 from tests.cli.test_main import run

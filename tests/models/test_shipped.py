@@ -17,8 +17,7 @@ from kappaplace.cli.main import main
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import PlaceMap
 from kappaplace.models import checkpoint, shipped
-from kappaplace.models.checkpoint import ModelCard, load_checkpoint, rounded, save_model
-from kappaplace.models.loading import load_model
+from kappaplace.models.checkpoint import ModelCard, load_checkpoint, load_model, rounded, save_model
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.models.shipped import DEFAULT, MOST_BYTES, PAGE, installed, shipped_folder, size_bytes
 

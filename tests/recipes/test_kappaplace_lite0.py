@@ -15,7 +15,7 @@ from PIL import Image
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import PlaceMap
 from kappaplace.models import shipped
-from kappaplace.models.loading import load_model
+from kappaplace.models.checkpoint import load_model
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.models.shipped import CALIBRATION, DEFAULT, PAGE
 from kappaplace_city import SyntheticCity

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.retrieval import open_engine
+from kappaplace.retrieval import EngineOptions, open_engine
 from kappaplace.retrieval.database import References
 from kappaplace.retrieval.milvus import MilvusEngine
 from kappaplace.retrieval.postgres import PostgresEngine
@@ -41,8 +41,8 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
     name = "t" + str(abs(hash(request.node.name)))[:12]
 
     def call(descriptors: Any = None, positions: Any = None, **more: Any) -> Any:
-        more = {"collection": name, **more}
-        return open_engine(descriptors, positions, request.param, uri=uri, **more)
+        options = EngineOptions(uri, more.pop("collection", name))
+        return open_engine(descriptors, positions, request.param, options=options, **more)
 
     return call
 
@@ -57,7 +57,7 @@ def test_same_matches_as_the_exact_engine(opened: Opener) -> None:
     engine = opened(rows, positions)
     assert (engine.exact, len(engine)) == (True, 1500)
     for near in (None, (50.0, 50.0, 20.0), (10.0, 90.0, 3.0), (-500.0, 0.0, 1.0)):
-        mine, theirs = engine.search(queries, 12, near=near), truth.search(queries, 12, near=near)
+        mine, theirs = engine.search(queries, 12, area=near), truth.search(queries, 12, area=near)
         np.testing.assert_array_equal(mine.indices, theirs.indices)
         np.testing.assert_allclose(mine.similarities, theirs.similarities, atol=1e-6)
     engine.close()
@@ -159,7 +159,7 @@ def test_postgres_import_survives_a_lost_connection(
     truth = open_engine(rows, positions)
     near = (50.0, 50.0, 20.0)
     for circle in (None, near):
-        mine, theirs = (each.search(queries, 5, near=circle).indices for each in (engine, truth))
+        mine, theirs = (each.search(queries, 5, area=circle).indices for each in (engine, truth))
         np.testing.assert_array_equal(mine, theirs)
 
     def dead(*args: Any) -> None:
@@ -174,13 +174,15 @@ def test_postgres_import_survives_a_lost_connection(
 @pytest.mark.slow
 def test_postgres_with_an_index_is_approximate_and_says_so(postgres_uri: str) -> None:
     rows, positions, queries = city()
-    engine = open_engine(rows, positions, "postgres", uri=postgres_uri, collection="Indexed", index="hnsw")
+    engine = open_engine(
+        rows, positions, "postgres", options=EngineOptions(postgres_uri, "Indexed", index="hnsw")
+    )
     assert not engine.exact
     truth = open_engine(rows, positions)
     for near in (None, (50.0, 50.0, 40.0)):
-        mine, theirs = (each.search(queries, 10, near=near).indices for each in (engine, truth))
+        mine, theirs = (each.search(queries, 10, area=near).indices for each in (engine, truth))
         assert np.mean([len(set(a) & set(b)) / 10 for a, b in zip(mine, theirs, strict=True)]) > 0.97
-    assert not open_engine(None, kind="postgres", uri=postgres_uri, collection="Indexed").exact
+    assert not open_engine(None, kind="postgres", options=EngineOptions(postgres_uri, "Indexed")).exact
     engine.close()
 
 
@@ -189,14 +191,14 @@ def test_unreachable_servers_are_told_quickly(tmp_path: Path) -> None:
     start = time.monotonic()
     pytest.importorskip("pymilvus")
     with pytest.raises(KappaPlaceError, match=r"127.0.0.1:1 cannot be reached"):
-        open_engine(rows, kind="milvus", uri="http://127.0.0.1:1")
+        open_engine(rows, kind="milvus", options=EngineOptions("http://127.0.0.1:1"))
     with pytest.raises(KappaPlaceError, match="cannot be reached"):
-        open_engine(rows, kind="milvus", uri=str(tmp_path / "nowhere" / "m.db"))
+        open_engine(rows, kind="milvus", options=EngineOptions(str(tmp_path / "nowhere" / "m.db")))
     with pytest.raises(KappaPlaceError, match=r"must end in \.db"):
-        open_engine(rows, kind="milvus", uri="host")
+        open_engine(rows, kind="milvus", options=EngineOptions("host"))
     pytest.importorskip("psycopg")
     with pytest.raises(KappaPlaceError, match="cannot be reached") as told:
-        open_engine(rows, kind="postgres", uri="postgresql://me:secret@127.0.0.1:1/db")
+        open_engine(rows, kind="postgres", options=EngineOptions("postgresql://me:secret@127.0.0.1:1/db"))
     assert "secret" not in str(told.value)
     with pytest.raises(KappaPlaceError, match="index of a table"):
         PostgresEngine("postgresql://h/db", index="btree")  # type: ignore[arg-type]

@@ -13,7 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.retrieval import Columns, Engine, Quantized, choose, exact, faiss, open_engine, quantize
+from kappaplace.retrieval import (
+    Columns,
+    Engine,
+    EngineOptions,
+    Quantized,
+    exact,
+    faiss,
+    open_engine,
+    quantize,
+)
+from kappaplace.retrieval import engine as engines
 from kappaplace.retrieval.database import (
     Hits,
     References,
@@ -51,7 +61,7 @@ def test_the_exact_engine_equals_a_full_sort() -> None:
         np.testing.assert_array_equal(found.indices, sorted_fully(queries, rows, np.arange(1500), 7))
         assert (found.indices.dtype, found.similarities.dtype) == (np.int64, np.float32)
         chosen = np.flatnonzero(np.hypot(*(positions - [40, 60]).T) <= 20)
-        inside = engine.search(queries, 7, near=(40, 60, 20))
+        inside = engine.search(queries, 7, area=(40, 60, 20))
         np.testing.assert_array_equal(inside.indices, sorted_fully(queries, rows, chosen, 7))
 
 
@@ -79,7 +89,7 @@ def test_the_approximate_engine_finds_nearly_all_with_true_cosines() -> None:
     assert (np.diff(found.similarities, axis=1) <= 0).all()
     # In a circle the comparison is complete.
     chosen = np.flatnonzero(np.hypot(*(positions - 50).T) <= 30)
-    inside = engine.search(queries, 10, near=(50, 50, 30))
+    inside = engine.search(queries, 10, area=(50, 50, 30))
     np.testing.assert_array_equal(inside.indices, sorted_fully(queries, rows, chosen, 10))
     everything = engine.search(queries, 1500).indices  # more than the probed lists hold
     assert (np.sort(everything, axis=1) == np.arange(1500)).all()
@@ -149,10 +159,10 @@ def test_circle_includes_its_rim_and_skips_unknown_positions() -> None:
     rows = np.eye(4, dtype=np.float32)
     positions = np.array([[3.0, 4.0], [np.nan, 0.0], [5.1, 0.0], [0.0, 0.0]])
     engine = open_engine(rows, positions)
-    assert sorted(engine.search(rows[:1], 4, near=(0, 0, 5)).indices[0]) == [0, 3]
-    assert engine.search(rows[:1], 4, near=(0, 0, 0)).indices.tolist() == [[3]]
-    assert engine.search(rows[:2], 4, near=(50, 50, 5)).indices.shape == (2, 0)
-    assert open_engine(rows, np.full((4, 2), np.nan)).search(rows, 1, near=(0, 0, 9)).indices.shape == (4, 0)
+    assert sorted(engine.search(rows[:1], 4, area=(0, 0, 5)).indices[0]) == [0, 3]
+    assert engine.search(rows[:1], 4, area=(0, 0, 0)).indices.tolist() == [[3]]
+    assert engine.search(rows[:2], 4, area=(50, 50, 5)).indices.shape == (2, 0)
+    assert open_engine(rows, np.full((4, 2), np.nan)).search(rows, 1, area=(0, 0, 9)).indices.shape == (4, 0)
 
 
 @needs_faiss
@@ -164,7 +174,10 @@ def test_an_index_is_kept_and_refused_for_other_descriptors(
     first = open_engine(rows, kind=kind, folder=tmp_path).search(queries, 5)
     monkeypatch.setattr(faiss, "build", lambda *_: pytest.fail("built again"))
     again = open_engine(
-        [rows[:7], rows[7:]], kind=kind, folder=tmp_path, fingerprint=Columns(rows).fingerprint()
+        [rows[:7], rows[7:]],
+        kind=kind,
+        folder=tmp_path,
+        options=EngineOptions(fingerprint=Columns(rows).fingerprint()),
     )
     np.testing.assert_array_equal(again.search(queries, 5).indices, first.indices)
     open_engine(rows, kind=kind, folder=tmp_path).close()
@@ -173,7 +186,7 @@ def test_an_index_is_kept_and_refused_for_other_descriptors(
     with pytest.raises(KappaPlaceError, match="built from other descriptors"):
         open_engine(changed, kind=kind, folder=tmp_path)
     monkeypatch.undo()
-    open_engine(changed, kind=kind, folder=tmp_path, rebuild=True)
+    open_engine(changed, kind=kind, folder=tmp_path, options=EngineOptions(rebuild=True))
     file = tmp_path / f"{kind}.index"
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
     file.write_bytes(file.read_bytes()[:-1000])
@@ -199,7 +212,7 @@ def test_a_full_disk_leaves_the_index_that_was_there(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(faiss, "_noting", full)
     with pytest.raises(KappaPlaceError, match="No space left"):
-        open_engine(rows, kind="ivf-pq", folder=tmp_path, rebuild=True)
+        open_engine(rows, kind="ivf-pq", folder=tmp_path, options=EngineOptions(rebuild=True))
     assert (tmp_path / faiss.INDEX_FILE).read_bytes() == before
     assert len(list(tmp_path.iterdir())) == 1
 
@@ -207,11 +220,11 @@ def test_a_full_disk_leaves_the_index_that_was_there(tmp_path: Path, monkeypatch
 def test_the_choice_follows_the_size_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, _, _ = city()
     assert open_engine(rows).why.startswith("exact: 1,500 references")
-    assert open_engine(rows, kind="exact").why == "exact was asked for"
-    monkeypatch.setattr(choose, "EXACT_UP_TO", 1000)
+    assert open_engine(rows, kind="exact").why == "exact: chosen by the caller"
+    monkeypatch.setattr(engines, "EXACT_UP_TO", 1000)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     assert "no folder" in open_engine(rows).why
-    assert choose.choose("auto", 1500, tmp_path)[0] == "ivf-pq"
+    assert engines.choose("auto", 1500, tmp_path)[0] == "ivf-pq"
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert "pip install 'kappaplace[faiss]'" in open_engine(rows, folder=tmp_path).why
 
@@ -225,26 +238,26 @@ def test_a_missing_extra_is_named(
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, module, None)
     with pytest.raises(KappaPlaceError, match=rf"pip install 'kappaplace\[{extra}\]'"):
-        open_engine(np.eye(4, dtype=np.float32), kind=kind, uri="x.db")
+        open_engine(np.eye(4, dtype=np.float32), kind=kind, options=EngineOptions(uri="x.db"))
 
 
 def test_bad_input_is_told_in_a_sentence() -> None:
     rows = np.eye(4, dtype=np.float32)
     engine = open_engine(rows, np.zeros((4, 2)))
     for queries, k, near, message in (
-        (rows, 5, None, "there are 4 references"),
-        (rows, 0, (0, 0, 1), "Cannot retrieve 0"),
+        (rows, 5, None, "between 1 and 4, the number of references, got 5"),
+        (rows, 0, (0, 0, 1), "between 1 and 4, the number of references, got 0"),
         (rows[:, :3], 1, None, "do not fit references of 4 dimensions"),
         (rows * np.nan, 1, None, "NaN or infinite"),
         (rows, 1, (0, 0, -1), "radius of at least 0"),
         (rows, 1, (0, np.nan, 1), "finite x and y"),
-        (rows, 1, (0, 1), "x, y and a radius"),
+        (rows, 1, (0, 1), "must be x, y and a radius"),
     ):
         with pytest.raises(KappaPlaceError, match=message):
-            engine.search(queries, k, near=near)  # type: ignore[arg-type]
+            engine.search(queries, k, area=near)  # type: ignore[arg-type]
     assert engine.search(rows[:0], 2).indices.shape == (0, 2)
     with pytest.raises(KappaPlaceError, match="no positions"):
-        open_engine(rows).search(rows, 1, near=(0, 0, 1))
+        open_engine(rows).search(rows, 1, area=(0, 0, 1))
     for descriptors, message in (
         (rows.astype(np.int8), "int8 needs its scales"),
         (Quantized(rows.astype(np.int8), np.ones(3, np.float32)), "one scale a row"),
@@ -258,9 +271,9 @@ def test_bad_input_is_told_in_a_sentence() -> None:
             open_engine(descriptors, kind="exact")
     with pytest.raises(KappaPlaceError, match="do not fit 4 references"):
         open_engine(rows, np.zeros((3, 2)))
-    with pytest.raises(KappaPlaceError, match="no search engine 'fast'"):
+    with pytest.raises(KappaPlaceError, match="Unknown search engine 'fast'"):
         open_engine(rows, kind="fast")
-    with pytest.raises(KappaPlaceError, match="needs an address"):
+    with pytest.raises(KappaPlaceError, match="needs a URL"):
         open_engine(rows, kind="milvus")
 
 

@@ -42,7 +42,7 @@ def test_types_and_shapes() -> None:
 
 @pytest.mark.parametrize("k", [0, -1, 21])
 def test_k_must_fit_the_references(k: int) -> None:
-    with pytest.raises(KappaPlaceError, match="there are 20 references"):
+    with pytest.raises(KappaPlaceError, match="between 1 and 20"):
         search(unit(3, 8, 0), unit(20, 8, 1), k)
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.models.loading import load_model
+from kappaplace.models.checkpoint import load_model
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.retrieval.patches import CellCheck, patch_agreement, patch_maps_of
 from kappaplace.slam import ClosingSettings, Frame, LoopCloser

@@ -10,10 +10,9 @@ from torch import nn
 
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
-from kappaplace.models.checkpoint import save_model
+from kappaplace.models.checkpoint import AnyModel, save_model
 from kappaplace.models.frozen import FrozenEncoder
 from kappaplace.models.heads import LinearKappaHead, MirroredKappaHead
-from kappaplace.models.loading import AnyModel
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.training.recipes import RECIPES
 from kappaplace.training.start import HeadNet, TrainingNet, starting_model, with_head

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kappaplace.retrieval.evidence import Evidence
-from kappaplace.retrieval.exact import Near, search
+from kappaplace.retrieval.exact import IsNear, search
 from kappaplace.retrieval.references import ArrayReferences, MatrixReferences, PatchMaps, Queries
 from kappaplace.types import Embeddings, Matches
 
@@ -16,7 +16,7 @@ def evidence_of(
     reference: Embeddings | None = None,
     *,
     reference_positions: np.ndarray | None = None,
-    near: Near | None = None,
+    near: IsNear | None = None,
     similarity_matrix: np.ndarray | None = None,
     query_images: list | None = None,
     reference_images: list | None = None,

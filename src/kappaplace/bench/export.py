@@ -12,8 +12,8 @@ from torch import nn
 
 from kappaplace.bench.rows import Row
 from kappaplace.bench.timing import interleaved, ratio
+from kappaplace.models.checkpoint import load_model
 from kappaplace.models.export import SUFFIXES, Format, export_model
-from kappaplace.models.loading import load_model
 from kappaplace.models.place_model import PlaceModel
 
 PART = "export"

@@ -177,7 +177,7 @@ def save_bench(bench: Bench, folder: Path, device: str = "") -> list[Path]:
 
 
 def _trained() -> PlaceModel:
-    from kappaplace.models.loading import load_model
+    from kappaplace.models.checkpoint import load_model
 
     model = load_model()
     assert isinstance(model, PlaceModel)

@@ -86,7 +86,7 @@ def _real(folder: Path, layout: str, model: str, device: str, out: Path, as_json
     from kappaplace.demo.real import real_table, run_real
     from kappaplace.demo.real_output import missing_line, probability_line, write_real
     from kappaplace.files import make_folder
-    from kappaplace.models.loading import load_model
+    from kappaplace.models.checkpoint import load_model
     from kappaplace.models.shipped import DEFAULT
 
     make_folder(out)

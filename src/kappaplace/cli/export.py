@@ -12,8 +12,8 @@ from kappaplace.errors import KappaPlaceError
 
 if TYPE_CHECKING:
     from kappaplace.calibration.calibration import Calibration
+    from kappaplace.models.checkpoint import AnyModel
     from kappaplace.models.export import Exported
-    from kappaplace.models.loading import AnyModel
 
 
 def export(
@@ -46,8 +46,8 @@ def export(
 
         kappaplace export runs/pt/model --format torchscript --out place.pt --calibration town.map
     """
+    from kappaplace.models.checkpoint import load_model
     from kappaplace.models.export import export_model
-    from kappaplace.models.loading import load_model
 
     if int8 and calibration_images is None:
         raise KappaPlaceError(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from kappaplace.data.degradation import degrade
 from kappaplace.data.randomness import item_key, item_uniforms
 from kappaplace.evaluation.inputs import Retrieved
-from kappaplace.models.loading import AnyModel
+from kappaplace.models.checkpoint import AnyModel
 
 KINDS = ("night", "fog", "blur", "occlusion")
 LEVELS = np.linspace(0.0, 1.0, 5)

@@ -21,8 +21,8 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.evaluation import Evaluation, evaluate
 from kappaplace.evaluation.inputs import Retrieved, from_table
 from kappaplace.metrics import brier, smooth_ece, success_at
+from kappaplace.models.checkpoint import AnyModel
 from kappaplace.models.embedding.store import EmbeddingStore
-from kappaplace.models.loading import AnyModel
 from kappaplace.uncertainty import SCORES, available, score_named
 from kappaplace.uncertainty.score import Evidence, Score, Scores
 

@@ -17,9 +17,9 @@ from kappaplace.evaluation.paper import COST, NUMBERS, POOL, POOLED, PROTOCOLS_O
 from kappaplace.evaluation.results import EvaluationResult, SetResult, write_rows
 from kappaplace.evaluation.run import Choices, Machine, evaluate_model
 from kappaplace.files import make_folder
+from kappaplace.models.checkpoint import load_model
 from kappaplace.models.exported import KAPPA, VARIANCE, ExportedModel
 from kappaplace.models.heads import Head
-from kappaplace.models.loading import load_model
 
 SCORES = "l2,pa,log-sue,variance,inverse-kappa,kappaplace"
 Metrics = dict[str, dict[str, Any]]

@@ -41,9 +41,9 @@ from kappaplace.metrics import MOST_RESAMPLES
 from kappaplace.metrics.calibration import BOTH_TAILS, UPPER_TAIL, ReliabilityCurve, reliability_curve
 from kappaplace.metrics.retrieval import KS, recall_at, success_at
 from kappaplace.metrics.selective import auroc
+from kappaplace.models.checkpoint import AnyModel, load_model
 from kappaplace.models.embedding import usable_device
 from kappaplace.models.embedding.store import EmbeddingStore
-from kappaplace.models.loading import AnyModel, load_model
 from kappaplace.uncertainty import score_named
 from kappaplace.uncertainty.score import Evidence, Score, Scores
 from kappaplace.version import package_version

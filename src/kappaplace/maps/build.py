@@ -33,8 +33,8 @@ from kappaplace.maps.store.pending import Pending, picked
 from kappaplace.maps.store.reader import MapStore
 from kappaplace.maps.store.segments import Rows
 from kappaplace.maps.store.writer import PENDING, MapWriter, writer_of
+from kappaplace.models.checkpoint import AnyModel
 from kappaplace.models.embedding.ray import Embedder, Started, Starter, starter
-from kappaplace.models.loading import AnyModel
 from kappaplace.progress import track
 from kappaplace.types import Embeddings
 

@@ -24,7 +24,7 @@ from kappaplace.maps.store.reader import MapStore
 from kappaplace.maps.store.segments import POSE, Blobs, Rows
 from kappaplace.maps.store.verify import UNIT
 from kappaplace.maps.store.writer import writer_of
-from kappaplace.models.loading import AnyModel
+from kappaplace.models.checkpoint import AnyModel
 from kappaplace.records import from_plain, to_plain
 
 FORMATS = (".parquet", ".npz", ".geojson")

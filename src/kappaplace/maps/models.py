@@ -7,11 +7,10 @@ from pathlib import Path
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.store.manifest import MODEL_FOLDER, ModelRecord
-from kappaplace.models.checkpoint import save_model
+from kappaplace.models.checkpoint import AnyModel, load_model, save_model, trainable
 from kappaplace.models.exported import KAPPA, ExportedModel
 from kappaplace.models.frozen import FrozenEncoder
 from kappaplace.models.heads import KappaHead, VarianceHead
-from kappaplace.models.loading import AnyModel, load_model, trainable
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.models.published import HUB
 from kappaplace.models.shipped import DEFAULT, is_shipped

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,11 @@ from kappaplace.maps.store.manifest import Manifest, read_manifest
 from kappaplace.maps.store.reader import MapStore
 from kappaplace.maps.store.segments import StaleMap
 from kappaplace.maps.store.writer import writer_of
+from kappaplace.models.checkpoint import AnyModel
 from kappaplace.models.embedding import as_sources, embed_images, embed_patches
 from kappaplace.models.exported import ExportedModel
-from kappaplace.models.loading import AnyModel
 from kappaplace.models.place_model import PlaceModel
-from kappaplace.retrieval import Circle, open_search
+from kappaplace.retrieval import Circle, EngineOptions, open_search
 from kappaplace.retrieval.references import Queries
 from kappaplace.types import Embeddings
 
@@ -82,7 +82,7 @@ class OpenMap:
         model: AnyModel | str | Path | None = None,
         device: str | None = None,
         engine: str = "auto",
-        engine_options: Mapping[str, Any] | None = None,
+        engine_options: EngineOptions | None = None,
     ) -> None:
         self.folder, self.given_model, self.device = folder, model, device
         self.engine, self.engine_options = engine, engine_options

@@ -12,7 +12,8 @@ from kappaplace.maps.opened import OpenMap
 from kappaplace.maps.sources import Images
 from kappaplace.maps.store.manifest import read_manifest
 from kappaplace.maps.store.verify import verified
-from kappaplace.models.loading import AnyModel
+from kappaplace.models.checkpoint import AnyModel
+from kappaplace.retrieval import EngineOptions
 
 if TYPE_CHECKING:
     from kappaplace.calibration.examples import CalibrateOptions
@@ -45,7 +46,8 @@ class PlaceMap(OpenMap):
         queries are embedded and compared. ``engine`` and its options (``uri`` of a database) are those of
         `kappaplace.retrieval.open_engine`; by default it is chosen by the size of the map.
         """
-        return cls(Path(folder), read_manifest(folder), model, device, engine, engine_options)
+        chosen = EngineOptions(**engine_options)
+        return cls(Path(folder), read_manifest(folder), model, device, engine, chosen)
 
     @classmethod
     def build(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from safetensors import SafetensorError
@@ -19,10 +19,13 @@ from torch import Tensor, nn
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import make_folder, replace_file, sha256_of, telling
-from kappaplace.models.encoder import state_digest
+from kappaplace.models.encoder import check_dim, load_state, state_digest
+from kappaplace.models.exported import ExportedModel, kind_of, load_exported
 from kappaplace.models.frozen import FrozenEncoder
 from kappaplace.models.heads import KappaHead
 from kappaplace.models.place_model import Architecture, PlaceModel
+from kappaplace.models.published import HUB, fetch, load_foreign, load_torch_hub
+from kappaplace.models.shipped import DEFAULT, is_shipped, shipped_folder
 from kappaplace.version import package_version
 
 CARD = "card.json"
@@ -30,6 +33,10 @@ FORMAT = 1
 SMALL = 4096
 """Numbers in a tensor up to which half precision saves nothing: biases, BatchNorm's statistics, κ's head."""
 _KEYS = ("kind", "architecture", "preprocessing", "data", "licence", "metrics", "notes", "weights", "sha256")
+
+
+TrainableModel: TypeAlias = PlaceModel | FrozenEncoder
+AnyModel: TypeAlias = TrainableModel | ExportedModel
 
 
 @dataclass(frozen=True)
@@ -93,6 +100,79 @@ def save_model(
     return folder
 
 
+def load_model(
+    source: str | Path | None = None,
+    *,
+    dim: int | None = None,
+    backbone: str | None = None,
+    encoder: nn.Module | None = None,
+) -> AnyModel:
+    """Load a model for inference.
+
+    ``source`` is a folder written by `save_model`, a file of ``kappaplace export`` (ONNX, OpenVINO,
+    TorchScript), a foreign weights file, or a name that ``kappaplace models`` lists; without it, the
+    pretrained model that comes with the package. ``dim``
+    refuses any other descriptor dimension; ``backbone`` overrides what is recognised from a foreign file
+    (``resnet50_v1`` cannot be told from ``resnet50`` by its weights); ``encoder`` is the module that a saved
+    FrozenEncoder belongs to.
+
+    >>> model = load_model()
+    >>> model.dim, model.preprocessing.fixed_size
+    (512, (320, 320))
+    """
+    source = DEFAULT if source is None else source
+    # A name of ours comes before a folder that happens to be called so: a Path, or ./NAME, means the folder.
+    path = shipped_folder(source) if isinstance(source, str) and is_shipped(source) else Path(source)
+    if path.is_file() and kind_of(path) is None:
+        return load_foreign(path, dim=dim, backbone=backbone)
+    if backbone is not None:
+        raise KappaPlaceError(
+            f"A backbone can be stated for a foreign weights file only; '{source}' says itself what it is."
+        )
+    if path.is_file():
+        exported = load_exported(path)
+        check_dim(exported.dim, dim, str(path))
+        return exported
+    if path.is_dir():
+        return _from_folder(path, dim, encoder)
+    hub = HUB.get(str(source))
+    if hub is None:
+        raise KappaPlaceError(
+            f"No model '{source}': it is neither a folder, nor a weights file, nor a known name; "
+            "`kappaplace models` lists the names."
+        )
+    check_dim(hub.dim, dim, hub.name)
+    if hub.kind == "torch.hub":
+        return load_torch_hub(hub)
+    return load_foreign(fetch(hub), dim=dim)
+
+
+def trainable(model: AnyModel) -> TrainableModel:
+    """A model whose weights are at hand; an exported file is refused."""
+    if isinstance(model, ExportedModel):
+        raise KappaPlaceError(
+            f"The exported model {model.file} cannot be trained or fitted: its graph is fixed; give the "
+            f"model it was made of ({model.record.name})."
+        )
+    return model
+
+
+def _from_folder(folder: Path, dim: int | None, encoder: nn.Module | None) -> AnyModel:
+    record = read_card(folder)
+    if record["kind"] == "place-model":
+        return load_checkpoint(folder, dim=dim)[0]
+    with telling(f"The model card of {folder} names no encoder"):
+        name = str(record["architecture"]["encoder"])
+    if encoder is None and name in HUB:
+        encoder = load_torch_hub(HUB[name]).encoder
+    if encoder is None:
+        raise KappaPlaceError(
+            f"The model {folder} is a kappa head for an encoder of yours; give it: "
+            "load_model(folder, encoder=your_module)."
+        )
+    return load_head(folder, encoder, dim=dim)
+
+
 def rounded(value: Tensor) -> Tensor:
     """A large tensor in half precision; one that is small, or holds numbers beyond its range, as it is."""
     if value.dtype != torch.float32 or value.numel() <= SMALL:
@@ -133,36 +213,6 @@ def load_weights(model: PlaceModel | FrozenEncoder, folder: Path) -> None:
     """Put the weights of a folder into a model of the same form."""
     part = model.head if isinstance(model, FrozenEncoder) else model
     load_state(part, _read_weights(folder, read_card(folder)), str(folder))
-
-
-def check_dim(found: int, wanted: int | None, where: str) -> None:
-    """Refuse descriptors of another dimension than was asked for."""
-    if wanted is not None and wanted != found:
-        raise KappaPlaceError(
-            f"The checkpoint {where} has {found}-dimensional descriptors, {wanted} were asked for; "
-            "use a checkpoint of that dimension or train one."
-        )
-
-
-def load_state(model: nn.Module, state: dict[str, Tensor], where: str) -> None:
-    """`load_state_dict` with one sentence instead of a page when something does not fit."""
-    own = model.state_dict()
-    for name, value in state.items():
-        if name in own and own[name].shape != value.shape:
-            raise KappaPlaceError(
-                f"The checkpoint {where} does not fit the model: '{name}' has shape {tuple(value.shape)}, "
-                f"expected {tuple(own[name].shape)}; was it made for another dimension or backbone?"
-            )
-    # Files older than BatchNorm's step counter lack it; nothing at inference depends on it.
-    missing = sorted(name for name in set(own) - set(state) if not name.endswith("num_batches_tracked"))
-    unexpected = sorted(set(state) - set(own))
-    if missing or unexpected:
-        example = missing[0] if missing else unexpected[0]
-        raise KappaPlaceError(
-            f"The checkpoint {where} does not fit the model: {len(missing)} tensors are missing and "
-            f"{len(unexpected)} are unknown (for instance '{example}')."
-        )
-    model.load_state_dict(state, strict=False)
 
 
 def read_card(folder: Path) -> dict[str, Any]:

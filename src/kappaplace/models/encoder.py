@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from kappaplace.data.images import Preprocessing, Source
+from kappaplace.errors import KappaPlaceError
 from kappaplace.types import Embeddings
 
 
@@ -55,3 +56,33 @@ def state_digest(state: Mapping[str, Tensor]) -> str:
         digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
         digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def check_dim(found: int, wanted: int | None, where: str) -> None:
+    """Refuse descriptors of another dimension than was asked for."""
+    if wanted is not None and wanted != found:
+        raise KappaPlaceError(
+            f"The checkpoint {where} has {found}-dimensional descriptors, {wanted} were asked for; "
+            "use a checkpoint of that dimension or train one."
+        )
+
+
+def load_state(model: nn.Module, state: dict[str, Tensor], where: str) -> None:
+    """`load_state_dict` with one sentence instead of a page when something does not fit."""
+    own = model.state_dict()
+    for name, value in state.items():
+        if name in own and own[name].shape != value.shape:
+            raise KappaPlaceError(
+                f"The checkpoint {where} does not fit the model: '{name}' has shape {tuple(value.shape)}, "
+                f"expected {tuple(own[name].shape)}; was it made for another dimension or backbone?"
+            )
+    # Files older than BatchNorm's step counter lack it; nothing at inference depends on it.
+    missing = sorted(name for name in set(own) - set(state) if not name.endswith("num_batches_tracked"))
+    unexpected = sorted(set(state) - set(own))
+    if missing or unexpected:
+        example = missing[0] if missing else unexpected[0]
+        raise KappaPlaceError(
+            f"The checkpoint {where} does not fit the model: {len(missing)} tensors are missing and "
+            f"{len(unexpected)} are unknown (for instance '{example}')."
+        )
+    model.load_state_dict(state, strict=False)

@@ -31,8 +31,7 @@ from torch import Tensor
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import make_folder, replace_file, sha256_of
-from kappaplace.models.checkpoint import check_dim, load_state
-from kappaplace.models.encoder import state_digest
+from kappaplace.models.encoder import check_dim, load_state, state_digest
 from kappaplace.models.frozen import FrozenEncoder
 from kappaplace.models.heads import HeadName
 from kappaplace.models.place_model import Architecture, PlaceModel

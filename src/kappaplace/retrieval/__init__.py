@@ -1,10 +1,9 @@
 """Top-k search of references for queries: exact, faiss, Milvus, PostgreSQL behind one small interface."""
 
 from kappaplace.data.near import Circle
-from kappaplace.retrieval.choose import EngineKind, Search, open_engine, open_search
 from kappaplace.retrieval.columns import Coded, Columns, Descriptors, Quantized, quantize
 from kappaplace.retrieval.database import MapSource
-from kappaplace.retrieval.engine import Engine
+from kappaplace.retrieval.engine import Engine, EngineKind, EngineOptions, Search, open_engine, open_search
 from kappaplace.retrieval.exact import search, search_matrix
 from kappaplace.retrieval.references import ArrayReferences, MatrixReferences, Queries, References
 
@@ -16,6 +15,7 @@ __all__ = [
     "Descriptors",
     "Engine",
     "EngineKind",
+    "EngineOptions",
     "MapSource",
     "MatrixReferences",
     "Quantized",

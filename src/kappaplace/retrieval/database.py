@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import make_folder, replace_file
 from kappaplace.retrieval.columns import Columns, Descriptors, as_columns
-from kappaplace.retrieval.engine import BaseEngine, best_first
+from kappaplace.retrieval.exact import BaseEngine, best_first
 from kappaplace.types import Matches
 
 Result = TypeVar("Result")

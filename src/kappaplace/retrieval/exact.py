@@ -6,6 +6,8 @@ or GPU, without an index to build.
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -14,8 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kappaplace.data.near import Circle, Near
 from kappaplace.errors import KappaPlaceError
-from kappaplace.retrieval.columns import Columns
+from kappaplace.retrieval.columns import Columns, Descriptors, as_columns
 from kappaplace.types import Matches
 
 REFERENCE_BLOCK = 1 << 16
@@ -23,11 +26,13 @@ QUERY_BLOCK = 1 << 10  # 65,536 × 1,024 similarities are 268 MB: what one step 
 FEW = 4  # queries whose products are looked up instead of computed from decoded codes, which serves many
 CODES_BLOCK = 1 << 13  # codes decoded together: 16 MB of 512 numbers, memory that is used again and again
 
-Near: TypeAlias = Callable[[Any, Any], NDArray[np.bool_]]
+IsNear: TypeAlias = Callable[[Any, Any], NDArray[np.bool_]]
 """Whether references ``a`` and ``b`` (rows, broadcast) show one place; `PlaceImages.is_near` is one."""
 Similarities: TypeAlias = Callable[[Any, Any], Tensor]
 """Similarities of some rows (queries) and columns (references) as float32, each an index array or a slice."""
 
+_FARTHEST = 1e150  # a radius that can still be squared
+_NOT_FINITE = "Some descriptors are NaN or infinite. Check the model and the images."
 ROWS = 256
 COLUMNS = 1 << 14  # 4 M pairs a step: 17 MB of similarities, and a few times that to ask what is near
 
@@ -50,7 +55,7 @@ def search(
     >>> matches.indices.tolist(), [f"{cosine:.1f}" for cosine in matches.similarities[0]]
     ([[1, 0]], ['0.8', '0.6'])
     """
-    _check_k(k, len(references))
+    check_k(k, len(references))
     codes = isinstance(references, Columns) and references.turned
     block = (CODES_BLOCK if codes else REFERENCE_BLOCK) if block is None else block
     if block < 1:
@@ -73,7 +78,7 @@ def search(
 
     found = _in_steps(len(queries), QUERY_BLOCK, k, best)
     if not np.isfinite(found.similarities).all():
-        raise KappaPlaceError("Some descriptors are NaN or infinite; check the model and the images.")
+        raise KappaPlaceError(_NOT_FINITE)
     return found
 
 
@@ -81,7 +86,7 @@ def search(
 def search_matrix(similarities: NDArray[np.floating], k: int = 10) -> Matches:
     """The k highest columns of each row of a given N×R matrix, which may be a memory map; as ``search``."""
     queries, references = matrix_shape(similarities)
-    _check_k(k, references)
+    check_k(k, references)
 
     def best(rows: slice) -> tuple[Tensor, Tensor]:
         return _first_top(_tensor(np.array(similarities[rows], np.float32)), k)
@@ -101,11 +106,9 @@ def matrix_shape(similarities: NDArray[np.floating]) -> tuple[int, int]:
     return similarities.shape[0], similarities.shape[1]
 
 
-def _check_k(k: int, references: int) -> None:
+def check_k(k: int, references: int) -> None:
     if k < 1 or k > references:
-        raise KappaPlaceError(
-            f"Cannot retrieve {k} matches: there are {references} references; choose k from 1 to that."
-        )
+        raise KappaPlaceError(f"k must be between 1 and {references}, the number of references, got {k}.")
 
 
 def _tensor(values: NDArray[np.floating], device: str | torch.device = "cpu") -> Tensor:
@@ -187,7 +190,7 @@ def best_outside(
     rows: NDArray[np.int64],
     centres: NDArray[np.int64],
     references: int,
-    near: Near,
+    near: IsNear,
     *,
     columns: int = COLUMNS,
 ) -> NDArray[np.float32]:
@@ -207,7 +210,7 @@ def _best_of_rows(
     rows: NDArray[np.int64],
     centres: NDArray[np.int64],
     references: int,
-    near: Near,
+    near: IsNear,
     columns: int,
 ) -> NDArray[np.float32]:
     best = torch.full((len(rows),), -torch.inf)
@@ -239,3 +242,120 @@ def row_moments(
         mean[part] = first.numpy() / total
         deviation[part] = np.sqrt(np.maximum(second.numpy() / total - mean[part] ** 2, 0.0))
     return mean, deviation
+
+
+class BaseEngine:
+    """Checks the input once, so that an engine writes only its own search."""
+
+    name = ""
+    exact = True
+    why = "asked for"
+    dim: int
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def search(
+        self,
+        queries: NDArray[np.float32],
+        k: int,
+        *,
+        area: Circle | None = None,
+        near: Circle | None = None,
+    ) -> Matches:
+        if near is not None:
+            warnings.warn("near= is now area=.", DeprecationWarning, stacklevel=2)
+        area = near if area is None else area
+        area = None if area is None else checked_circle(area)
+        queries = np.ascontiguousarray(queries, np.float32)
+        if queries.ndim != 2 or queries.shape[1] != self.dim:
+            raise KappaPlaceError(
+                f"Queries of shape {queries.shape} do not fit references of {self.dim} dimensions. "
+                "Both must come from the same model."
+            )
+        if not np.isfinite(queries).all():
+            raise KappaPlaceError(_NOT_FINITE)
+        if area is None or k < 1:
+            check_k(k, len(self))
+        if len(queries) == 0:
+            return Matches(np.empty((0, k), np.int64), np.empty((0, k), np.float32))
+        return self._search(queries, k, area)
+
+    def _search(self, queries: NDArray[np.float32], k: int, area: Circle | None) -> Matches:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Free what is held; the engine must not be used afterwards."""
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def checked_circle(area: Circle) -> Circle:
+    try:
+        x, y, radius = map(float, area)
+    except (TypeError, ValueError):
+        raise KappaPlaceError(f"The area to search must be x, y and a radius, got {area!r}.") from None
+    if not all(map(math.isfinite, (x, y, radius))) or radius < 0:
+        raise KappaPlaceError(
+            f"The area to search needs a finite x and y and a radius of at least 0, got {area}."
+        )
+    return x, y, min(radius, _FARTHEST)
+
+
+def best_first(
+    rows: NDArray[np.int64], similarities: NDArray[np.float32], k: int
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """The k best of N×C candidates in order, equal similarities by row."""
+    order = np.lexsort((rows, -similarities), axis=1)[:, :k]
+    return np.take_along_axis(rows, order, 1), np.take_along_axis(similarities, order, 1)
+
+
+def circles(positions: NDArray[np.floating] | None, references: int) -> Near:
+    """Positions of so many references, ready to be asked for those within a circle."""
+    if positions is not None and np.shape(positions) != (references, 2):
+        raise KappaPlaceError(
+            f"Positions of shape {np.shape(positions)} do not fit {references} references; "
+            "give x and y of each, NaN where unknown."
+        )
+    return Near(positions=positions)
+
+
+def no_matches(queries: int) -> Matches:
+    """The answer where there is nothing to search."""
+    return Matches(np.empty((queries, 0), np.int64), np.empty((queries, 0), np.float32))
+
+
+class ExactEngine(BaseEngine):
+    """Compares every reference, in blocks, on CPU or GPU; memory is that of one block."""
+
+    name = "exact"
+    exact = True
+
+    def __init__(
+        self,
+        descriptors: Descriptors | Columns,
+        positions: NDArray[np.floating] | None = None,
+        *,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        self.columns, self.device = as_columns(descriptors), device
+        if len(self.columns) == 0:
+            raise KappaPlaceError("There are no references to search: the map is empty.")
+        self.nearby, self.dim = circles(positions, len(self.columns)), self.columns.shape[1]
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def _search(self, queries: NDArray[np.float32], k: int, area: Circle | None) -> Matches:
+        if area is None:
+            return search(*self.columns.beside(queries), k, device=self.device)
+        chosen = self.nearby.within(area)
+        if len(chosen) == 0:
+            return no_matches(len(queries))
+        inside = self.columns.only(chosen).beside(queries)
+        found = search(*inside, min(k, len(chosen)), device=self.device)
+        return Matches(chosen[found.indices], found.similarities)  # ascending rows: ties stay in order

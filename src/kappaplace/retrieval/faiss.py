@@ -20,7 +20,7 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.files import make_folder, replace_file
 from kappaplace.retrieval.codes import balanced_rotation
 from kappaplace.retrieval.columns import Columns, Descriptors, as_columns
-from kappaplace.retrieval.engine import BaseEngine, ExactEngine, best_first
+from kappaplace.retrieval.exact import BaseEngine, ExactEngine, best_first
 from kappaplace.types import Matches
 
 Rebuild: TypeAlias = bool | Literal["if stale"]
@@ -50,10 +50,10 @@ class FaissEngine(BaseEngine):
     def close(self) -> None:
         self.index = None
 
-    def _search(self, queries: NDArray[np.float32], k: int, near: Circle | None) -> Matches:
-        if near is not None:
+    def _search(self, queries: NDArray[np.float32], k: int, area: Circle | None) -> Matches:
+        if area is not None:
             # What lies in a circle is few enough to compare.
-            return self._all._search(queries, k, near)
+            return self._all._search(queries, k, area)
         wanted = min(len(self), max(CANDIDATES, 2 * k + 16))
         proposed = self._proposed(queries, wanted)
         rows, similarities = best_first(proposed, self._cosines(queries, proposed), k)

@@ -142,24 +142,24 @@ class MilvusEngine(DatabaseEngine):
         positions[positions == NOWHERE] = np.nan
         return Records(kappa, positions, [found[row]["name"] for row in wanted])
 
-    def _search(self, queries: NDArray[np.float32], k: int, near: Circle | None) -> Matches:
+    def _search(self, queries: NDArray[np.float32], k: int, area: Circle | None) -> Matches:
         def ask(some: NDArray[np.float32], limit: int) -> list[Hits]:
             found: list[Hits] = []
             for start in range(0, len(some), QUERIES):
-                found += self._ask(some[start : start + QUERIES], limit, near)
+                found += self._ask(some[start : start + QUERIES], limit, area)
             return found
 
         with self._told("did not answer the search"):
             return deepen(ask, queries, k, most=MOST, where=self.where)
 
-    def _ask(self, queries: NDArray[np.float32], limit: int, near: Circle | None) -> list[Hits]:
+    def _ask(self, queries: NDArray[np.float32], limit: int, area: Circle | None) -> list[Hits]:
         answer = self.client.search(
             self.collection,
             data=list(queries),
             anns_field="vector",
             limit=limit,
-            filter="" if near is None else _box(near),
-            output_fields=[] if near is None else ["x", "y"],
+            filter="" if area is None else _box(area),
+            output_fields=[] if area is None else ["x", "y"],
             search_params={"metric_type": "IP", "params": self._depth(limit)},
             consistency_level="Strong",
             timeout=REQUEST_SECONDS,
@@ -169,9 +169,9 @@ class MilvusEngine(DatabaseEngine):
             rows = np.array([hit["id"] for hit in hits], np.int64)
             similarities = np.array([hit["distance"] for hit in hits], np.float32)
             kept = np.ones(len(rows), bool)
-            if near is not None:  # the box was filtered there, the circle is here
+            if area is not None:  # the box was filtered there, the circle is here
                 x, y = (np.array([hit["entity"][axis] for hit in hits], np.float64) for axis in "xy")
-                kept = within([x - near[0], y - near[1]], near[2])
+                kept = within([x - area[0], y - area[1]], area[2])
             found.append(Hits(rows, similarities, kept))
         return found
 

@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kappaplace.errors import KappaPlaceError
+from kappaplace.models.checkpoint import AnyModel
 from kappaplace.models.embedding import embed_patches
 from kappaplace.models.exported import ExportedModel
-from kappaplace.models.loading import AnyModel
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.retrieval.references import Floats as Scores
 from kappaplace.retrieval.references import Queries, References

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,6 @@ BATCH = 5000
 INLINE = 1800  # numbers that fit on a page beside the rest: read in place, many times faster than set aside
 COLUMNS = ("id", "digest", "kappa", "x", "y", "name", "descriptor")
 TYPES = ("int8", "int8", "float4", "float8", "float8", "text", "vector")
-Index = Literal["none", "hnsw"]
 
 
 class PostgresEngine(DatabaseEngine):
@@ -38,7 +37,7 @@ class PostgresEngine(DatabaseEngine):
     batch = BATCH
 
     def __init__(
-        self, uri: str, table: str = "kappaplace", *, index: Index = "none", timeout: float = 5.0
+        self, uri: str, table: str = "kappaplace", *, index: str = "none", timeout: float = 5.0
     ) -> None:
         if index not in ("none", "hnsw"):
             raise KappaPlaceError(f"The index of a table is none or hnsw, not {index!r}.")
@@ -149,10 +148,10 @@ class PostgresEngine(DatabaseEngine):
         positions = np.array([found[row][1:3] for row in wanted], np.float64).reshape(-1, 2)
         return Records(kappa, positions, [found[row][3] for row in wanted])
 
-    def _search(self, queries: NDArray[np.float32], k: int, near: Circle | None) -> Matches:
+    def _search(self, queries: NDArray[np.float32], k: int, area: Circle | None) -> Matches:
         filter_, values = "", []
-        if near is not None:
-            x, y, radius = near
+        if area is not None:
+            x, y, radius = area
             reach = radius * (1 + 1e-9)  # the box is for the index on x and y; the circle decides
             filter_ = (
                 "WHERE x BETWEEN %s AND %s AND y BETWEEN %s AND %s "

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.data.near import Circle, within
-from kappaplace.data.near import Near as PositionsNear
+from kappaplace.data.near import Circle, Near, within
 from kappaplace.errors import KappaPlaceError
 from kappaplace.retrieval.exact import (
-    Near,
+    IsNear,
     best_outside,
     of_descriptors,
     of_matrix,
@@ -70,7 +69,7 @@ class References(Protocol):
         """x and y of each in metres, R×2; NaN if unknown."""
 
     @property
-    def near(self) -> Near:
+    def near(self) -> IsNear:
         """Whether references a and b (rows, broadcast) show the same place."""
 
     def __len__(self) -> int: ...
@@ -140,7 +139,7 @@ class ArrayReferences:
 
     embeddings: Embeddings | None = None
     positions: NDArray[np.float64] | None = None
-    neighborhood: Near | None = None
+    neighborhood: IsNear | None = None
     """Which references show the same place; None: within 25 m, if positions are known."""
     paths: Sequence[Source] | None = None
     patch_maps: PatchMaps | None = None
@@ -168,11 +167,11 @@ class ArrayReferences:
         return None if self.embeddings is None else self.embeddings.kappa
 
     @cached_property
-    def near(self) -> Near:
+    def near(self) -> IsNear:
         if self.neighborhood is not None:
             return self.neighborhood
         if self.positions is not None:
-            return PositionsNear.metres(np.asarray(self.positions, np.float64), RADIUS)
+            return Near.metres(np.asarray(self.positions, np.float64), RADIUS)
         raise KappaPlaceError(
             "This score needs to know which references show one place; give their neighbourhood or positions."
         )
@@ -269,7 +268,7 @@ class LeaveOut:
         return self.whole.positions
 
     @property
-    def near(self) -> Near:
+    def near(self) -> IsNear:
         return self.whole.near
 
     def __len__(self) -> int:

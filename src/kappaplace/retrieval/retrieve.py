@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kappaplace.data.near import Circle
-from kappaplace.errors import KappaPlaceError
 from kappaplace.retrieval.evidence import COMPETING, Evidence
+from kappaplace.retrieval.exact import check_k
 from kappaplace.retrieval.patches import rerank as rerank_by_patches
 from kappaplace.retrieval.references import Queries, References
 from kappaplace.types import Matches
@@ -28,10 +28,8 @@ def retrieve(
     Returns:
         The evidence, with max(k, rerank) matches per query.
     """
-    if k < 1 or (area is None and k > len(references)):
-        raise KappaPlaceError(
-            f"Cannot retrieve {k} matches: there are {len(references)} references; choose k from 1 to that."
-        )
+    if area is None or k < 1:
+        check_k(k, len(references))
     depth = min(max(k, rerank, DEEP), len(references))
     pool = references.search(queries.vectors, depth, area)
     return from_pool(queries, references, pool, k, area=area, rerank=rerank)

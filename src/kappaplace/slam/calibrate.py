@@ -13,7 +13,7 @@ from kappaplace.calibration.calibration import PATCH_SIGNALS, Calibration, fit_c
 from kappaplace.calibration.sources import calibration_with, load_calibration
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.place_map import PlaceMap
-from kappaplace.models.loading import AnyModel
+from kappaplace.models.checkpoint import AnyModel
 from kappaplace.retrieval.patches import PatchMaps
 from kappaplace.slam.loop_closer import ClosingSettings, LoopCloser
 from kappaplace.slam.types import Closure, Frame

@@ -17,8 +17,8 @@ from kappaplace.data.poses import Poses, distance_travelled
 from kappaplace.data.readers.trajectory import TimedPoses
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import DAMAGED_ARRAYS, make_folder, replace_file
+from kappaplace.models.checkpoint import AnyModel
 from kappaplace.models.embedding import embed_images, join
-from kappaplace.models.loading import AnyModel
 from kappaplace.progress import track
 from kappaplace.retrieval.patches import Pair, patch_maps_of
 from kappaplace.slam.drive_inputs import DriveInput

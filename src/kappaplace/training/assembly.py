@@ -18,10 +18,9 @@ from torch import nn
 
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
-from kappaplace.models.checkpoint import ModelCard
+from kappaplace.models.checkpoint import ModelCard, TrainableModel
 from kappaplace.models.encoder import state_digest
 from kappaplace.models.heads import KappaHead
-from kappaplace.models.loading import TrainableModel
 from kappaplace.models.published import read_prototypes
 from kappaplace.training.batches import BatchPlan
 from kappaplace.training.early_stopping import EarlyStopping

@@ -24,10 +24,10 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.files import make_folder, replace_file, reserve_array
 from kappaplace.models.aggregation import without_autocast
 from kappaplace.models.backbones.resnet import ResNet
+from kappaplace.models.checkpoint import TrainableModel
 from kappaplace.models.embedding import Download, one_ahead
 from kappaplace.models.fast.fused import FusedResNet, InPrecision, best_convolutions, fold_batch_norms
 from kappaplace.models.heads import Head
-from kappaplace.models.loading import TrainableModel
 from kappaplace.models.place_model import PlaceModel, unit
 from kappaplace.progress import track
 from kappaplace.training.batches import view_key

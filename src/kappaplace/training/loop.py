@@ -23,8 +23,7 @@ from torch import Tensor, nn
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import replace_file
-from kappaplace.models.checkpoint import ModelCard, save_model
-from kappaplace.models.loading import TrainableModel
+from kappaplace.models.checkpoint import ModelCard, TrainableModel, save_model
 from kappaplace.progress import track
 from kappaplace.training.early_stopping import EarlyStopping
 from kappaplace.training.optimizers import Optimisers

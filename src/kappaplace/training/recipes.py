@@ -8,8 +8,8 @@ from typing import Any, Literal
 from torch import nn
 
 from kappaplace.errors import KappaPlaceError
+from kappaplace.models.checkpoint import TrainableModel
 from kappaplace.models.heads import DropoutHead, Head, HeadName, build_head
-from kappaplace.models.loading import TrainableModel
 from kappaplace.training.settings import Settings, parse_options, read_toml
 from kappaplace.uncertainty import score_named
 

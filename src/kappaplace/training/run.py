@@ -11,8 +11,7 @@ import torch
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import make_folder, replace_file, writing
-from kappaplace.models.checkpoint import load_weights
-from kappaplace.models.loading import TrainableModel
+from kappaplace.models.checkpoint import TrainableModel, load_weights
 from kappaplace.training.assembly import Assembly, Say
 from kappaplace.training.features import FeatureStore
 from kappaplace.training.images import TrainingSet

@@ -14,9 +14,9 @@ from torch import nn
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
 from kappaplace.models.backbones import backbone_spec
+from kappaplace.models.checkpoint import TrainableModel, load_model, trainable
 from kappaplace.models.frozen import FrozenEncoder
 from kappaplace.models.heads import Head, HeadName, KappaHead, MirroredKappaHead
-from kappaplace.models.loading import TrainableModel, load_model, trainable
 from kappaplace.models.place_model import PlaceModel, default_preprocessing
 from kappaplace.training.loop import installed_trackers
 from kappaplace.training.recipes import Recipe

@@ -18,8 +18,8 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.metrics.calibration import BOTH_TAILS, UPPER_TAIL, expected_calibration_error
 from kappaplace.metrics.retrieval import KS, recall_at, success_at
 from kappaplace.metrics.selective import auroc
+from kappaplace.models.checkpoint import TrainableModel
 from kappaplace.models.heads import Head
-from kappaplace.models.loading import TrainableModel
 from kappaplace.models.place_model import with_spread
 from kappaplace.retrieval.evidence import Evidence
 from kappaplace.retrieval.references import ArrayReferences, Queries

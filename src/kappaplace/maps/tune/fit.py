@@ -45,11 +45,10 @@ from kappaplace.maps.tune.fit_check import (
     read_record,
     write_record,
 )
-from kappaplace.models.checkpoint import ModelCard, save_model
+from kappaplace.models.checkpoint import ModelCard, TrainableModel, save_model, trainable
 from kappaplace.models.embedding import usable_device
 from kappaplace.models.frozen import FrozenEncoder
 from kappaplace.models.heads import Head, KappaHead, LayersKappaHead, MirroredKappaHead
-from kappaplace.models.loading import TrainableModel, trainable
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.training.images import TrainingSet, Views
 from kappaplace.training.recipes import settings_for

@@ -24,9 +24,9 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.files import DAMAGED_ARRAYS, replace_file, save_array
 from kappaplace.maps.store.manifest import Manifest
 from kappaplace.maps.store.reader import Indices, MapStore
+from kappaplace.models.checkpoint import TrainableModel
 from kappaplace.models.embedding import embed_images
 from kappaplace.models.heads import Head
-from kappaplace.models.loading import TrainableModel
 from kappaplace.models.place_model import unit
 from kappaplace.progress import track
 from kappaplace.training.features import CLEAN, FeatureStore

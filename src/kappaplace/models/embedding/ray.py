@@ -21,9 +21,9 @@ import torch
 
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
+from kappaplace.models.checkpoint import AnyModel
 from kappaplace.models.embedding import embed_images
 from kappaplace.models.fast import for_many
-from kappaplace.models.loading import AnyModel
 from kappaplace.types import Embeddings
 from kappaplace.version import package_version
 

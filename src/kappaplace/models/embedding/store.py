@@ -27,9 +27,9 @@ from kappaplace.data.identity import DIGEST, image_digests
 from kappaplace.data.images import Preprocessing, Source
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import DAMAGED_ARRAYS, make_folder, reserve_array
+from kappaplace.models.checkpoint import AnyModel
 from kappaplace.models.embedding import embed_images, embed_patches
 from kappaplace.models.exported import ExportedModel
-from kappaplace.models.loading import AnyModel
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.models.published import cache_folder
 from kappaplace.progress import track

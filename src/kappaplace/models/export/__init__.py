@@ -17,6 +17,7 @@ from kappaplace.data.images import Source
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import make_folder, not_written, replace_file, sha256_of
 from kappaplace.models.backbones import backbone_spec
+from kappaplace.models.checkpoint import AnyModel
 from kappaplace.models.export.formats import (
     OPSET,
     convert,
@@ -29,7 +30,6 @@ from kappaplace.models.export.graph import ExportGraph, probe_images
 from kappaplace.models.export.parity import Gap, check, gaps
 from kappaplace.models.export.quantize import Quantised, check_images, quantise
 from kappaplace.models.exported import KAPPA, ExportRecord, imported, load_exported
-from kappaplace.models.loading import AnyModel
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.version import package_version
 
