@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from kappaplace.demo.run import DemoSettings, run_demo
+from kappaplace.cli.demo import DemoSettings, run_demo
 from record import append_row
 
 

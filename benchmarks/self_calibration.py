@@ -22,8 +22,8 @@ import numpy as np
 from PIL import Image
 
 from kappaplace.calibration.calibration import Calibration, query_features
+from kappaplace.cli.demo import DemoSettings, train_model
 from kappaplace.data.table import PlaceImages
-from kappaplace.demo.run import DemoSettings, _train
 from kappaplace.maps import PlaceMap
 from kappaplace.maps.tune import self_calibrate
 from kappaplace.maps.tune.calibrate import MATCHES, _by_position
@@ -45,11 +45,11 @@ def main() -> None:
     parser.add_argument("--csv", type=Path)
     args = parser.parse_args()
     settings = DemoSettings()
-    model = _train(_city(0).views("train", spacing=20.0, strength=0.6, seed=0), settings, print)
+    model = train_model(_city(0).views("train", spacing=20.0, strength=0.6, seed=0), settings, print)
     for seed in args.seeds:
         for spacing in args.spacings:
             with tempfile.TemporaryDirectory() as folder:
-                for row in judged(Path(folder), model.fold().eval(), seed, spacing, settings.size):
+                for row in judged(Path(folder), model, seed, spacing, settings.size):
                     print("  ".join(f"{key} {value}" for key, value in row.items()))
                     if args.csv:
                         append_row(args.csv, row)

@@ -30,8 +30,6 @@ LAYERS = (
 """Imports point from a later layer to an earlier one; the modules of the first may import each other."""
 IN_TRANSIT = {
     "bench": "cli",
-    "demo": "cli",
-    "doctor": "cli",
 }
 """Modules that have not reached their package yet, with the one they belong to."""
 COUNTED = ("src", "benchmarks", "recipes")

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from kappaplace.calibration.calibration import Calibration, fit_calibration
 from kappaplace.calibration.examples import Examples
 from kappaplace.calibration.sources import ORIGIN
-from kappaplace.data.table import PlaceImages
-from kappaplace.demo.real import real_table
+from kappaplace.data import TABLE_FORMATS, PlaceImages, read_layout
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import replace_file
 from kappaplace.maps import PlaceMap
@@ -33,12 +32,28 @@ from kappaplace.models.checkpoint import AnyModel, load_model
 MOST = 400  # queries of one set: no family shall speak for all
 FOREIGN = 50  # queries of other families that each map is asked
 OUTSIDE_RATE = 0.1  # share of queries from outside that is assumed in use
+TRUTH = {"gt.json": "gt-json", "ground_truth_new.npy": "vpr-bench", "ground_truth.npy": "vpr-bench"}
+"""A folder's layout, by the file that states its positives."""
 FIT_SHARE = 0.9  # nothing is proven here, so nearly all queries may teach the probability
 
 
 def spread(count: int, most: int) -> NDArray[np.int64]:
     """Up to so many rows, evenly along a route."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64))
+
+
+def read_table(path: Path) -> PlaceImages:
+    """Read queries and references of a folder or table."""
+    if path.is_file() and path.suffix.lower() in TABLE_FORMATS:
+        table = PlaceImages.open(path)
+    else:
+        layouts = [layout for file, layout in TRUTH.items() if (path / file).is_file()]
+        if path.is_dir() and not layouts:
+            raise KappaPlaceError(f"{path} has none of {', '.join(TRUTH)}. Pass a table of `data import`.")
+        table = read_layout((layouts or ["gt-json"])[0], path)
+    if not table.positives().counts.any():
+        raise KappaPlaceError(f"No query of {path} has a positive. Check its {', '.join(TRUTH)}.")
+    return table
 
 
 def ask(
@@ -108,7 +123,7 @@ def main() -> None:
     parts = [word.partition("=") for word in given.sets]
     if not all(equals for _, equals, _ in parts):
         raise KappaPlaceError("A set is given as FAMILY=DIR.")
-    sets = [(family, real_table(Path(folder))) for family, _, folder in parts]
+    sets = [(family, read_table(Path(folder))) for family, _, folder in parts]
     families = list(dict.fromkeys(family for family, _ in sets))
     made = fit(gather(load_model(given.model), sets, given.verify), families, given.verify)
     text = json.dumps(made.to_dict()) + "\n"

@@ -86,6 +86,12 @@ def replace_file(file: Path, write: Callable[[Path], object], *, sync: bool = Tr
             part.unlink(missing_ok=True)
 
 
+def write_file(file: Path, content: str | bytes, *, sync: bool = True) -> None:
+    """Replace the content of a file in one step; text is written as UTF-8, see `replace_file`."""
+    data = content.encode() if isinstance(content, str) else content
+    replace_file(file, lambda part: part.write_bytes(data), sync=sync)
+
+
 LOCK = "writer.lock"
 
 

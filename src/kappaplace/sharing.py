@@ -25,7 +25,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
-from kappaplace.errors import KappaPlaceError
+from kappaplace.errors import KappaPlaceError, MissingExtra
 from kappaplace.files import make_folder
 from kappaplace.maps.models import keep_model, model_of
 from kappaplace.maps.store.manifest import (
@@ -141,9 +141,7 @@ def _api() -> Any:
     try:
         from huggingface_hub import HfApi
     except ImportError:
-        raise KappaPlaceError(
-            "The Hugging Face hub needs its client, which is not installed: pip install 'kappaplace[hub]'."
-        ) from None
+        raise MissingExtra("The Hugging Face hub", "hub") from None
     # Read at every call: the client itself looks at its environment only once.
     return HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, library_name="kappaplace")
 

@@ -11,13 +11,12 @@ from tests.hardening.valid import BASE, world
 
 OUTPUTS = {"out", "csv", "html", "page", "picture", "report", "state"}
 """Parameters that name what is written."""
-NO_INPUT = {"city", "data-layouts", "doctor"}
+NO_INPUT = {"city", "data-layouts", "demo", "doctor"}
 """Commands that read no file."""
 EXTRA: dict[str, tuple[str, ...]] = {
     "train": ("kappa-pt", "--data", "BROKEN", "--out", "OUT"),
     "evaluate": ("BROKEN", "BROKEN"),
     "bench": ("--only", "metrics", "--check", "BROKEN"),
-    "demo": ("--real", "BROKEN", "--out", "OUT"),
     "models-show": ("BROKEN",),
 }
 """How commands are given a file that they could do without."""
@@ -107,7 +106,7 @@ def test_unknown_options_and_words_for_numbers(
 
 
 HUGE = str(10**30)
-DRAWS = {("city", "--queries"), ("city", "--seed")}
+DRAWS = {("city", "--queries"), ("city", "--seed"), ("demo", "--seed"), ("demo", "--steps")}
 """Where a large number is taken at its word, and pictures are drawn."""
 REFUSED = {"int": ("-1", "1.5", "nan"), "float": ("-1", "nan", "inf", "-inf", "1e308")}
 NEGATIVE_IS_FINE = {("slam-run", "--agreement")}

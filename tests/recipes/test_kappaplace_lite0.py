@@ -63,7 +63,7 @@ def test_calibrated_packed_and_lent(
     """The whole way, from a model and sets to a map that answers with probabilities."""
     calibrate, pack = scripts("calibrate"), scripts("pack")
     sets = [
-        (name, calibrate.real_table(town(tmp_path / name, split)))
+        (name, calibrate.read_table(town(tmp_path / name, split)))
         for name, split in (("one", "val"), ("two", "test"))
     ]
     examples = calibrate.gather(tiny, sets)
@@ -127,3 +127,18 @@ def test_results_of_nonsense_are_one_sentence(text: str, sentence: str, scripts:
     (tmp_path / "r.csv").write_text(text)
     with pytest.raises(KappaPlaceError, match=sentence):
         scripts("make_card").read_results(tmp_path / "r.csv")
+
+
+def test_tables_and_folders_with_positives_are_read(scripts: Any, tmp_path: Path) -> None:
+    read_table = scripts("calibrate").read_table
+    folder = town(tmp_path / "town", "val")
+    read_table(folder).save(tmp_path / "t.parquet")
+    assert len(read_table(tmp_path / "t.parquet")) == len(read_table(folder)) == 80
+    (folder / "gt.json").write_text(json.dumps({"positives": [[]] * 40}))
+    with pytest.raises(KappaPlaceError, match=r"No query of .* has a positive"):
+        read_table(folder)
+    (folder / "gt.json").unlink()
+    with pytest.raises(KappaPlaceError, match=r"has none of gt\.json"):
+        read_table(folder)
+    with pytest.raises(KappaPlaceError, match="no folder"):
+        read_table(tmp_path / "nowhere")

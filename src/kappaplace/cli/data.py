@@ -250,7 +250,7 @@ def layouts(as_json: AsJson = False) -> None:
         typer.echo(json.dumps({"layouts": readers, "protocols": protocols}))
         return
     for reader in READERS.values():
-        extra = f" (extra: kappaplace[{reader.extra}])" if reader.extra else ""
+        extra = f' (extra "{reader.extra}")' if reader.extra else ""
         typer.secho(f"{reader.name}: {reader.summary}{extra}", bold=True)
         for key, meaning in reader.options.items():
             typer.echo(f"    -o {key}=…  {meaning}")

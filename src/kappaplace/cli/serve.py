@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kappaplace.errors import KappaPlaceError
+from kappaplace.errors import KappaPlaceError, MissingExtra
 
 MIB = 1 << 20
 
@@ -82,10 +82,8 @@ def serve(
     try:
         from kappaplace.serve.app import create_app
         from kappaplace.serve.run import is_loopback, listen, run
-    except ImportError as error:
-        raise KappaPlaceError(
-            f"Serving needs more packages ({error.name}): pip install 'kappaplace[serve]'."
-        ) from None
+    except ImportError:
+        raise MissingExtra("Serving", "serve") from None
     from kappaplace.serve.settings import LOOPBACK, Settings
     from kappaplace.serve.tokens import read_tokens
 

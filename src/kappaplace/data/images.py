@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from kappaplace.errors import KappaPlaceError
+from kappaplace.errors import KappaPlaceError, MissingExtra
 
 if TYPE_CHECKING:
     import torch
@@ -60,9 +60,7 @@ def enable_heif() -> None:
     try:
         from pillow_heif import register_heif_opener
     except ImportError:
-        raise KappaPlaceError(
-            "HEIC photos need one more package: pip install 'kappaplace[heic]', or convert them to JPEG."
-        ) from None
+        raise MissingExtra("Reading HEIC photos", "heic") from None
     register_heif_opener()
 
 
@@ -106,7 +104,7 @@ def decode(
 
     Arrays are H×W, H×W×1, H×W×3 or H×W×4: uint8, uint16 (full range) or float in [0, 1]. EXIF orientation is
     applied, depths beyond 8 bit are scaled by their full range, alpha is composited on mid-grey, and of a
-    file with several frames the first is taken. HEIC needs the extra ``kappaplace[heic]``.
+    file with several frames the first is taken. HEIC needs the extra "heic".
 
     `target` (height, width) says that the image will be shrunk to about this size: JPEGs at least four times
     as large are then decoded at a half, a quarter or an eighth, always at least twice the target.

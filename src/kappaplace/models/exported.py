@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from kappaplace.data.images import Preprocessing, Source
-from kappaplace.errors import KappaPlaceError
+from kappaplace.errors import KappaPlaceError, MissingExtra
 from kappaplace.models.embedding import check_images, embed_images
 from kappaplace.types import Embeddings
 
@@ -158,10 +158,7 @@ def imported(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise KappaPlaceError(
-            f"This needs {name}, which is not installed here ({error}); install it with: "
-            "pip install 'kappaplace[export]'."
-        ) from None
+        raise MissingExtra(f"The runtime {name}", "export") from error
 
 
 def _stated(text: str | None, key: str) -> Any:

@@ -158,7 +158,7 @@ def choose(kind: str, references: int | None, folder: str | Path | None) -> tupl
     if importlib.util.find_spec("faiss") is None:
         return "exact", (
             f"exact: faiss is not installed; with {references:,} references an index would be faster "
-            "(pip install 'kappaplace[faiss]')"
+            '(extra "faiss")'
         )
     if folder is None:
         return "exact", f"exact: there is no folder for an index of {references:,} references"

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from kappaplace.data.near import Circle
-from kappaplace.errors import KappaPlaceError
+from kappaplace.errors import KappaPlaceError, MissingExtra
 from kappaplace.files import make_folder, replace_file
 from kappaplace.retrieval.codes import balanced_rotation
 from kappaplace.retrieval.columns import Columns, Descriptors, as_columns
@@ -160,7 +160,7 @@ def faiss_module() -> Any:
     try:
         import faiss
     except ImportError:
-        raise KappaPlaceError("This engine needs faiss: pip install 'kappaplace[faiss]'.") from None
+        raise MissingExtra("This search engine", "faiss") from None
     # faiss and torch each bring an OpenMP of their own: one setting, torch's, governs both.
     faiss.omp_set_num_threads(torch.get_num_threads())
     return faiss

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.data.near import Circle, within
-from kappaplace.errors import KappaPlaceError
+from kappaplace.errors import KappaPlaceError, MissingExtra
 from kappaplace.retrieval.database import (
     LONGEST_NAME,
     Batch,
@@ -215,5 +215,5 @@ def _pymilvus() -> Any:
     try:
         import pymilvus
     except ImportError:
-        raise KappaPlaceError("The Milvus engine needs pymilvus: pip install 'kappaplace[milvus]'.") from None
+        raise MissingExtra("The Milvus engine", "milvus") from None
     return pymilvus

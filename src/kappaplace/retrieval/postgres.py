@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.data.near import Circle
-from kappaplace.errors import KappaPlaceError
+from kappaplace.errors import KappaPlaceError, MissingExtra
 from kappaplace.retrieval.database import (
     Batch,
     DatabaseEngine,
@@ -186,7 +186,5 @@ def _drivers() -> tuple[Any, Any]:
         import psycopg
         from pgvector.psycopg import register_vector
     except ImportError:
-        raise KappaPlaceError(
-            "The PostgreSQL engine needs psycopg and pgvector: pip install 'kappaplace[postgres]'."
-        ) from None
+        raise MissingExtra("The PostgreSQL engine", "postgres") from None
     return psycopg, register_vector

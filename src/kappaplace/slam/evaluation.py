@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.data.poses import Poses, as_spatial, pose_matrices, wrap_angle
-from kappaplace.errors import KappaPlaceError
+from kappaplace.errors import KappaPlaceError, MissingExtra
 from kappaplace.slam.types import Closure
 
 ARITHMETIC = 1e-3
@@ -89,9 +89,7 @@ def load_evo() -> None:
     try:
         import evo.core.metrics  # noqa: F401
     except ImportError:
-        raise KappaPlaceError(
-            "Trajectory errors need one more package: pip install 'kappaplace[slam]'."
-        ) from None
+        raise MissingExtra("Computing trajectory errors", "slam") from None
 
 
 def trajectory_error(truth: Poses, estimate: Poses, *, delta: float = 50.0) -> TrajectoryError:

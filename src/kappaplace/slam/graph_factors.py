@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from kappaplace.data.poses import PLANAR, Poses, between, pose_positions
-from kappaplace.errors import KappaPlaceError
+from kappaplace.errors import KappaPlaceError, MissingExtra
 from kappaplace.slam.types import Closure
 
 Kernel = Literal["none", "cauchy", "dcs", "switchable", "gnc"]
@@ -59,7 +59,7 @@ def load_gtsam() -> Any:
     try:
         import gtsam
     except ImportError:
-        raise KappaPlaceError("Pose graphs need one more package: pip install 'kappaplace[slam]'.") from None
+        raise MissingExtra("Pose graph optimization", "slam") from None
     return gtsam
 
 

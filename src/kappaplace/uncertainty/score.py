@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from kappaplace.errors import KappaPlaceError
+from kappaplace.errors import KappaPlaceError, MissingExtra
 from kappaplace.retrieval.evidence import Evidence
 from kappaplace.retrieval.references import NO_IMAGES, NO_PATCHES
 from kappaplace.retrieval.references import Floats as Scores
@@ -139,7 +139,7 @@ def _no_opencv(evidence: Evidence) -> str | None:
     try:
         import cv2  # noqa: F401
     except ImportError:
-        return "Geometric verification needs one more package: pip install 'kappaplace[video]'."
+        return str(MissingExtra("Geometric verification", "video"))
     return None
 
 

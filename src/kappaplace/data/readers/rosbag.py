@@ -18,7 +18,7 @@ from kappaplace.data.readers.layout import Reader
 from kappaplace.data.readers.trajectory import Trajectory, headings, sample_by_distance
 from kappaplace.data.readers.video import frames_folder
 from kappaplace.data.table import DEFAULT_RADIUS, PlaceImages
-from kappaplace.errors import KappaPlaceError
+from kappaplace.errors import KappaPlaceError, MissingExtra
 from kappaplace.files import reason, replace_file
 from kappaplace.progress import track
 
@@ -129,7 +129,7 @@ def _rosbags() -> Any:
         from rosbags.highlevel import AnyReader
         from rosbags.typesys import Stores, get_typestore
     except ImportError:
-        raise KappaPlaceError("ROS bags need one more package: pip install 'kappaplace[rosbag]'.") from None
+        raise MissingExtra("Reading ROS bags", "rosbag") from None
     # Bags of ROS 2 Foxy and older carry no message definitions; the common ones have not changed since.
     types = get_typestore(Stores.ROS2_HUMBLE)
     return partial(AnyReader, default_typestore=types)

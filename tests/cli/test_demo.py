@@ -8,8 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kappaplace.demo.output import evaluation_table, gallery, write_results
-from kappaplace.demo.run import DemoResult, DemoSettings, run_demo
+from kappaplace.cli.demo import (
+    DemoResult,
+    DemoSettings,
+    evaluation_table,
+    gallery,
+    run_demo,
+    write_results,
+)
 from kappaplace.models.checkpoint import load_model
 
 SMALL = DemoSettings(size=32, blocks=(1, 1), train_spacing=30.0, queries=40, dim=32, steps=30, batch_size=32)
@@ -30,7 +36,7 @@ def test_the_table_holds_every_score(result: DemoResult) -> None:
     for values in answer["scores"].values():
         assert set(values) == {"ECE@1", "ECE@5", "ECE@10", "AUROC"}
     assert answer["recall"]["R@1"] <= answer["recall"]["R@5"] <= answer["recall"]["R@10"]
-    assert evaluation_table(result.evaluation, "small").row_count == 4
+    assert evaluation_table(result.evaluation).row_count == 4
 
 
 def test_training_and_test_districts_are_far_apart(result: DemoResult) -> None:
@@ -57,7 +63,7 @@ def test_results_are_complete_and_self_contained(result: DemoResult, tmp_path: P
     model = load_model(files["model"])
     assert model.architecture.head == "folded"
     query = result.queries.render(SMALL.size, np.arange(3))
-    np.testing.assert_allclose(model.embed(query).kappa, result.query.kappa[:3], rtol=1e-4)
+    np.testing.assert_allclose(model.embed(query).kappa, result.kappa[:3], rtol=1e-4)
 
 
 @pytest.mark.slow
@@ -65,9 +71,9 @@ def test_the_full_demo_is_uncertain_but_not_lost(tmp_path: Path) -> None:
     result = run_demo()
     answer = result.evaluation
     assert 0.6 <= answer.recall[1] <= 0.95
-    for levels, kappa, _ in result.damage_curve.values():
+    for levels, kappa, _ in result.kappa_curves.values():
         assert kappa[-1] < kappa[0], levels
     blank = result.queries.featureless
-    assert result.query.kappa[blank > 0.6].mean() < 0.9 * result.query.kappa[blank < 0.1].mean()
+    assert result.kappa[blank > 0.6].mean() < 0.9 * result.kappa[blank < 0.1].mean()
     ece = {r.score.name: r.ece[1] for r in answer.scores}
     assert ece["kappaplace"] < ece["l2"] < ece["pa"]  # the paper's order

@@ -1,1 +1,0 @@
-"""The whole way in a few minutes: city, training, κ, retrieval, report."""
