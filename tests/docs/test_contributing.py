@@ -19,9 +19,12 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.metrics import auroc
 from kappaplace.models import backbones
 from kappaplace.models.place_model import PlaceModel
+from kappaplace.training import recipes
+from kappaplace.training.run import train
 from kappaplace.uncertainty import SCORES, available
 from tests.docs.markdown import ROOT, named_blocks
 from tests.models.test_backbones import check_record
+from tests.training.tiny import build_city, tiny_settings
 from tests.uncertainty.helpers import world
 
 TEMPLATES = named_blocks("CONTRIBUTING.md")
@@ -46,7 +49,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def test_every_template_has_its_own_place() -> None:
     files = [path for path in TEMPLATES if path.startswith("src/")]
-    assert len(files) == 4
+    assert len(files) == 5
     for path in files:
         assert (ROOT / path).parent.is_dir()
         assert not (ROOT / path).exists()
@@ -55,7 +58,7 @@ def test_every_template_has_its_own_place() -> None:
 
 def test_files_named_in_the_table_exist() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    for name in re.findall(r"`((?:models|uncertainty|metrics|data)/[\w/]+\.py)`", text):
+    for name in re.findall(r"`((?:models|uncertainty|metrics|data|training)/[\w/]+\.py)`", text):
         assert (ROOT / "src/kappaplace" / name).is_file(), name
 
 
@@ -106,3 +109,14 @@ def test_layout(module, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     (tmp_path / "set/database/here.jpg").write_bytes(b"")
     with pytest.raises(KappaPlaceError, match="does not start with EAST_NORTH"):
         read_layout("metre-names", tmp_path / "set", queries="asked")
+
+
+def test_loss(module, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made = module("src/kappaplace/training/soft_pairs.py")
+    recipe = eval(TEMPLATES["a line of RECIPES"], vars(recipes) | vars(made))
+    monkeypatch.setitem(recipes.RECIPES, recipe.name, recipe)
+    city = build_city()
+    run = train(tiny_settings(recipe.name), city.data, tmp_path, city.validation, device="cpu")
+    assert run.epochs[2]["loss"] < run.epochs[1]["loss"]
+    assert run.model.head is None
+    assert (tmp_path / "model" / "card.json").is_file()

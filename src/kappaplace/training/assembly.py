@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +19,6 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.models.checkpoint import ModelCard, TrainableModel
 from kappaplace.models.encoder import state_digest
 from kappaplace.models.heads import KappaHead
-from kappaplace.models.published import read_prototypes
 from kappaplace.training.batches import BatchPlan
 from kappaplace.training.early_stopping import EarlyStopping
 from kappaplace.training.features import (
@@ -39,30 +36,19 @@ from kappaplace.training.loop import FIRST_LOOK, LOG_EVERY, Loop
 from kappaplace.training.objectives import (
     BayesianTriplet,
     Classification,
-    Contrastive,
-    Distillation,
     Objective,
-    ToAnchors,
-    gather_batch,
 )
 from kappaplace.training.optimizers import Optimisers
-from kappaplace.training.places import PlaceGroup, Places, find_places, single_images
 from kappaplace.training.prototypes import (
     FILE,
-    clean_anchors,
-    place_anchors,
-    prototype_anchors,
-    restore_prototypes,
     save_prototypes,
-    view_anchors,
 )
-from kappaplace.training.recipes import Recipe, check_run
+from kappaplace.training.recipes import Parts, Recipe, Say, check_run
 from kappaplace.training.settings import Settings
 from kappaplace.training.start import Engine, HeadNet, TrainingNet
 from kappaplace.training.steps import CachedSteps, DirectSteps, Steps, Work
 from kappaplace.training.validation import ValidationSet, Validator
 
-Say = Callable[[str], None]
 EXTRACTION_BATCH = (64, 256)  # on a CPU, on a GPU: without gradients there is room for more
 
 
@@ -78,6 +64,7 @@ class Assembly:
     model: TrainableModel
     engine: Engine
     say: Say
+    store: FeatureStore | None = None
 
     def loop(self) -> Loop:
         settings, recipe, engine = self.settings, self.recipe, self.engine
@@ -86,7 +73,7 @@ class Assembly:
         self.model.to(engine.device)
         if settings.run.channels_last:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.places, self.groups = self._find_groups()
+        self.places, self.groups = recipe.places(settings, self.data)
         self.plan = self._plan()
         self.source = ImageSource(
             self.data.images, self._input(), engine.device, _workers(settings.run.workers)
@@ -94,8 +81,19 @@ class Assembly:
         self.views = Views.create(
             settings.augment, settings.model.size, self.model.preprocessing, settings.run.compile
         )
-        self.store = self._extract()
-        objective = self._objective().to(engine.device)
+        if self._cached:
+            self.extract()
+        self.parts = Parts(
+            settings,
+            self.data,
+            self.model,
+            self.places,
+            self.groups,
+            engine.device,
+            self.extract,
+            self.say if engine.main else lambda line: None,
+        )
+        objective = recipe.objective(self.parts).to(engine.device)
         if recipe.frozen and (self._cached or not settings.anchors.learn_p):
             _freeze_p(self.model.head)  # type: ignore[arg-type]
         total = settings.optimiser.epochs * self.plan.iterations
@@ -146,26 +144,6 @@ class Assembly:
         needed = self.store.reduced.nbytes + self.store.descriptor.nbytes
         return needed < 0.5 * torch.cuda.mem_get_info(self.engine.device)[0]
 
-    def _find_groups(self) -> tuple[Places, tuple[PlaceGroup, ...]]:
-        if self.recipe.kind == "anchors" and self.settings.anchors.source in ("views", "clean"):
-            places = single_images(len(self.data.images))
-            return places, (places.together(),)
-        places = find_places(self.data.positions, self.data.heading, self.data.place, self.settings.classes)
-        if self.recipe.kind in ("anchors", "distillation"):
-            return places, (self._trained_classes(places),)
-        return places, places.groups(self.settings.classes.groups)
-
-    def _trained_classes(self, places: Places) -> PlaceGroup:
-        """For the likelihood alone places need no groups; prototypes exist for the trained groups only."""
-        if self.recipe.kind == "anchors" and self.settings.anchors.source == "classifier":
-            file = self._prototypes()
-            if file.is_file() and file.suffix != ".safetensors":  # the release: its groups are the first ones
-                released = places.classes.group_of_class < len(read_prototypes(file))
-                return places.classes.select(places.chosen[released[places.chosen]])
-            groups = places.groups(self.settings.classes.groups)
-            return places.classes.select(np.sort(np.concatenate([group.classes for group in groups])))
-        return places.together()
-
     def _plan(self) -> BatchPlan:
         options = self.settings.optimiser
         per_epoch = max(len(group.images) for group in self.groups) // options.batch_size
@@ -174,7 +152,7 @@ class Assembly:
             options.batch_size,
             options.iterations or max(1, per_epoch),
             self.settings.run.seed,
-            options.images_per_place if self.recipe.kind in ("contrastive", "triplet") else 0,
+            options.images_per_place if self.recipe.place_batches else 0,
             self.settings.anchors.views if self.recipe.frozen else 0,
         )
 
@@ -187,14 +165,11 @@ class Assembly:
             self.settings.model.size, "exact", own.interpolation, own.mean, own.std, own.multiple
         )
 
-    def _extract(self) -> FeatureStore | None:
-        """Features of the frozen encoder, where the head or the anchors need them."""
+    def extract(self) -> FeatureStore:
+        """Return the features of the frozen encoder, computed at the first call."""
         anchors = self.settings.anchors
-        needed = self._cached or (
-            self.recipe.kind == "anchors" and anchors.source in ("places", "views", "clean")
-        )
-        if not needed:
-            return None
+        if self.store is not None:
+            return self.store
         if anchors.views < 1:
             raise KappaPlaceError(
                 f"Anchors from {anchors.source} need numbered views; set anchors.views to 1 or more."
@@ -204,7 +179,7 @@ class Assembly:
             views = (CLEAN, *views)
         rows = np.unique(np.concatenate([group.images for group in self.groups]))
         self.model.eval()
-        return extract_features(
+        self.store = extract_features(
             self.folder / "features",
             self._features_key(rows, views),
             ViewSource(self.source, self.views, rows, views, self.settings.run.seed),
@@ -217,6 +192,7 @@ class Assembly:
             ),
             Share(self.engine.rank, self.engine.processes, self.engine.wait),
         )
+        return self.store
 
     def _features_key(self, rows: NDArray[np.int64], views: tuple[int, ...]) -> str:
         """All that the features depend on."""
@@ -239,61 +215,6 @@ class Assembly:
         digest.update(rows.tobytes())
         digest.update(fingerprint_images(self.data.images, times=True))
         return digest.hexdigest()
-
-    def _objective(self) -> Objective:
-        settings, kind = self.settings, self.recipe.kind
-        weight = settings.loss.weight if self.recipe.spread else 0.0
-        if kind == "classification":
-            return self._classification(weight)
-        if kind == "contrastive":
-            weight = weight if self.recipe.retrieval else 1.0
-            return Contrastive(settings.loss, self.recipe.retrieval, weight, gather_batch)
-        if kind == "triplet":
-            return BayesianTriplet(settings.loss, gather_batch)
-        if kind == "distillation":
-            return Distillation(self._teacher(), settings.loss)
-        compiled = settings.run.compile and self.engine.device.type == "cuda"
-        return ToAnchors(self._anchors(), settings.loss, self.recipe.head == "variance", compiled)
-
-    def _classification(self, weight: float) -> Classification:
-        """Fresh prototypes, or those of the starting model where it was trained on the same places."""
-        sizes = [len(group) for group in self.groups]
-        loss, dim = self.settings.loss, self.model.dim
-        objective = Classification(sizes, dim, loss, weight, self.settings.run.seed)
-        file = Path(self.settings.model.start) / FILE
-        if self.settings.model.start and file.is_file():
-            grid = replace(self.settings.classes, by=self.places.by)
-            found = restore_prototypes(
-                file, list(objective.prototypes), self.groups, self.places.classes, grid
-            )
-            if self.engine.main:
-                self.say(f"{found:,} of {sum(sizes):,} prototypes go on from {file}.")
-        return objective
-
-    def _teacher(self) -> nn.Module:
-        """The model as it is at the start of the run: a state to go on from is read only later."""
-        teacher = copy.deepcopy(self.model)
-        teacher.head = None
-        return teacher.eval()
-
-    def _anchors(self) -> Any:
-        source, group, classes = self.settings.anchors.source, self.groups[0], self.places.classes
-        if source == "classifier":
-            file = self._prototypes()
-            grid = replace(self.settings.classes, by=self.places.by)
-            return prototype_anchors(file, group, classes, grid, self.model.dim)
-        assert self.store is not None
-        count = len(self.data.images)
-        if source == "places":
-            return place_anchors(self.store, group, count)
-        return clean_anchors(self.store, count) if source == "clean" else view_anchors(self.store, count)
-
-    def _prototypes(self) -> Path:
-        """The stated file, else that of the starting model; the authors' release keeps both in one."""
-        stated, start = self.settings.anchors.prototypes, self.settings.model.start
-        if not stated and not start:
-            raise KappaPlaceError("Name the file of class prototypes with anchors.prototypes.")
-        return Path(stated) if stated else Path(start) if Path(start).is_file() else Path(start) / FILE
 
     def _steps(self, work: Work) -> Steps:
         if self._cached:
@@ -356,9 +277,8 @@ class Assembly:
     def _keeper(self, objective: Objective) -> Callable[[Path], None]:
         if not isinstance(objective, Classification):
             return lambda folder: None
-        grid = replace(self.settings.classes, by=self.places.by)
         return lambda folder: save_prototypes(
-            folder / FILE, list(objective.prototypes), self.groups, self.places.classes, grid
+            folder / FILE, list(objective.prototypes), self.groups, self.places.classes, self.parts.grid
         )
 
 

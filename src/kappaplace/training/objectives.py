@@ -65,6 +65,17 @@ class Objective(nn.Module):
         return float(vmf.best_kappa(torch.tensor(min(max(cosine, 0.01), 0.99)), dim))
 
 
+class LossFunction(Objective):
+    """The objective of a loss that needs nothing but the batch."""
+
+    def __init__(self, loss: Callable[[Step], Tensor]) -> None:
+        super().__init__()
+        self.loss = loss
+
+    def forward(self, step: Step) -> Losses:
+        return {"loss": self.loss(step)}
+
+
 class Classification(Objective):
     """Large-margin cosine loss against a group's prototypes; with λ > 0 also the vMF term (JT)."""
 

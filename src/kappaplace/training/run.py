@@ -12,12 +12,12 @@ import torch
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import make_folder, replace_file, writing
 from kappaplace.models.checkpoint import TrainableModel, load_weights
-from kappaplace.training.assembly import Assembly, Say
+from kappaplace.training.assembly import Assembly
 from kappaplace.training.features import FeatureStore
 from kappaplace.training.images import TrainingSet
 from kappaplace.training.loop import FILE as STATE
 from kappaplace.training.loop import Loop
-from kappaplace.training.recipes import recipe_named
+from kappaplace.training.recipes import Say, recipe_named
 from kappaplace.training.settings import Settings, read_toml
 from kappaplace.training.start import Engine, starting_model
 from kappaplace.training.validation import ValidationSet

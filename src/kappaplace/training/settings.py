@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.training.losses import MARGIN, SCALE
@@ -21,6 +21,7 @@ if sys.version_info >= (3, 11):
 else:  # the same parser under its older name
     import tomli as tomllib
 
+Option: TypeAlias = "bool | int | float | str | Sequence[str]"
 Metric = Literal["R@1", "ECE@1", "AUROC"]
 
 
