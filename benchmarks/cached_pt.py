@@ -9,13 +9,102 @@ kind, not counted, lets compilers and memory pools warm up.
 from __future__ import annotations
 
 import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 
-from kappaplace.bench.training import WAYS, post_training
-from kappaplace.models.place_model import PlaceModel
+from kappaplace import PlaceModel, train
+from kappaplace.cli.bench import Row, wait
+from kappaplace.training.images import TrainingSet
+from kappaplace.training.recipes import settings_for
+from kappaplace.training.run import Trained
 from record import append_row
+
+FAST = ["run.precision=bf16", "run.channels_last=true", "run.compile=true"]
+PLAIN = ["run.precision=fp32", "run.channels_last=false", "run.compile=false"]
+DIRECT = ["anchors.cache=false", "anchors.learn_p=false"]
+WAYS = {"cached": FAST, "direct": [*FAST, *DIRECT], "direct fp32 eager": [*PLAIN, *DIRECT]}
+EACH = 8  # images a place
+BRIEF = 20.0  # seconds: a way that takes longer runs once
+
+
+def make_data(count: int, size: int, device: torch.device) -> TrainingSet:
+    """Smooth random images in memory: their content does not change the time."""
+    coarse = torch.rand(count, 3, 16, 16, device=device)
+    parts = [torch.nn.functional.interpolate(part, size, mode="bilinear") for part in coarse.split(256)]
+    images = torch.cat([(part * 255).to(torch.uint8) for part in parts])
+    positions = np.stack([np.arange(count) // EACH * 10.0 + 5, np.full(count, 5.0)], 1)
+    return TrainingSet(images, positions)
+
+
+def kappa_of(trained: Trained, data: TrainingSet) -> torch.Tensor:
+    """κ of some images as they are."""
+    assert isinstance(data.images, torch.Tensor)
+    model = trained.model.to(data.images.device)
+    with torch.inference_mode():
+        return model(model.preprocessing.normalise(data.images[:64])).kappa.cpu()
+
+
+def timed(options: Sequence[str], data: TrainingSet, encoder: PlaceModel) -> tuple[float, Trained]:
+    """Seconds of a whole run, from images to the model on disk."""
+    assert isinstance(data.images, torch.Tensor)
+    with tempfile.TemporaryDirectory() as folder:
+        wait(data.images.device)
+        start = time.perf_counter()
+        trained = train(settings_for("kappa-pt", "", list(options)), data, folder, model=encoder)
+        wait(data.images.device)
+        return time.perf_counter() - start, trained
+
+
+def post_training(
+    encoder: PlaceModel,
+    ways: Mapping[str, Sequence[str]],
+    device: torch.device,
+    *,
+    images: int,
+    epochs: int,
+    batch: int,
+    size: int,
+) -> dict[str, tuple[float, torch.Tensor]]:
+    """For every way: seconds, and κ of some images. A short run goes first, uncounted: compilers warm up.
+
+    A way of a few seconds runs three times, and its median counts: the machine's hiccups are as long.
+    """
+    data, short = make_data(images, size, device), make_data(8 * max(batch, 64), size, device)
+    common = [
+        f"model.size={size}",
+        f"optimiser.batch_size={batch}",
+        "anchors.source=places",
+        "classes.min_images=4",
+        "run.trackers=[]",
+        "run.checkpoint_every=100000",
+    ]
+    found = {}
+    for name, options in ways.items():
+        timed([*common, *options, "optimiser.epochs=1"], short, encoder)
+        took: list[float] = []
+        while len(took) < 3 and sum(took) < BRIEF:
+            seconds, trained = timed([*common, *options, f"optimiser.epochs={epochs}"], data, encoder)
+            took.append(seconds)
+        found[name] = (statistics.median(took), kappa_of(trained, data))
+    return found
+
+
+def measure_training(device: torch.device, *, images: int = 512, epochs: int = 4) -> list[Row]:
+    """A tiny encoder: how many times faster an epoch over cached features makes the whole run."""
+    torch.manual_seed(0)
+    encoder = PlaceModel.create("resnet_tiny", 64, "none").eval()
+    ways = {"cached": PLAIN, "direct": [*PLAIN, *DIRECT]}
+    runs = post_training(encoder, ways, device, images=images, epochs=epochs, batch=32, size=64)
+    cached, direct = (runs[name][0] for name in ways)
+    where = f"{images} images of 64², {epochs} epochs, resnet_tiny, {device.type}"
+    values = cached, direct, "s", "direct", direct / cached, "higher"
+    return [Row("training", where, "post-training on cached features", *values)]
 
 
 def main() -> None:

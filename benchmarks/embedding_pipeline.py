@@ -10,11 +10,9 @@ from pathlib import Path
 
 import torch
 
-from kappaplace.bench.pipeline import measure_pipeline
-from kappaplace.bench.rows import as_text
-from kappaplace.data.images import Preprocessing
-from kappaplace.models.place_model import PlaceModel
-from record import append_row
+from kappaplace import PlaceModel, Preprocessing
+from kappaplace.cli.bench import measure_embedding
+from record import report
 
 
 def main() -> None:
@@ -30,20 +28,10 @@ def main() -> None:
     torch.manual_seed(0)
     preprocessing = Preprocessing(given.size, "exact")
     plain = PlaceModel.create(given.backbone, 512, "folded", preprocessing=preprocessing)
-    rows = []
-    for name, model in (("", plain), (" optimised", plain.optimize(device))):
-        rows += measure_pipeline(
-            model,
-            preprocessing,
-            given.backbone + name,
-            device,
-            images=given.images,
-            batch_size=given.batch,
-            rounds=given.rounds,
-        )
-    print(as_text(rows))
-    for row in rows if given.csv else []:
-        append_row(given.csv, row.record())
+    size = {"images": given.images, "batch_size": given.batch, "rounds": given.rounds}
+    rows = measure_embedding(plain, given.backbone, device, **size)
+    rows += measure_embedding(plain.optimize(device), f"{given.backbone} optimised", device, **size)
+    report(rows, given.csv)
 
 
 if __name__ == "__main__":

@@ -14,45 +14,92 @@ from pathlib import Path
 
 import torch
 
-from kappaplace.bench.inference import Rounds, measure_fidelity, measure_speed
-from kappaplace.bench.rows import as_text
-from kappaplace.data.images import Preprocessing
-from kappaplace.models.checkpoint import load_model
-from kappaplace.models.place_model import PlaceModel
-from record import append_row
+from kappaplace import Embeddings, PlaceModel, Preprocessing, SyntheticCity, load_model
+from kappaplace.cli.bench import Rounds, Row, measure_speed
+from kappaplace.data import positives_within
+from kappaplace.metrics import recall_at
+from kappaplace.models.fast import LEAST_COSINE, MOST_KAPPA, fidelity
+from kappaplace.retrieval.exact import search
+from record import report
+
+RADIUS = 25.0  # metres within which a reference is right
+
+
+def measure_fidelity(
+    model: PlaceModel,
+    device: torch.device,
+    *,
+    way: str = "auto",
+    queries: int = 200,
+    size: int = 0,
+    district: tuple[int, float] = (2, 5.0),
+    recall: bool = True,
+) -> list[Row]:
+    """Descriptors, κ and R@K of a synthetic city, plain against optimised.
+
+    ``district`` is the number of blocks along each side and the metres between references. ``recall`` is for
+    trained models: fresh weights hardly distinguish images, so that ranks are chance.
+    """
+    plain = model.to(device).eval()
+    fast = plain.optimize(device, way=way)
+    blocks, spacing = district
+    views = SyntheticCity(0, (blocks, blocks)).views(
+        "test", spacing=spacing, queries=queries, query_strength=0.6
+    )
+    side = size or (model.preprocessing.fixed_size or (320, 320))[0]
+    queried, references = views.select(views.is_query), views.select(~views.is_query)
+    images = [queried.render(side), references.render(side)]
+    positives = positives_within(queried.positions, references.positions, RADIUS)
+    embedded, recalls = [], []
+    for form in (plain, fast):
+        query, reference = (form.embed(part, batch_size=64, progress=False) for part in images)
+        hits = positives.hits(search(query.descriptor, reference.descriptor, 10).indices)
+        recalls.append({k: 100 * recall_at(hits, k) for k in (1, 5, 10)})
+        embedded.append([_tensors(query), _tensors(reference)])
+    name = f"{fast.way} {str(fast.dtype).removeprefix('torch.')}, {model.architecture.backbone}"
+    row = partial(Row, "inference", f"{name}, {queries} queries in the city, {device.type}")
+    apart = [fidelity(a, b) for a, b in zip(*embedded, strict=True)]
+    cosine, spread = min(part.cosine for part in apart), max(part.spread for part in apart)
+    values = cosine, 1.0, "", "eager float32", cosine, "higher", LEAST_COSINE
+    rows = [row("smallest cosine of descriptors", *values)]
+    values = spread, MOST_KAPPA, "", "limit", spread / MOST_KAPPA, "lower", 1.0
+    rows.append(row("largest change of κ", *values))
+    for k in (1, 5, 10) if recall else ():
+        ours, peer = recalls[1][k], recalls[0][k]
+        values = ours, peer, "%", "eager float32", abs(ours - peer), "lower", 0.1
+        rows.append(row(f"change of R@{k}", *values))
+    return rows
+
+
+def _tensors(embedded: Embeddings) -> Embeddings:
+    return Embeddings(*(None if x is None else torch.as_tensor(x) for x in embedded))
 
 
 def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    on_gpu = device.type == "cuda"
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--backbone", default="resnet50")
     parser.add_argument("--size", type=int, default=512)
-    parser.add_argument(
-        "--batches", type=int, nargs="*", default=[1, 64, 128] if device.type == "cuda" else [1, 8]
-    )
-    parser.add_argument("--runs", type=int, default=200 if device.type == "cuda" else 20)
+    parser.add_argument("--batches", type=int, nargs="*", default=[1, 64, 128] if on_gpu else [1, 8])
+    parser.add_argument("--runs", type=int, default=200 if on_gpu else 20)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ways", nargs="*", default=["auto"])
     parser.add_argument("--model", help="folder or name of a trained model whose answers are compared")
-    parser.add_argument("--queries", type=int, default=1000 if device.type == "cuda" else 200)
-    parser.add_argument(
-        "--city-size", type=int, default=0, help="side of the city's images; 0: the model's own"
-    )
+    parser.add_argument("--queries", type=int, default=1000 if on_gpu else 200)
+    parser.add_argument("--city-size", type=int, default=0, help="side of the city's images; 0: the model's")
     parser.add_argument("--csv", type=Path)
     given = parser.parse_args()
     torch.manual_seed(0)
     model = PlaceModel.create(given.backbone, 512, "folded", preprocessing=Preprocessing(given.size, "exact"))
-    rounds = Rounds(given.runs, given.rounds, 20 if device.type == "cuda" else 3)
-    rows = measure_speed(model, device, given.batches, given.ways, rounds, partial(print, flush=True))
+    rounds = Rounds(given.runs, given.rounds, 20 if on_gpu else 3)
+    rows = measure_speed(model, device, given.batches, rounds, ways=given.ways)
     trained = load_model(given.model)
-    assert isinstance(trained, PlaceModel)
     for one in (trained, model):
         for way in given.ways:
-            asked = {"queries": given.queries, "size": given.city_size, "recall": one is trained}
-            rows += measure_fidelity(one, device, way=way, **asked)
-    print(as_text(rows))
-    for row in rows if given.csv else []:
-        append_row(given.csv, row.record())
+            options = {"queries": given.queries, "size": given.city_size, "recall": one is trained}
+            rows += measure_fidelity(one, device, way=way, **options)
+    report(rows, given.csv)
 
 
 if __name__ == "__main__":

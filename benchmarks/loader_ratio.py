@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from kappaplace.bench.photos import write_photos
+from kappaplace.cli.bench import write_photos
 from kappaplace.data.images import Preprocessing
 from kappaplace.data.loader import ImageLoader, unpack
 from record import append_row

@@ -8,7 +8,7 @@ sorted score, the distances) is computed anew for each.
 The loops go over the same NumPy arrays, as evaluation scripts do; with --lists over Python lists, the fastest
 that a loop can get. They run on the first --loop-queries queries in the same run and are scaled linearly,
 which favours them where they sort. Both sides must agree before anything is timed. Those of the metrics are
-in kappaplace.bench.metric_loops, those of the scores in scores_loops.py. Smooth ECE outweighs all other
+in metric_loops.py, those of the scores in scores_loops.py. Smooth ECE outweighs all other
 loops, so the ratio is told without it, too.
 """
 
@@ -17,13 +17,18 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
-from kappaplace.bench.metric_loops import MATCHES, METRICS, Data, made_up
-from kappaplace.bench.metrics import Times, agree, seconds, time_metric
+import numpy as np
+
+from kappaplace import KappaPlaceError
+from kappaplace.cli.bench import Row
 from kappaplace.metrics import calibration
+from metric_loops import MATCHES, METRICS, Data, Task, made_up
 from record import append_row
 from scores_loops import SCORE_TASKS, Found, ScoreTask
 from scores_loops import made_up as made_up_matches
@@ -35,6 +40,63 @@ ALONE: dict[str, Callable[[Data], object]] = {
     "ECE surface, 572 cells": lambda d: calibration.ece_surface(d.uncertainty, d.success),
 }
 """In the time of all metrics, but without a loop to compare with."""
+
+
+def seconds(run: Callable[[], object], rounds: int = 1) -> float:
+    """The fastest of some rounds."""
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+class Times(NamedTuple):
+    """Seconds of the package, and of the loops scaled to all queries (none where there is no loop)."""
+
+    ours: float = 0.0
+    loop: float = 0.0
+
+    def plus(self, other: Times) -> Times:
+        return Times(self.ours + other.ours, self.loop + other.loop)
+
+    def without(self, other: Times) -> Times:
+        return Times(self.ours - other.ours, self.loop - other.loop)
+
+    @property
+    def ratio(self) -> float:
+        return self.loop / self.ours
+
+    def show(self, name: str) -> None:
+        looped = f"{self.loop * 1e3:12.0f}{self.ratio:8.0f}" if self.loop else ""
+        print(f"{name:28}{self.ours * 1e3:10.2f}{looped}", flush=True)
+
+
+def agree(name: str, ours: object, loop: object, tolerance: float = 1e-9) -> None:
+    """Both sides must say the same of the sample."""
+    a, b = np.asarray(ours), np.asarray(loop)
+    if a.shape != b.shape or not np.allclose(a, b, rtol=tolerance, atol=tolerance):
+        raise KappaPlaceError(f"{name}: the loop does not agree, {np.abs(a - b).max()} apart.")
+
+
+def time_metric(task: Task, data: Data, sample: Data, lists: bool, rounds: int) -> Times:
+    looped = sample.lists() if lists else sample
+    agree(task.name, task.ours(sample), task.loop(looped), task.tolerance)
+    scale = len(data.success) / len(sample.success)
+    return Times(seconds(lambda: task.ours(data), rounds), scale * seconds(lambda: task.loop(looped)))
+
+
+def measure_metrics(queries: int = 20_000, loop_queries: int = 500) -> list[Row]:
+    """All metrics but smooth ECE, whose loop alone outweighs all others."""
+    data = made_up(queries)
+    total = Times()
+    for task in METRICS:
+        if task.name != "smooth ECE":
+            total = total.plus(time_metric(task, data, data.first(loop_queries), lists=False, rounds=3))
+    where = f"{queries:,} queries × {MATCHES} matches"
+    values = 1e3 * total.ours, 1e3 * total.loop, "ms", "plain loops", total.ratio, "higher", 100.0
+    return [Row("metrics", where, "all metrics but smooth ECE", *values)]
 
 
 def time_score(task: ScoreTask, found: Found, sample: Found, lists: bool, rounds: int) -> Times:

@@ -6,32 +6,151 @@ python benchmarks/overhead.py [--backbone resnet50] [--size 512] [--ways auto co
 from __future__ import annotations
 
 import argparse
+import copy
+import os
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
 
-from kappaplace.bench.overhead import Setting, measure_overhead
-from kappaplace.bench.rows import as_text
-from record import append_row
+from kappaplace import PlaceModel, Preprocessing
+from kappaplace.cli.bench import Rounds, Row, interleaved, ratio
+from record import report
+
+HEADS = {"tied p": "folded-tied", "own p": "folded"}
+EAGER_LIMITS = {"tied p": 1.02, "own p": 1.04}
+COMPILED_LIMIT, MEMORY_LIMIT = 1.02, 1.001
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The same for every measurement of one table."""
+
+    backbone: str = "resnet50"
+    size: int = 512
+    device: torch.device = torch.device("cpu")  # noqa: RUF009
+    rounds: Rounds = Rounds()  # noqa: RUF009
+    dim: int = 512
+
+
+def models(setting: Setting) -> dict[str, PlaceModel]:
+    """Base and both heads over one and the same encoder."""
+    torch.manual_seed(0)
+    preprocessing = Preprocessing(setting.size, "exact")
+    base = PlaceModel.create(setting.backbone, setting.dim, "none", preprocessing=preprocessing)
+    made = {"base": base.to(setting.device).eval().requires_grad_(False)}
+    for name, head in HEADS.items():
+        model = copy.copy(base)
+        model._modules = dict(base._modules)
+        model.head = model.new_head(head)
+        made[name] = model.to(setting.device).eval().requires_grad_(False)
+    return made
+
+
+@torch.inference_mode()
+def measure_overhead(setting: Setting, ways: Sequence[str] = ("auto",)) -> list[Row]:
+    """Parameters, peak memory and latency at batch 1: eager float32, then each way of `optimize`."""
+    made, device = models(setting), setting.device
+    image = torch.randn(1, 3, setting.size, setting.size, device=device)
+    where = f"{setting.backbone}, {setting.size}², {device.type}"
+    rows: list[Row] = []
+
+    def add(what: str, values: Mapping[str, float], unit: str, limit: float | None) -> None:
+        for name in HEADS:
+            sizes = values[name], values["base"]
+            title = what.format(name, f"+{int(sizes[0] - sizes[1]):,}")
+            over = sizes[0] / sizes[1]
+            rows.append(Row("overhead of κ", where, title, *sizes, unit, "without κ", over, "lower", limit))
+
+    def latency(forms: Mapping[str, nn.Module], title: str, limits: Mapping[str, float]) -> None:
+        calls = {name: partial(form, image) for name, form in forms.items()}
+        times = interleaved(calls, device, setting.rounds)
+        ms = {name: 1e3 * statistics.median(values) for name, values in times.items()}
+        for name in HEADS:
+            over = ratio(times[name], times["base"])
+            values = ms[name], ms["base"], "ms", "without κ", over, "lower", limits[name]
+            rows.append(Row("overhead of κ", where, f"latency, {name}, {title}", *values))
+
+    counts = {name: float(sum(p.numel() for p in model.parameters())) for name, model in made.items()}
+    add("parameters, {} ({})", counts, "", MEMORY_LIMIT)
+    peaks = {name: _peak(model, image) / 2**20 for name, model in made.items()}
+    add("peak memory, {}", peaks, "MiB", MEMORY_LIMIT)
+    if device.type == "cuda":
+        starts = {name: float(kernels(partial(model, image))) for name, model in made.items()}
+        add("kernels, {}, eager float32", starts, "", None)
+    latency(made, "eager float32", EAGER_LIMITS)
+    for way in ways:
+        fast = {name: model.optimize(device, way=way) for name, model in made.items()}
+        latency(fast, f"optimised ({fast['base'].way})", dict.fromkeys(HEADS, COMPILED_LIMIT))
+    return rows
+
+
+def _peak(model: nn.Module, image: torch.Tensor) -> float:
+    model(image)  # what only a first call allocates is not counted
+    weights = sum(value.nbytes for value in model.state_dict().values())
+    return weights + peak_bytes(lambda: model(image), image.device)
+
+
+def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
+    """The most that tensors made within a call take at a time, as the allocators count it: exact."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        call()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+    with _quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        call()
+    held = most = 0
+    events = seen.profiler.kineto_results.events()
+    for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns()):
+        held += event.nbytes()
+        most = max(most, held)
+    return most
+
+
+def kernels(call: Callable[[], object]) -> int:
+    """How many pieces of work a call gives to the GPU; each takes some microseconds to start."""
+    with _quiet(), profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+        call()
+        torch.cuda.synchronize()
+    return sum(event.device_type.name == "CUDA" for event in seen.events())
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The profiler's own log lines go nowhere: they come from below Python and cannot be switched off."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    on_gpu = device.type == "cuda"
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--backbone", default="resnet50" if device.type == "cuda" else "efficientnet_lite0")
+    parser.add_argument("--backbone", default="resnet50" if on_gpu else "efficientnet_lite0")
     parser.add_argument("--size", type=int, default=512)
-    parser.add_argument("--runs", type=int, default=200 if device.type == "cuda" else 40)
+    parser.add_argument("--runs", type=int, default=200 if on_gpu else 40)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--warm-up", type=int, default=20 if device.type == "cuda" else 3)
+    parser.add_argument("--warm-up", type=int, default=20 if on_gpu else 3)
     parser.add_argument("--ways", nargs="*", default=["auto"])
     parser.add_argument("--csv", type=Path)
     given = parser.parse_args()
-    setting = Setting(given.backbone, given.size, device, given.runs, given.rounds, given.warm_up)
-    rows = measure_overhead(setting, given.ways, partial(print, flush=True))
-    print(as_text(rows))
-    for row in rows if given.csv else []:
-        append_row(given.csv, row.record())
+    rounds = Rounds(given.runs, given.rounds, given.warm_up)
+    report(measure_overhead(Setting(given.backbone, given.size, device, rounds), given.ways), given.csv)
 
 
 if __name__ == "__main__":

@@ -28,10 +28,6 @@ LAYERS = (
     ("cli",),
 )
 """Imports point from a later layer to an earlier one; the modules of the first may import each other."""
-IN_TRANSIT = {
-    "bench": "cli",
-}
-"""Modules that have not reached their package yet, with the one they belong to."""
 COUNTED = ("src", "benchmarks", "recipes")
 """Folders whose code lines the ratchet counts: moving code out of the package is no saving."""
 MOST_PARAMETERS = 8
@@ -69,7 +65,7 @@ def imports(root: Path = ROOT) -> list[Import]:
 
 def home(module: str) -> str:
     """Return the package that a module belongs to; a module at the top is its own."""
-    return IN_TRANSIT.get(module) or IN_TRANSIT.get(module.split(".")[0]) or module.split(".")[0]
+    return module.split(".")[0]
 
 
 def layer_of(package: str) -> int | None:

@@ -22,7 +22,7 @@ from kappaplace.retrieval.exact import search
 from kappaplace.retrieval.references import ArrayReferences, Queries
 from kappaplace.uncertainty import SCORES
 from kappaplace_city import SyntheticCity
-from record import write_rows
+from record import save_rows
 
 RADIUS, STEPS = 25.0, (1, 2, 4, 8)
 NAMES = ("l2", "cosine", "pa", "sue", "log-sue", "margin", "aliasing", "inverse-kappa", "kappaplace")
@@ -68,7 +68,7 @@ def main() -> None:
                 }
             )
             print(rows[-1], flush=True)
-    write_rows(arguments.csv, rows)
+    save_rows(arguments.csv, rows)
     plot(rows).savefig(arguments.plot, dpi=110)
 
 

@@ -24,7 +24,7 @@ from kappaplace.metrics.probability import brier
 from kappaplace.metrics.selective import auc_pr, augrc, auroc, coverage_at_risk
 from kappaplace.metrics.smooth import smooth_ece
 from kappaplace.uncertainty import SCORES
-from record import write_rows
+from record import save_rows
 
 Row = dict[str, float | int | str]
 DESCRIPTOR = ("cosine", "pa", "margin", "aliasing", "z-score")
@@ -406,7 +406,7 @@ def main() -> None:
         rows = TABLES[name](runs, sets)
         if not rows:
             continue
-        write_rows(arguments.out / f"{name}.csv", rows)
+        save_rows(arguments.out / f"{name}.csv", rows)
         print(f"{name}: {len(rows)} rows", flush=True)
 
 

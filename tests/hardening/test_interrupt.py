@@ -160,7 +160,7 @@ CASES = {
     "city": Case("city --out city --blocks 2 --size 64", there("city/*/*/*.jpg"), whole_city),
     "export": Case("export model --out model.onnx", maps_file("onnx"), nothing_at("*model.onnx*")),
     "demo": Case("demo --out demo", maps_file("libtorch_cpu"), nothing_at("demo/report.html"), pause=4.0),
-    "bench": Case("bench --only metrics --out bench", maps_file("libtorch_cpu"), nothing_at("bench/*.csv")),
+    "bench": Case("bench --only embedding --out bench", maps_file("libtorch_cpu"), nothing_at("bench/*.csv")),
 }
 
 

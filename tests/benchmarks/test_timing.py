@@ -9,10 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kappaplace.bench.growth import Curve, curve, slope
-from kappaplace.bench.memory import peak_bytes
-from kappaplace.bench.plots import growth_figure
-from kappaplace.bench.timing import interleaved, ratio
+from growth import Curve, curve, growth_figure, slope
+from kappaplace.cli.bench import Rounds, interleaved, ratio
+from overhead import peak_bytes
 
 CPU = torch.device("cpu")
 
@@ -20,7 +19,7 @@ CPU = torch.device("cpu")
 def test_every_call_has_its_turn_and_the_first_one_changes() -> None:
     order: list[str] = []
     calls = {name: (lambda name=name: order.append(name)) for name in "ab"}
-    taken = interleaved(calls, runs=3, rounds=2, warm_up=1)
+    taken = interleaved(calls, CPU, Rounds(3, 2, 1))
     assert order[:2] == ["a", "b"]  # warm-up
     assert order[2:8] == ["a", "b", "b", "a", "a", "b"]
     assert {name: len(values) for name, values in taken.items()} == {"a": 2, "b": 2}
@@ -28,7 +27,7 @@ def test_every_call_has_its_turn_and_the_first_one_changes() -> None:
 
 def test_a_slower_call_is_told_as_slower() -> None:
     calls = {"slow": lambda: time.sleep(0.01), "fast": lambda: time.sleep(0.001)}
-    taken = interleaved(calls, runs=3, rounds=3, warm_up=0)
+    taken = interleaved(calls, CPU, Rounds(3, 3, 0))
     assert ratio(taken["slow"], taken["fast"]) > 2
 
 
@@ -58,7 +57,7 @@ def test_peak_memory_is_what_lives_at_a_time() -> None:
 
 def test_a_curve_measures_each_size_and_its_picture_shows_both() -> None:
     found = curve("copies", "numbers", [2000, 200_000], lambda n: lambda: torch.zeros(n) + 1, CPU, 2)
-    assert found.memory_slope == pytest.approx(1, abs=0.05)
+    assert slope(found.x, found.bytes) == pytest.approx(1, abs=0.05)
     assert [record["x"] for record in found.records()] == [2000, 200_000]
     figure = growth_figure([found, Curve("c", "pixels", (1, 10), (0.1, 1.0), (10.0, 1000.0))])
     texts = [text.get_text() for axis in figure.axes for text in axis.get_legend().get_texts()]

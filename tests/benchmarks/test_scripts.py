@@ -1,4 +1,4 @@
-"""The benchmark scripts of the data room keep their promises: a limit that fails, dated rows that add up."""
+"""The benchmark scripts: a limit that fails, dated rows that add up, ratios compared with kept ones."""
 
 from __future__ import annotations
 
@@ -37,3 +37,20 @@ def test_table_scale_is_recorded(tmp_path):
     assert float(rows[0]["open_Parquet_s_per_million"]) > 0
     file.write_text("other,columns\n", encoding="utf-8")
     assert run("table_scale.py", "--rows", "2000", "--csv-rows", "0", "--csv", str(file)).returncode == 1
+
+
+def test_ratios_are_compared_with_kept_ones(tmp_path):
+    """The ratio of a far better machine: the same run is then a regression."""
+    first = run("ratios.py", "--only", "metrics", "--out", str(tmp_path / "a"))
+    assert first.returncode == 0, first.stderr
+    assert "plain loops" in first.stdout
+    file = tmp_path / "a" / "ratios.csv"
+    with file.open(encoding="utf-8", newline="") as stream:
+        (row,) = csv.DictReader(stream)
+    with file.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.DictWriter(stream, list(row))
+        writer.writeheader()
+        writer.writerow(row | {"ratio": "1000000"})
+    worse = run("ratios.py", "--only", "metrics", "--out", str(tmp_path / "b"), "--check", str(file))
+    assert worse.returncode == 1
+    assert "1 worse" in worse.stdout

@@ -12,8 +12,8 @@ from kappaplace.metrics import calibration, probability, retrieval, selective, s
 
 MATCHES = 20
 
-Row = Sequence[float] | np.ndarray
-Rows = Sequence[Sequence[float]] | np.ndarray
+Values = Sequence[float] | np.ndarray
+Table = Sequence[Sequence[float]] | np.ndarray
 
 
 class Data(NamedTuple):
@@ -48,11 +48,11 @@ def made_up(queries: int) -> Data:
     )
 
 
-def loop_recall(hits: Rows, k: int) -> float:
+def loop_recall(hits: Table, k: int) -> float:
     return sum(any(row[:k]) for row in hits) / len(hits)
 
 
-def loop_map(hits: Rows, positives: Row, k: int) -> float:
+def loop_map(hits: Table, positives: Values, k: int) -> float:
     total = 0.0
     for row, count in zip(hits, positives, strict=True):
         found, summed = 0, 0.0
@@ -64,7 +64,7 @@ def loop_map(hits: Rows, positives: Row, k: int) -> float:
     return total / len(hits)
 
 
-def loop_percentile(values: Row, q: float) -> float:
+def loop_percentile(values: Values, q: float) -> float:
     ordered = sorted(values)
     place = (len(ordered) - 1) * q / 100
     low = math.floor(place)
@@ -72,7 +72,7 @@ def loop_percentile(values: Row, q: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-def loop_ece(uncertainty: Row, success: Row, bins: int = 10) -> float:
+def loop_ece(uncertainty: Values, success: Values, bins: int = 10) -> float:
     values = list(uncertainty)
     low, high = loop_percentile(values, 1), loop_percentile(values, 99)
     counts, right = [0] * bins, [0] * bins
@@ -87,11 +87,11 @@ def loop_ece(uncertainty: Row, success: Row, bins: int = 10) -> float:
     return sum(gaps) / len(values)
 
 
-def loop_match_ece(uncertainty: Rows, hits: Rows, k: int) -> float:
+def loop_match_ece(uncertainty: Table, hits: Table, k: int) -> float:
     return loop_ece([u for row in uncertainty for u in row[:k]], [h for row in hits for h in row[:k]])
 
 
-def loop_curve(uncertainty: Row, success: Row) -> list[tuple[int, int]]:
+def loop_curve(uncertainty: Values, success: Values) -> list[tuple[int, int]]:
     """Accepted and right after each group of ties."""
     curve: list[tuple[int, int]] = []
     previous, right = None, 0
@@ -104,7 +104,7 @@ def loop_curve(uncertainty: Row, success: Row) -> list[tuple[int, int]]:
     return curve
 
 
-def loop_auroc(uncertainty: Row, success: Row) -> float:
+def loop_auroc(uncertainty: Values, success: Values) -> float:
     area, before_accepted, before_right = 0.0, 0, 0
     for accepted, right in loop_curve(uncertainty, success):
         wrong = (accepted - right) - (before_accepted - before_right)
@@ -113,7 +113,7 @@ def loop_auroc(uncertainty: Row, success: Row) -> float:
     return area / (before_right * (before_accepted - before_right))
 
 
-def loop_auc_pr(uncertainty: Row, success: Row) -> float:
+def loop_auc_pr(uncertainty: Values, success: Values) -> float:
     area, before = 0.0, 0
     for accepted, right in loop_curve(uncertainty, success):
         area += (right - before) * right / accepted
@@ -121,7 +121,7 @@ def loop_auc_pr(uncertainty: Row, success: Row) -> float:
     return area / before
 
 
-def loop_r100p(uncertainty: Row, success: Row) -> float:
+def loop_r100p(uncertainty: Values, success: Values) -> float:
     sure = 0
     for accepted, right in loop_curve(uncertainty, success):
         if right == accepted:
@@ -129,7 +129,7 @@ def loop_r100p(uncertainty: Row, success: Row) -> float:
     return sure / sum(success)
 
 
-def loop_aurc(uncertainty: Row, success: Row) -> float:
+def loop_aurc(uncertainty: Values, success: Values) -> float:
     area, before = 0.0, 0
     for accepted, right in loop_curve(uncertainty, success):
         area += (accepted - before) * (accepted - right) / accepted
@@ -137,12 +137,12 @@ def loop_aurc(uncertainty: Row, success: Row) -> float:
     return area / before
 
 
-def loop_e_aurc(uncertainty: Row, success: Row) -> float:
+def loop_e_aurc(uncertainty: Values, success: Values) -> float:
     best = loop_aurc(list(range(len(success))), sorted(success, reverse=True))
     return loop_aurc(uncertainty, success) - best
 
 
-def loop_augrc(uncertainty: Row, success: Row) -> float:
+def loop_augrc(uncertainty: Values, success: Values) -> float:
     area, before_accepted, before_wrong = 0.0, 0, 0
     for accepted, right in loop_curve(uncertainty, success):
         wrong = accepted - right
@@ -151,7 +151,7 @@ def loop_augrc(uncertainty: Row, success: Row) -> float:
     return area / before_accepted**2
 
 
-def loop_coverage(uncertainty: Row, success: Row, risk: float) -> float:
+def loop_coverage(uncertainty: Values, success: Values, risk: float) -> float:
     best = 0
     for accepted, right in loop_curve(uncertainty, success):
         if (accepted - right) / accepted <= risk:
@@ -159,7 +159,7 @@ def loop_coverage(uncertainty: Row, success: Row, risk: float) -> float:
     return best / len(success)
 
 
-def loop_bins(values: Row, success: Row, bins: int = 15) -> list[tuple[int, float, float]]:
+def loop_bins(values: Values, success: Values, bins: int = 15) -> list[tuple[int, float, float]]:
     """Count, mean probability and success of equally full bins; ties stay together."""
     first: dict[float, int] = {}
     last: dict[float, int] = {}
@@ -176,34 +176,34 @@ def loop_bins(values: Row, success: Row, bins: int = 15) -> list[tuple[int, floa
     ]
 
 
-def loop_equal_mass(values: Row, success: Row) -> float:
+def loop_equal_mass(values: Values, success: Values) -> float:
     return sum(n * abs(y - p) for n, p, y in loop_bins(values, success)) / len(values)
 
 
-def loop_debiased(values: Row, success: Row) -> float:
+def loop_debiased(values: Values, success: Values) -> float:
     square = 0.0
     for n, p, y in loop_bins(values, success):
         square += n * ((y - p) ** 2 - y * (1 - y) / max(1, n - 1))
     return math.sqrt(max(0.0, square / len(values)))
 
 
-def loop_brier(values: Row, success: Row) -> float:
+def loop_brier(values: Values, success: Values) -> float:
     return sum((p - ok) ** 2 for p, ok in zip(values, success, strict=True)) / len(values)
 
 
-def loop_resolution(values: Row, success: Row) -> float:
+def loop_resolution(values: Values, success: Values) -> float:
     base = sum(success) / len(success)
     return sum(n * (y - base) ** 2 for n, _, y in loop_bins(values, success)) / len(values)
 
 
-def loop_log_loss(values: Row, success: Row) -> float:
+def loop_log_loss(values: Values, success: Values) -> float:
     total = 0.0
     for p, ok in zip(values, success, strict=True):
         total -= math.log(min(max(p if ok else 1 - p, 1e-12), 1 - 1e-12))
     return total / len(values)
 
 
-def loop_smooth(values: Row, success: Row, cells: int = 100) -> float:
+def loop_smooth(values: Values, success: Values, cells: int = 100) -> float:
     """The kernel and its two nearest mirror images on a coarse grid, the width by bisection to 1e-3."""
     low, high = 0.0, 1.0
     while high - low > 1e-3:

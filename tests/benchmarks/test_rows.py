@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kappaplace.bench.check import EXACT_TOLERANCE, TOLERANCE, compare, read_kept
-from kappaplace.bench.record import append_row, dated, write_rows
-from kappaplace.bench.rows import Row, as_text, cells
-from kappaplace.errors import KappaPlaceError
+from kappaplace import KappaPlaceError
+from kappaplace.cli.bench import Row, dated, save_rows, show
+from record import EXACT_TOLERANCE, TOLERANCE, append_row, compare_ratios, read_ratios
 
 FASTER = Row("inference", "tiny", "latency", 1.0, 4.0, "ms", "eager", 4.0, "higher", 3.0)
 COST = Row("overhead", "tiny", "parameters", 1001.0, 1000.0, "", "without κ", 1.001, "lower", 1.001)
@@ -22,18 +21,19 @@ def test_a_limit_is_kept_or_missed() -> None:
     assert not replace(FASTER, ratio=2.9).met
     assert not replace(COST, ratio=1.0011).met
     assert replace(COST, limit=None).met is None
-    assert "missed" in cells(replace(FASTER, ratio=2.9))[-1]
-    assert cells(replace(FASTER, limit=None))[-1] == ""
+    assert "missed" in replace(FASTER, ratio=2.9).cells()[-1]
+    assert replace(FASTER, limit=None).cells()[-1] == ""
 
 
-def test_the_text_names_each_section_once() -> None:
-    text = as_text([FASTER, replace(FASTER, what="throughput"), COST])
-    assert text.count("-- inference: tiny") == 1
-    assert text.count("-- overhead: tiny") == 1
+def test_the_text_names_each_section_once(capsys: pytest.CaptureFixture[str]) -> None:
+    show([FASTER, replace(FASTER, what="throughput"), COST])
+    text = capsys.readouterr().out
+    assert text.count("inference: tiny") == 1
+    assert text.count("overhead: tiny") == 1
 
 
 def kept(folder: Path, *rows: Row) -> Path:
-    write_rows(folder / "kept.csv", [dated(row.record()) for row in rows])
+    save_rows(folder / "kept.csv", [dated(row.record()) for row in rows])
     return folder / "kept.csv"
 
 
@@ -45,25 +45,24 @@ def test_worse_is_worse_beyond_the_tolerance_only(tmp_path: Path) -> None:
         replace(FASTER, ratio=400.0),
         replace(COST, ratio=0.5),
     ]
-    assert not any(change.worse for change in compare(within, read_kept(file)))
+    assert compare_ratios(within, read_ratios(file)) == (4, [])
     beyond = [replace(FASTER, ratio=4.0 * (1 - TOLERANCE) - 0.01), replace(COST, ratio=1.01)]
-    assert all(change.worse for change in compare(beyond, read_kept(file)))
+    assert len(compare_ratios(beyond, read_ratios(file))[1]) == 2
 
 
 def test_only_the_same_measurement_is_compared(tmp_path: Path) -> None:
     file = kept(tmp_path, replace(FASTER, what="disk to descriptors; bottleneck: model"))
-    assert not compare([replace(FASTER, where="other")], read_kept(file))
-    assert (
-        len(compare([replace(FASTER, what="disk to descriptors; bottleneck: decode")], read_kept(file))) == 1
-    )
+    assert compare_ratios([replace(FASTER, where="other")], read_ratios(file)) == (0, [])
+    now = replace(FASTER, what="disk to descriptors; bottleneck: decode")
+    assert compare_ratios([now], read_ratios(file))[0] == 1
 
 
 def test_a_file_that_is_not_one_is_told(tmp_path: Path) -> None:
     with pytest.raises(KappaPlaceError, match="No ratios"):
-        read_kept(tmp_path / "none.csv")
+        read_ratios(tmp_path / "none.csv")
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(KappaPlaceError, match="no table"):
-        read_kept(tmp_path / "other.csv")
+    with pytest.raises(KappaPlaceError, match="not a table"):
+        read_ratios(tmp_path / "other.csv")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The parts of the bench on tiny models: what they count, that they compare the same things."""
+"""The parts of the benchmarks on tiny models: what they count, that they compare the same things."""
 
 from __future__ import annotations
 
@@ -8,20 +8,18 @@ import pytest
 import torch
 from torch import nn
 
-from kappaplace.bench.inference import Rounds, measure_fidelity, measure_speed
-from kappaplace.bench.metric_loops import METRICS, made_up
-from kappaplace.bench.metrics import agree
-from kappaplace.bench.overhead import Setting, measure_overhead, models
-from kappaplace.bench.pipeline import measure_pipeline
-from kappaplace.bench.search import measure_search
-from kappaplace.bench.steps import measure_steps
-from kappaplace.bench.training import measure_training
-from kappaplace.data.images import Preprocessing
-from kappaplace.models.place_model import PlaceModel
-from kappaplace.types import Embeddings
+from cached_pt import measure_training
+from exact_search import measure_search
+from inference import measure_fidelity
+from kappaplace import Embeddings, PlaceModel, Preprocessing
+from kappaplace.cli.bench import Rounds, measure_embedding, measure_speed
+from metric_loops import METRICS, made_up
+from metrics_speed import agree
+from overhead import Setting, measure_overhead, models
+from train_throughput import measure_steps
 
 CPU = torch.device("cpu")
-TINY = Setting("resnet_tiny", 64, CPU, runs=2, rounds=1, warm_up=1, dim=16)
+TINY = Setting("resnet_tiny", 64, CPU, Rounds(2, 1, 1), dim=16)
 
 
 def test_kappa_costs_as_many_parameters_as_channels_and_one_or_two_more() -> None:
@@ -45,12 +43,12 @@ def test_overhead_has_a_row_for_each_head_and_each_cost() -> None:
 
 
 def test_speed_and_fidelity(tiny: PlaceModel) -> None:
-    rows = measure_speed(tiny, CPU, [1, 2], ["auto"], Rounds(2, 1, 1))
+    rows = measure_speed(tiny, CPU, [1, 2], Rounds(2, 1, 1))
     assert [(row.what, row.unit) for row in rows] == [
         ("latency, eager, batch 1", "ms"),
         ("throughput, eager, batch 2", "images/s"),
     ]
-    rows = measure_fidelity(tiny, CPU, queries=4, size=32, blocks=1, spacing=30.0)
+    rows = measure_fidelity(tiny, CPU, queries=4, size=32, district=(1, 30.0))
     assert all(row.met for row in rows)
     assert [row.what for row in rows[2:]] == ["change of R@1", "change of R@5", "change of R@10"]
 
@@ -61,6 +59,7 @@ class Sleeper(nn.Module):
     def __init__(self, seconds: float) -> None:
         super().__init__()
         self.seconds, self.weight = seconds, nn.Parameter(torch.zeros(()))
+        self.preprocessing = Preprocessing(64, "exact")
 
     def forward(self, images: torch.Tensor) -> Embeddings:
         time.sleep(self.seconds)
@@ -70,7 +69,7 @@ class Sleeper(nn.Module):
 @pytest.mark.parametrize(("seconds", "slowest"), [(0.0, "decode"), (0.3, "model")])
 def test_the_pipeline_names_its_bottleneck(seconds: float, slowest: str) -> None:
     options = {"images": 5, "batch_size": 2, "rounds": 1}
-    rows = measure_pipeline(Sleeper(seconds), Preprocessing(64, "exact"), "sleeper", CPU, **options)
+    rows = measure_embedding(Sleeper(seconds), "sleeper", CPU, **options)
     assert rows[0].what == f"disk to descriptors; bottleneck: {slowest}"
     assert rows[0].ratio < 1.1  # the whole is not faster than one of its stages
 

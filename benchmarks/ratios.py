@@ -1,0 +1,69 @@
+"""Ratios that say on any machine whether something has become slower, in about a minute on a CPU.
+
+python benchmarks/ratios.py [--only search metrics] [--out build/bench] [--check results/bench_ratios.csv]
+
+With `--check`, they are compared with kept ones; the exit code is 1 if one is worse beyond the tolerance.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from cached_pt import measure_training
+from exact_search import measure_search
+from inference import measure_fidelity
+from kappaplace import PlaceModel, Preprocessing, load_model
+from kappaplace.cli.bench import Rounds, Row, dated, measure_embedding, measure_speed, save_rows, show
+from metrics_speed import measure_metrics
+from overhead import Setting, measure_overhead
+from record import compare_ratios, read_ratios
+from train_throughput import measure_steps
+
+CPU, BACKBONE, SIZE = torch.device("cpu"), "efficientnet_lite0", 224
+
+
+def model(size: int) -> PlaceModel:
+    """Fresh weights: they do not change the time."""
+    torch.manual_seed(0)
+    return PlaceModel.create(BACKBONE, 512, "folded", preprocessing=Preprocessing(size, "exact")).eval()
+
+
+def inference() -> list[Row]:
+    fidelity = {"queries": 20, "size": 192, "district": (1, 30.0)}
+    return measure_speed(model(SIZE), CPU, [1, 4], Rounds(12, 3, 2)) + measure_fidelity(
+        load_model(), CPU, **fidelity
+    )
+
+
+PARTS: dict[str, Callable[[], list[Row]]] = {
+    "overhead": lambda: measure_overhead(Setting(BACKBONE, SIZE, CPU, Rounds(6, 3, 2))),
+    "inference": inference,
+    "embedding": lambda: measure_embedding(model(320), BACKBONE, CPU, images=32, batch_size=16, rounds=2),
+    "search": lambda: measure_search(10_000),
+    "metrics": lambda: measure_metrics(10_000, 200),
+    "training": lambda: measure_training(CPU, images=256, epochs=4) + measure_steps(CPU, batch=32, steps=10),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--only", nargs="+", default=list(PARTS), choices=list(PARTS))
+    parser.add_argument("--out", type=Path, default=Path("build/bench"))
+    parser.add_argument("--check", type=Path)
+    given = parser.parse_args()
+    before = read_ratios(given.check) if given.check else {}  # fails before minutes of measuring
+    rows = [row for name in given.only for row in PARTS[name]()]
+    show(rows)
+    save_rows(given.out / "ratios.csv", [dated(row.record()) for row in rows])
+    shared, lines = compare_ratios(rows, before)
+    if given.check:
+        print(*lines, f"{shared} ratios compared with {given.check}, {len(lines)} worse.", sep="\n")
+    return int(bool(lines))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
