@@ -184,11 +184,12 @@ def measure_speed(
         limit = None if device.type != "cuda" else LEAST_LATENCY if batch == 1 else LEAST_THROUGHPUT
         median = {name: statistics.median(values) for name, values in times.items()}
         for name in forms.keys() - {"plain"}:
-            values = [1e3 * median[key] if batch == 1 else batch / median[key] for key in (name, "plain")]
+            ours, peer = (1e3 * t if batch == 1 else batch / t for t in (median[name], median["plain"]))
             kind, unit = ("latency", "ms") if batch == 1 else ("throughput", "images/s")
             gain = ratio(times["plain"], times[name])
             what = f"{kind}, {name}, batch {batch}"
-            rows.append(Row("inference", where, what, *values, unit, "eager float32", gain, "higher", limit))
+            row = partial(Row, "inference", where, what, ours, peer, unit, "eager float32")
+            rows.append(row(gain, "higher", limit))
     return rows
 
 
@@ -204,7 +205,8 @@ def measure_embedding(
     """Compare embedding files with the model on its own, and each other stage with it: decode, transfer."""
     import torch
 
-    from kappaplace.models.embedding import Upload, embed_images, loader_for, resized
+    from kappaplace.data.resample import resized
+    from kappaplace.models.embedding import Upload, embed_images, loader_for
 
     model = model.to(device).eval()
     preprocessing: Preprocessing = model.preprocessing  # type: ignore[assignment]
