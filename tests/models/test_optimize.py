@@ -12,7 +12,8 @@ from kappaplace.models import fast as module
 from kappaplace.models.aggregation import normalise_channels
 from kappaplace.models.fast import ENOUGH, OptimizedModel, fidelity, for_many
 from kappaplace.models.fast.fused import FusedResNet, InPrecision, Tail, fold_batch_norms
-from kappaplace.models.place_model import PlaceModel, unit, with_spread
+from kappaplace.models.network import unit, with_spread
+from kappaplace.models.place_model import PlaceModel
 
 
 def with_statistics(model: PlaceModel) -> PlaceModel:

@@ -188,5 +188,5 @@ def test_a_missing_device_is_one_sentence(device: str, tiny: PlaceModel, picture
 
 @pytest.mark.parametrize("dim", [1, 4.5, "64"])
 def test_a_descriptor_needs_two_dimensions(dim: object) -> None:
-    with pytest.raises(KappaPlaceError, match="2 or more"):
+    with pytest.raises(KappaPlaceError, match="at least 2"):
         PlaceModel.create("resnet_tiny", dim=dim)

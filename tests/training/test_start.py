@@ -14,6 +14,7 @@ from kappaplace.models.checkpoint import AnyModel, save_model
 from kappaplace.models.frozen import FrozenEncoder
 from kappaplace.models.heads import LinearKappaHead, MirroredKappaHead
 from kappaplace.models.place_model import PlaceModel
+from kappaplace.records import to_plain
 from kappaplace.training.recipes import RECIPES
 from kappaplace.training.start import HeadNet, TrainingNet, starting_model, with_head
 from tests.training.tiny import SIDE, plain_encoder, tiny_settings
@@ -38,7 +39,7 @@ def same(one: nn.Module, other: nn.Module) -> bool:
 def test_a_new_model_follows_settings_and_seed(recipe: str) -> None:
     first, again, other = (start(recipe, f"run.seed={seed}") for seed in (1, 1, 2))
     assert isinstance(first, PlaceModel)
-    assert first.architecture.to_dict() == {
+    assert to_plain(first.architecture) == {
         "backbone": "resnet_tiny",
         "dim": 32,
         "head": RECIPES[recipe].head,

@@ -8,9 +8,8 @@ from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.store.manifest import MODEL_FOLDER, ModelRecord
 from kappaplace.models.checkpoint import AnyModel, load_model, save_model, trainable
-from kappaplace.models.exported import KAPPA, ExportedModel
+from kappaplace.models.exported import ExportedModel
 from kappaplace.models.frozen import FrozenEncoder
-from kappaplace.models.heads import KappaHead, VarianceHead
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.models.published import HUB
 from kappaplace.models.shipped import DEFAULT, is_shipped
@@ -38,14 +37,7 @@ def record_of(model: AnyModel, source: str, preprocessing: Preprocessing | None 
     if not source and _can_be_kept(model):
         source = f"./model-{fingerprint[:12]}"
     chosen = preprocessing or model.preprocessing
-    return ModelRecord(fingerprint, source, model.dim, has_kappa(model), chosen.to_dict())
-
-
-def has_kappa(model: AnyModel) -> bool:
-    """Whether the model says how sure it is of a descriptor."""
-    if isinstance(model, ExportedModel):
-        return KAPPA in model.record.outputs
-    return isinstance(model.head, KappaHead) and not isinstance(model.head, VarianceHead)
+    return ModelRecord(fingerprint, source, model.dim, model.has_kappa, chosen.to_dict())
 
 
 def keep_model(folder: Path, record: ModelRecord, model: AnyModel) -> None:

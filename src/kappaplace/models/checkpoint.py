@@ -21,11 +21,13 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.files import make_folder, replace_file, sha256_of, telling
 from kappaplace.models.encoder import check_dim, load_state, state_digest
 from kappaplace.models.exported import ExportedModel, kind_of, load_exported
-from kappaplace.models.frozen import FrozenEncoder
+from kappaplace.models.frozen import FrozenArchitecture, FrozenEncoder
 from kappaplace.models.heads import KappaHead
-from kappaplace.models.place_model import Architecture, PlaceModel
+from kappaplace.models.network import Architecture
+from kappaplace.models.place_model import PlaceModel
 from kappaplace.models.published import HUB, fetch, load_foreign, load_torch_hub
 from kappaplace.models.shipped import DEFAULT, is_shipped, shipped_folder
+from kappaplace.records import from_plain, to_plain
 from kappaplace.version import package_version
 
 CARD = "card.json"
@@ -83,7 +85,7 @@ def save_model(
         "format": FORMAT,
         "kappaplace": package_version(),
         "kind": "frozen-encoder" if frozen else "place-model",
-        "architecture": model.to_dict() if isinstance(model, FrozenEncoder) else model.architecture.to_dict(),
+        "architecture": to_plain(model.architecture),
         "preprocessing": model.preprocessing.to_dict(),
         "data": card.data,
         "licence": card.licence,
@@ -187,7 +189,7 @@ def load_checkpoint(folder: str | Path, *, dim: int | None = None) -> tuple[Plac
     record = read_card(folder)
     with telling(f"The model card {folder / CARD} does not describe a model"):
         model = PlaceModel(
-            Architecture.from_dict(record["architecture"]), Preprocessing.from_dict(record["preprocessing"])
+            from_plain(Architecture, record["architecture"]), Preprocessing.from_dict(record["preprocessing"])
         )
     check_dim(model.dim, dim, str(folder))
     load_state(model, _read_weights(folder, record), str(folder))
@@ -199,8 +201,10 @@ def load_head(folder: Path, encoder: nn.Module, *, dim: int | None = None) -> Fr
     """Put a saved kappa head back beside the encoder it was trained for; another encoder is refused."""
     record = read_card(folder)
     with telling(f"The model card {folder / CARD} does not describe a head"):
-        model = FrozenEncoder.from_dict(
-            record["architecture"], encoder, Preprocessing.from_dict(record["preprocessing"])
+        model = FrozenEncoder.of(
+            from_plain(FrozenArchitecture, record["architecture"]),
+            encoder,
+            Preprocessing.from_dict(record["preprocessing"]),
         )
     check_dim(model.dim, dim, str(folder))
     load_state(model.head, _read_weights(folder, record), str(folder))

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from kappaplace.data.images import Preprocessing, Source
 from kappaplace.errors import KappaPlaceError
+from kappaplace.models.embedding import embed_images
+from kappaplace.models.heads import Head
 from kappaplace.types import Embeddings
 
 
@@ -29,17 +31,48 @@ class Encoder(Protocol):
         """Whether embeddings have κ."""
 
     @property
-    def shows_patches(self) -> bool:
-        """Whether embeddings can have patches."""
-
-    @property
     def fingerprint(self) -> str:
         """Checksum of everything that embeddings depend on."""
 
+    def embed(self, images: Iterable[Source] | Source, *, batch_size: int = 32) -> Embeddings:
+        """Return descriptors and κ of images in input order."""
+
+
+class EncoderModule(nn.Module):
+    """Base class of the encoders here."""
+
+    preprocessing: Preprocessing
+
+    @property
+    def has_kappa(self) -> bool:
+        """Whether embeddings have κ."""
+        return isinstance(self.head, Head) and self.head.spread == "kappa"
+
     def embed(
-        self, images: Iterable[Source] | Source, *, batch_size: int = 32, patches: bool = False
+        self,
+        images: Iterable[Source] | Source,
+        *,
+        batch_size: int = 32,
+        device: str | torch.device | None = None,
+        progress: bool = True,
     ) -> Embeddings:
-        """Return descriptors and κ of images in input order, with ``patches`` also their feature maps."""
+        """Embed images.
+
+        Args:
+            images: Paths, Pillow images or H×W×3 arrays, or one of them.
+            batch_size: Number of images to embed at once.
+            device: Device to move the model to. Default: where it is.
+            progress: Show a progress bar.
+
+        Returns:
+            Descriptors and κ in input order, as NumPy arrays in float32.
+
+        Raises:
+            KappaPlaceError: If there is no image, if one cannot be read, or if the device cannot be used.
+        """
+        return embed_images(
+            self, self.preprocessing, images, batch_size=batch_size, device=device, progress=progress
+        )
 
 
 def fingerprint_of(module: nn.Module, description: dict[str, Any]) -> str:

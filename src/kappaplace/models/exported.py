@@ -14,7 +14,7 @@ import json
 import struct
 import warnings
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from threading import Lock
@@ -23,9 +23,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from kappaplace.data.images import Preprocessing, Source
+from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError, MissingExtra
-from kappaplace.models.embedding import check_images, embed_images
+from kappaplace.models.embedding import check_images
+from kappaplace.models.encoder import EncoderModule
 from kappaplace.types import Embeddings
 
 KEY = "kappaplace"
@@ -234,7 +235,7 @@ class ExportRecord:
             raise KappaPlaceError(f"The record in {where} cannot be read ({error!r}).") from None
 
 
-class ExportedModel(nn.Module):
+class ExportedModel(EncoderModule):
     """An exported file at work: the same forward, ``embed`` and ``patch_maps`` as a `PlaceModel`.
 
     ONNX and OpenVINO files run on the CPU; a TorchScript file can be moved to any device of torch's.
@@ -263,6 +264,11 @@ class ExportedModel(nn.Module):
         return self.record.fingerprint
 
     @property
+    def has_kappa(self) -> bool:
+        """Whether embeddings have κ."""
+        return KAPPA in self.record.outputs
+
+    @property
     def shows_patches(self) -> bool:
         """Whether the file gives patch maps."""
         return PATCHES in self.record.outputs
@@ -281,10 +287,6 @@ class ExportedModel(nn.Module):
                 "cell; export it again without --no-patches, from a ResNet or EfficientNet-Lite."
             )
         return self._run(images, [PATCHES])[0]
-
-    def embed(self, images: Iterable[Source] | Source, **options: Any) -> Embeddings:
-        """Embed paths, Pillow images or arrays; see `kappaplace.models.embedding.embed_images`."""
-        return embed_images(self, self.preprocessing, images, **options)
 
     def train(self, mode: bool = True) -> ExportedModel:
         """Stays in evaluation mode: there is nothing to train."""

@@ -6,25 +6,39 @@ map of a named layer, or the descriptor alone where no layer is named.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from kappaplace.data.images import Preprocessing, Source
+from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
 from kappaplace.models.aggregation import GeM, normalise_channels
-from kappaplace.models.embedding import check_images, embed_images
-from kappaplace.models.encoder import fingerprint_of, state_digest
+from kappaplace.models.embedding import check_images
+from kappaplace.models.encoder import EncoderModule, fingerprint_of, state_digest
 from kappaplace.models.heads import FoldedKappaHead, LinearKappaHead, MirroredKappaHead, with_folded_head
-from kappaplace.models.place_model import Features, unit
+from kappaplace.models.network import Features, unit
+from kappaplace.records import to_plain
 from kappaplace.types import Embeddings
 
 PROBE_SIDE = 224  # a multiple of 14, 16 and 32, for encoders that take any size
 
 
-class FrozenEncoder(nn.Module):
+@dataclass(frozen=True)
+class FrozenArchitecture:
+    """Form of a kappa head, and the encoder that it belongs to."""
+
+    encoder: str
+    """Name of a published model, or empty."""
+    fingerprint: str
+    """Checksum of the encoder's weights."""
+    layer: str | None
+    prefix_tokens: int
+    folded: bool
+
+
+class FrozenEncoder(EncoderModule):
     """A trained encoder, untouched, with a kappa head beside it.
 
     >>> encoder = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
@@ -124,7 +138,7 @@ class FrozenEncoder(nn.Module):
     @property
     def fingerprint(self) -> str:
         """Checksum of the head, of the encoder and of how they belong together."""
-        return fingerprint_of(self, self.to_dict())
+        return fingerprint_of(self, to_plain(self.architecture))
 
     def features(self, images: Tensor) -> Features:
         """What the head may read; without a watched layer that is the encoder's output alone."""
@@ -143,39 +157,35 @@ class FrozenEncoder(nn.Module):
         """The encoder's descriptor at unit length, and κ of shape B."""
         return Embeddings(*self.outputs(images))
 
-    def to_dict(self) -> dict[str, Any]:
-        """What a saved head must know of the encoder it belongs to."""
-        return {
-            "encoder": self.name,
-            "fingerprint": state_digest(self.encoder.state_dict()),
-            "layer": self.layer,
-            "prefix_tokens": self.prefix_tokens,
-            "folded": isinstance(self.head, FoldedKappaHead),
-        }
+    @property
+    def architecture(self) -> FrozenArchitecture:
+        """What a saved head needs to find its encoder."""
+        digest = state_digest(self.encoder.state_dict())
+        folded = isinstance(self.head, FoldedKappaHead)
+        return FrozenArchitecture(self.name, digest, self.layer, self.prefix_tokens, folded)
 
     @classmethod
-    def from_dict(cls, values: Any, encoder: nn.Module, preprocessing: Preprocessing) -> FrozenEncoder:
-        """The inverse of `to_dict`; an encoder with other weights is refused."""
-        keys = ("encoder", "fingerprint", "layer", "prefix_tokens", "folded")
-        if not isinstance(values, dict) or sorted(values) != sorted(keys):
-            raise KappaPlaceError(f"A saved kappa head needs exactly {', '.join(keys)}; got {values!r}.")
-        if state_digest(encoder.state_dict()) != values["fingerprint"]:
+    def of(
+        cls, architecture: FrozenArchitecture, encoder: nn.Module, preprocessing: Preprocessing
+    ) -> FrozenEncoder:
+        """Build the encoder of an `architecture`, with an untrained head.
+
+        Raises:
+            KappaPlaceError: If the encoder has other weights.
+        """
+        if state_digest(encoder.state_dict()) != architecture.fingerprint:
             raise KappaPlaceError(
-                "This kappa head was trained for another encoder: its κ would mean nothing here. Load the "
-                "encoder with the weights it had, or train the head again."
+                "This kappa head was trained for another encoder, so its κ would be meaningless. Load the "
+                "encoder with its original weights, or train the head again."
             )
         model = cls(
             encoder,
-            layer=values["layer"],
+            layer=architecture.layer,
             preprocessing=preprocessing,
-            prefix_tokens=values["prefix_tokens"],
-            name=values["encoder"],
+            prefix_tokens=architecture.prefix_tokens,
+            name=architecture.encoder,
         )
-        return model.fold() if values["folded"] else model
-
-    def embed(self, images: Iterable[Source] | Source, **options: Any) -> Embeddings:
-        """Embed paths, Pillow images or arrays; see `kappaplace.models.embedding.embed_images`."""
-        return embed_images(self, self.preprocessing, images, **options)
+        return model.fold() if architecture.folded else model
 
     def fold(self) -> FrozenEncoder:
         """The same encoder with the mirrored head in its exact inference form."""

@@ -34,7 +34,8 @@ from kappaplace.files import make_folder, replace_file, sha256_of
 from kappaplace.models.encoder import check_dim, load_state, state_digest
 from kappaplace.models.frozen import FrozenEncoder
 from kappaplace.models.heads import HeadName
-from kappaplace.models.place_model import Architecture, PlaceModel
+from kappaplace.models.network import Architecture
+from kappaplace.models.place_model import PlaceModel
 from kappaplace.progress import track
 
 TIMEOUT_SECONDS = 30

@@ -28,7 +28,8 @@ from kappaplace.models.checkpoint import TrainableModel
 from kappaplace.models.embedding import Download, one_ahead
 from kappaplace.models.fast.fused import FusedResNet, InPrecision, best_convolutions, fold_batch_norms
 from kappaplace.models.heads import Head
-from kappaplace.models.place_model import PlaceModel, unit
+from kappaplace.models.network import unit
+from kappaplace.models.place_model import PlaceModel
 from kappaplace.progress import track
 from kappaplace.training.batches import view_key
 from kappaplace.training.images import ImageSource, Views

@@ -17,7 +17,8 @@ from kappaplace.models.backbones import backbone_spec
 from kappaplace.models.checkpoint import TrainableModel, load_model, trainable
 from kappaplace.models.frozen import FrozenEncoder
 from kappaplace.models.heads import Head, HeadName, KappaHead, MirroredKappaHead
-from kappaplace.models.place_model import PlaceModel, default_preprocessing
+from kappaplace.models.network import default_preprocessing
+from kappaplace.models.place_model import PlaceModel
 from kappaplace.training.loop import installed_trackers
 from kappaplace.training.recipes import Recipe
 from kappaplace.training.settings import RunSettings, Settings

@@ -20,7 +20,7 @@ from kappaplace.metrics.retrieval import KS, recall_at, success_at
 from kappaplace.metrics.selective import auroc
 from kappaplace.models.checkpoint import TrainableModel
 from kappaplace.models.heads import Head
-from kappaplace.models.place_model import with_spread
+from kappaplace.models.network import with_spread
 from kappaplace.retrieval.evidence import Evidence
 from kappaplace.retrieval.references import ArrayReferences, Queries
 from kappaplace.retrieval.retrieve import retrieve

@@ -30,7 +30,7 @@ from kappaplace.data.identity import file_stats, same_file
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import make_folder, replace_file
-from kappaplace.maps.models import has_kappa, preprocessing_of, record_of
+from kappaplace.maps.models import preprocessing_of, record_of
 from kappaplace.maps.store.reader import Indices, MapStore
 from kappaplace.maps.store.writer import MapWriter, writer_of
 from kappaplace.maps.tune.fit_check import (
@@ -359,7 +359,7 @@ def _with_preprocessing(model: TrainableModel, preprocessing: Preprocessing) -> 
 def _trained_head(model: TrainableModel) -> Head | None:
     """The κ head that a model came with; the one of a FrozenEncoder that nobody trained says nothing."""
     head = model.head
-    if not has_kappa(model) or not isinstance(head, KappaHead):
+    if not model.has_kappa or not isinstance(head, KappaHead):
         return None
     return head if head.trained or not isinstance(model, FrozenEncoder) else None
 

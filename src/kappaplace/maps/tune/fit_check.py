@@ -27,7 +27,7 @@ from kappaplace.maps.store.reader import Indices, MapStore
 from kappaplace.models.checkpoint import TrainableModel
 from kappaplace.models.embedding import embed_images
 from kappaplace.models.heads import Head
-from kappaplace.models.place_model import unit
+from kappaplace.models.network import unit
 from kappaplace.progress import track
 from kappaplace.training.features import CLEAN, FeatureStore
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
@@ -19,13 +19,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._triton import has_triton
 
-from kappaplace.data.images import Preprocessing, Source
+from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
 from kappaplace.models.backbones.resnet import ResNet
-from kappaplace.models.embedding import check_images, embed_images, usable_device
+from kappaplace.models.embedding import check_images, usable_device
+from kappaplace.models.encoder import EncoderModule
 from kappaplace.models.fast.fused import FusedResNet, InPrecision, Tail, best_convolutions, fold_batch_norms
 from kappaplace.models.heads import FoldedKappaHead, MirroredKappaHead
-from kappaplace.models.place_model import Architecture, PlaceModel
+from kappaplace.models.network import Architecture, Network
 from kappaplace.types import Embeddings
 
 WARM_UP = 3
@@ -81,15 +82,15 @@ class Fidelity(NamedTuple):
         return self.cosine >= LEAST_COSINE and self.spread <= MOST_KAPPA  # False for NaN
 
 
-class OptimizedModel(nn.Module):
+class OptimizedModel(EncoderModule):
     """A `PlaceModel` for inference, with the same forward, ``embed`` and ``patch_maps``.
 
     Made by `optimize`. The first batch of a new shape takes longer than the others: it is recorded.
     """
 
-    def __init__(self, model: PlaceModel, dtype: torch.dtype, way: Way) -> None:
+    def __init__(self, model: Network, dtype: torch.dtype, way: Way) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.preprocessing = model, model.preprocessing
         self.tail: Tail | None = None
         if model.head is None or isinstance(model.head, FoldedKappaHead):
             self.tail = Tail(model.aggregation, model.head)
@@ -110,11 +111,6 @@ class OptimizedModel(nn.Module):
     def architecture(self) -> Architecture:
         """That of the model it was made of, with a folded head."""
         return self.model.architecture
-
-    @property
-    def preprocessing(self) -> Preprocessing:
-        """What images go through before `forward`."""
-        return self.model.preprocessing
 
     @property
     def dim(self) -> int:
@@ -145,10 +141,6 @@ class OptimizedModel(nn.Module):
     def patch_maps(self, images: Tensor) -> Tensor:
         """As `PlaceModel.patch_maps`."""
         return self.model.patch_maps(images)
-
-    def embed(self, images: Iterable[Source] | Source, **options: Any) -> Embeddings:
-        """Embed paths, Pillow images or H×W×3 arrays; see `kappaplace.models.embedding.embed_images`."""
-        return embed_images(self, self.preprocessing, images, **options)
 
     def train(self, mode: bool = True) -> OptimizedModel:
         """Stays in evaluation mode: there is nothing left to train."""
@@ -223,7 +215,7 @@ class OptimizedModel(nn.Module):
 
 
 def optimize(
-    model: PlaceModel, device: str | torch.device | None = None, *, way: Way = "auto"
+    model: Network, device: str | torch.device | None = None, *, way: Way = "auto"
 ) -> OptimizedModel:
     """See `PlaceModel.optimize`."""
     target = next(model.parameters()).device if device is None else usable_device(device)
@@ -260,7 +252,7 @@ def _forms(target: torch.device, way: Way) -> list[tuple[Way, torch.dtype]]:
     return [(chosen, dtype) for chosen in ways for dtype in (torch.float16, torch.bfloat16)]
 
 
-def _in_form(plain: PlaceModel, way: Way, dtype: torch.dtype) -> PlaceModel | None:
+def _in_form(plain: Network, way: Way, dtype: torch.dtype) -> Network | None:
     """The model in this form; None where it cannot have it."""
     if way != "fused":
         return _encoder_in(plain, dtype)
@@ -271,7 +263,7 @@ def _in_form(plain: PlaceModel, way: Way, dtype: torch.dtype) -> PlaceModel | No
     return _encoder_in(model, dtype)
 
 
-def _encoder_in(plain: PlaceModel, dtype: torch.dtype) -> PlaceModel:
+def _encoder_in(plain: Network, dtype: torch.dtype) -> Network:
     model = copy.deepcopy(plain)
     model.backbone = InPrecision(model.backbone, dtype)
     return model
@@ -288,7 +280,7 @@ def _answer(model: OptimizedModel, images: Tensor) -> Embeddings:
 
 def for_many(model: nn.Module, device: str | torch.device | None, images: int) -> nn.Module:
     """What embeds so many images soonest: the optimised form, where there are enough to make it for."""
-    if not isinstance(model, PlaceModel) or images < ENOUGH:
+    if not isinstance(model, Network) or images < ENOUGH:
         return model
     return optimize(model, device)
 

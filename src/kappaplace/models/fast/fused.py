@@ -24,7 +24,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 from kappaplace.models.aggregation import GEM_EPS, Aggregation, normalise_channels
 from kappaplace.models.backbones.resnet import BasicBlock, Bottleneck, ResNet
 from kappaplace.models.heads import FoldedKappaHead, positive
-from kappaplace.models.place_model import unit
+from kappaplace.models.network import unit
 from kappaplace.types import Embeddings
 
 STEM_CHANNELS = 8
