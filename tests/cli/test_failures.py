@@ -13,7 +13,7 @@ from kappaplace.cli import main as command_line
 @pytest.mark.parametrize(
     ("error", "code", "sentence"),
     [
-        (MemoryError(), 2, "kappaplace: there is not enough memory for this; ask for less at a time."),
+        (MemoryError(), 2, "kappaplace: Out of memory. Use a smaller batch, or fewer images at a time."),
         (
             OSError(errno.ENOSPC, "whatever", "map/data.bin"),
             2,

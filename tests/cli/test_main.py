@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 import kappaplace
 from kappaplace.cli import main as command_line
@@ -24,6 +27,49 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
 def test_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(monkeypatch, "--version") == 0
     assert capsys.readouterr().out.strip() == f"kappaplace {kappaplace.__version__}"
+
+
+def test_help_has_three_panels_and_no_alias(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "--help") == 0
+    text = capsys.readouterr().out
+    panels = [text.index(f" {panel} ─") for panel in (command_line.USE, "Research", "Tools")]
+    assert panels == sorted(panels)
+    assert not [name for name in command_line.ALIASES if f"│ {name} " in text]
+
+
+@pytest.mark.parametrize("name", sorted(command_line.ALIASES))
+def test_an_alias_is_the_command_of_its_group(name: str) -> None:
+    program = typer.main.get_command(command_line.app)
+    alias = program.commands[name]
+    assert alias.hidden
+    assert alias.callback.__wrapped__ in {
+        group.commands[name].callback.__wrapped__
+        for group in program.commands.values()
+        if name in getattr(group, "commands", {})
+    }
+
+
+SHARED = {"model", "device", "batch_size", "as_json", "help", "verbose"}
+MOST_OPTIONS = 12
+CROWDED = {"serve": 20, "evaluate": 22, "slam run": 16}
+"""Commands with more options, and how many: the list must shrink."""
+
+
+def own_options(command: Any, name: str = "") -> Iterator[tuple[str, int]]:
+    """Every command with the number of its options beside the shared ones."""
+    for verb, each in getattr(command, "commands", {}).items():
+        yield from own_options(each, f"{name} {verb}".strip())
+    if not hasattr(command, "commands") and not command.hidden:
+        yield name, sum(p.param_type_name == "option" and p.name not in SHARED for p in command.params)
+
+
+def test_no_command_has_too_many_options() -> None:
+    counts = dict(own_options(typer.main.get_command(command_line.app)))
+    crowded = {name: count for name, count in counts.items() if count > MOST_OPTIONS}
+    assert not {name: count for name, count in crowded.items() if count > CROWDED.get(name, MOST_OPTIONS)}
+    assert not CROWDED.keys() - crowded.keys(), "commands that have become smaller: delete them"
 
 
 @pytest.mark.parametrize("command", ["demo", "city", "models", "data", "train", "evaluate", "compare"])

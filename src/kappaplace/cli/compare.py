@@ -41,7 +41,7 @@ def compare(
 
     from rich.console import Console
 
-    from kappaplace.cli.result_tables import comparison_table
+    from kappaplace.cli.show import comparison_table
     from kappaplace.evaluation.comparison import compare_results, comparison_rows, write_comparison
     from kappaplace.evaluation.results import plain, read_result
 

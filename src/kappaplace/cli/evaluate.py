@@ -209,7 +209,7 @@ def _write_and_show(results: list[EvaluationResult], out: Path, report: bool, as
 
     from rich.console import Console
 
-    from kappaplace.cli.result_tables import set_tables
+    from kappaplace.cli.show import set_tables
     from kappaplace.evaluation.results import plain, write_result
 
     console = Console()
@@ -250,7 +250,7 @@ def _paper(
 
     from rich.console import Console
 
-    from kappaplace.cli.result_tables import missing_table, paper_tables
+    from kappaplace.cli.show import missing_table, paper_tables
     from kappaplace.evaluation.paper_run import compare_with_paper, paper_rows, write_paper
     from kappaplace.evaluation.results import plain, write_result
 

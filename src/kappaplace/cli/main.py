@@ -28,11 +28,11 @@ from kappaplace.cli import map as place_map
 from kappaplace.errors import KappaPlaceError
 
 BAD_INPUT, INTERRUPTED = 2, 130
-STOPPED = "kappaplace: stopped. What was finished is kept; the same command goes on from there."
+STOPPED = "kappaplace: stopped. Completed work is saved; run the same command again to resume."
 
 
 class _Interruptible(TyperGroup):
-    """Ctrl-C as a sentence: typer would end without a word, or with one that differs by version."""
+    """Report Ctrl-C in one message: typer's own differs by version."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -49,27 +49,40 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Visual place recognition that knows how sure it is.\n\nStart with `kappaplace demo`.",
+    help="Visual place recognition with calibrated confidence.\n\nStart with `kappaplace demo`.",
 )
-app.command("demo")(demo.demo)
-app.command("city")(data.city)
-app.command("train")(train.train)
-app.command("evaluate")(evaluate.evaluate)
-app.command("compare")(compare.compare)
-app.command("calibrate")(calibrate.calibrate)
-app.command("bench")(bench.bench)
-app.command("localize")(localize.localize)
-app.command("export")(export.export)
-app.command("serve")(serve.serve)
-app.command("doctor")(doctor.doctor)
-app.add_typer(models.app, name="models")
-app.add_typer(data.app, name="data")
-app.add_typer(place_map.app, name="map")
-app.add_typer(slam.app, name="slam")
+USE, RESEARCH, TOOLS = "Use", "Research", "Tools"
+app.command("demo", rich_help_panel=USE)(demo.demo)
+app.add_typer(data.app, name="data", rich_help_panel=USE)
+app.add_typer(place_map.app, name="map", rich_help_panel=USE)
+app.command("serve", rich_help_panel=USE)(serve.serve)
+app.add_typer(slam.app, name="slam", rich_help_panel=USE)
+app.command("train", rich_help_panel=RESEARCH)(train.train)
+app.command("evaluate", rich_help_panel=RESEARCH)(evaluate.evaluate)
+app.command("compare", rich_help_panel=RESEARCH)(compare.compare)
+app.add_typer(models.app, name="models", rich_help_panel=TOOLS)
+app.command("doctor", rich_help_panel=TOOLS)(doctor.doctor)
+app.command("bench", rich_help_panel=TOOLS)(bench.bench)
+place_map.app.command("localize")(localize.localize)
+place_map.app.command("calibrate")(calibrate.calibrate)
+models.app.command("export")(export.export)
+ALIASES = {"localize": place_map.app, "calibrate": place_map.app, "city": data.app, "export": models.app}
+"""Commands that are also found at the top, with the group that has them."""
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _alias(name: str, group: typer.Typer) -> None:
+    """Register a command of a group at the top, too, but not in ``--help``."""
+    verbs = [each.callback for each in group.registered_commands if each.callback is not None]
+    names = [each.name or verb.__name__ for each, verb in zip(group.registered_commands, verbs, strict=True)]
+    app.command(name, hidden=True)(verbs[names.index(name)])
+
+
+for _name, _group in ALIASES.items():
+    _alias(_name, _group)
+
+
+def _show_version(version: bool) -> None:
+    if version:
         from kappaplace.version import package_version
 
         typer.echo(f"kappaplace {package_version()}")
@@ -87,16 +100,16 @@ def _options(
 
 
 def main() -> None:
-    """Run a command; bad input is one sentence on stderr and exit code 2, never a traceback."""
+    """Run a command. Bad input is one message on stderr and exit code 2, never a traceback."""
     try:
         app()
     except KappaPlaceError as error:
         typer.echo(f"kappaplace: {error}", err=True)
         sys.exit(BAD_INPUT)
     except MemoryError:
-        typer.echo("kappaplace: there is not enough memory for this; ask for less at a time.", err=True)
+        typer.echo("kappaplace: Out of memory. Use a smaller batch, or fewer images at a time.", err=True)
         sys.exit(BAD_INPUT)
-    except OSError as error:  # the disk's own words, where nobody nearer had better ones
+    except OSError as error:  # if no caller had a better message
         if error.errno is None:
             raise
         where = f" ({error.filename})" if error.filename else ""

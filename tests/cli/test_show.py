@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from kappaplace.cli.result_tables import missing_table, number, paper_tables
+from kappaplace.cli.show import missing_table, number, paper_tables
 
 
 def row(table: str, method: str, ours: float | None, reason: str = "") -> dict[str, Any]:
