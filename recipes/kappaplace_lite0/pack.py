@@ -20,7 +20,6 @@ from kappaplace.calibration.calibration import Calibration
 from kappaplace.calibration.sources import MODEL
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import replace_file
-from kappaplace.maps.models import has_kappa
 from kappaplace.models.checkpoint import ModelCard, load_model, save_model
 from kappaplace.models.heads import MirroredKappaHead
 from kappaplace.models.place_model import PlaceModel
@@ -33,7 +32,7 @@ def pack(
     model: PlaceModel, folder: Path, calibration: Path | None, results: Path, data: str, notes: str = ""
 ) -> Path:
     """Write the folder of a shipped model; refuses one that is too heavy or knows no κ."""
-    if not has_kappa(model):
+    if not model.has_kappa:
         raise KappaPlaceError("The model has no kappa head; train one before it is packed.")
     rows = read_results(results)
     made = None if calibration is None else json.loads(calibration.read_text(encoding="utf-8"))

@@ -20,15 +20,20 @@ from hypothesis.extra.numpy import array_shapes, arrays
 import kappaplace
 from kappaplace import (
     FrozenEncoder,
+    Neighborhood,
     PlaceImages,
     PlaceMap,
     PlaceModel,
+    Preprocessing,
     SyntheticCity,
+    fit_calibration,
     load_model,
+    retrieve,
     save_model,
     search,
     vmf,
 )
+from kappaplace.calibration import CalibrateOptions
 from kappaplace.client import Client
 from kappaplace.errors import KappaPlaceError
 from kappaplace.evaluation import (
@@ -39,11 +44,22 @@ from kappaplace.evaluation import (
     read_result,
     write_result,
 )
+from kappaplace.maps import (
+    FitOptions,
+    MapMonitor,
+    calibrate_map,
+    calibrate_map_on_labels,
+    estimate_fit,
+    fit_map,
+    self_calibrate_map,
+)
 from kappaplace.retrieval import open_engine, quantize, search_matrix
+from kappaplace.retrieval.references import ArrayReferences, Queries
 from kappaplace.slam import ClosingSettings, Frame, LoopCloser
 from kappaplace.types import Embeddings
 from kappaplace_city import write_city
 from tests.hardening.valid import world
+from tests.slam.synthetic import calibration
 
 PUBLIC = (
     "kappaplace",
@@ -229,12 +245,62 @@ CALLS: dict[str, list[Call]] = {
         lambda _: LoopCloser().add(Frame(np.eye(4)[0], kappa=-1.0)),
     ],
     "LoopCloser": [lambda _: LoopCloser(scores=("beauty",))],
+    "ArrayReferences": [lambda _: ArrayReferences(positions=np.zeros(3))],
+    "Neighborhood": [
+        lambda _: Neighborhood("miles"),
+        lambda _: Neighborhood("metres", NAN),
+        lambda _: Neighborhood("metres", -1.0),
+        lambda _: Neighborhood.parse("metres"),
+        lambda _: Neighborhood.parse("frames:x"),
+    ],
+    "Preprocessing": [
+        lambda _: Preprocessing(mode="shorter"),
+        lambda _: Preprocessing(0, "exact"),
+        lambda _: Preprocessing(64, "beauty"),
+        lambda _: Preprocessing(64, "exact", std=(0.0, 1.0, 1.0)),
+    ],
+    "FitOptions": [
+        lambda _: FitOptions(images=0),
+        lambda _: FitOptions(seed=-1),
+        lambda _: FitOptions(lr=NAN),
+    ],
+    "MapMonitor": [lambda _: MapMonitor(calibration(), window=0)],
+    "fit_map": [lambda folder: fit_map(_town(folder), FitOptions(epochs=-1))],
+    "estimate_fit": [lambda folder: estimate_fit(_town(folder), FitOptions(views=0))],
+    "calibrate_map": [
+        lambda folder: calibrate_map(_town(folder), _table(folder), CalibrateOptions(max_risk=NAN)),
+        lambda folder: calibrate_map(_town(folder), _table(folder).select(np.array([1]))),
+    ],
+    "calibrate_map_on_labels": [
+        lambda folder: calibrate_map_on_labels(_town(folder), folder / "none.csv"),
+        lambda folder: calibrate_map_on_labels(_town(folder), folder / "images/poses.csv"),
+    ],
+    "self_calibrate_map": [lambda folder: self_calibrate_map(_town(folder), queries=0)],
+    "fit_calibration": [
+        lambda _: fit_calibration(UNIT[:, 0], UNIT[:, 0] > 0, ["cosine"]),
+        lambda _: fit_calibration(np.full(60, NAN), np.arange(60) % 2 == 0, ["cosine"]),
+        lambda _: fit_calibration(np.arange(60.0), np.arange(50) % 2 == 0, ["cosine"]),
+        lambda _: fit_calibration(np.arange(60.0), np.arange(60) % 2 == 0, ["a", "b"]),
+    ],
+    "retrieve": [
+        lambda _: retrieve(Queries(), ArrayReferences(Embeddings(UNIT)), 1),
+        lambda _: retrieve(Queries(Embeddings(UNIT)), ArrayReferences(Embeddings(UNIT)), 0),
+        lambda _: retrieve(Queries(Embeddings(UNIT * NAN)), ArrayReferences(Embeddings(UNIT)), 1),
+        lambda _: retrieve(Queries(Embeddings(UNIT)), ArrayReferences(), 1),
+        lambda _: retrieve(Queries(Embeddings(UNIT)), ArrayReferences(Embeddings(UNIT)), 1, rerank=3),
+    ],
     "search_matrix": [lambda _: search_matrix(UNIT, 5), lambda _: search_matrix(UNIT[0])],
     "quantize": [lambda _: quantize(UNIT * NAN), lambda _: quantize(UNIT[0])],
 }
 RECORDS = {
     "Circle": "a type",
     "Coded": "a pair of arrays; open_engine checks it",
+    "Calibration": "made by fit_calibration or read, which check it",
+    "Evidence": "made by retrieve",
+    "MatrixReferences": "as ArrayReferences; the matrix is checked when it is searched",
+    "Queries": "what is known; whoever needs a part asks for it",
+    "References": "a protocol",
+    "train": "takes settings and data that check themselves",
     "Conditions": "made by SyntheticCity.views",
     "Engine": "opened by open_engine",
     "EngineKind": "a type",

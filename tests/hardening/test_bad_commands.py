@@ -11,7 +11,7 @@ from tests.hardening.valid import BASE, world
 
 OUTPUTS = {"out", "csv", "html", "page", "picture", "report", "state"}
 """Parameters that name what is written."""
-NO_INPUT = {"city", "data-layouts", "demo", "doctor"}
+NO_INPUT = {"city", "data-city", "data-layouts", "demo", "doctor"}
 """Commands that read no file."""
 EXTRA: dict[str, tuple[str, ...]] = {
     "train": ("kappa-pt", "--data", "BROKEN", "--out", "OUT"),

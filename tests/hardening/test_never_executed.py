@@ -104,8 +104,9 @@ def test_a_pickle_in_a_cache_is_not_run(whole: Path, tmp_path: Path) -> None:  #
     from kappaplace.data.identity import image_digests
     from kappaplace.maps.store.pending import Pending
     from kappaplace.slam.run import _known
-    from kappaplace.training.features import _open
+    from kappaplace.training.features import ViewSource, _open
 
+    images = ViewSource(None, None, np.arange(1), (0,), 0)  # type: ignore[arg-type]
     image = whole / "größe" / "00.jpg"
     good = image_digests([str(image)], tmp_path / "files")
     (record,) = (tmp_path / "files").glob("*.npz")
@@ -125,7 +126,7 @@ def test_a_pickle_in_a_cache_is_not_run(whole: Path, tmp_path: Path) -> None:  #
         assert (image_digests([str(image)], tmp_path / "files") == good).all()
         assert Pending(tmp_path / "pending", "key").find("a") is None
         assert _known(tmp_path / "embeddings.npz", "stamp") == {}
-        assert _open(tmp_path / "features", "k", np.arange(1), (0,)) is None
+        assert _open(tmp_path / "features", "k", images) is None
         assert not list(tmp_path.rglob(HARM))
 
 
