@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.sparse import csr_matrix
 
-from kappaplace.calibration.calibration import Calibration, fit_calibration
+from kappaplace.calibration.calibration import Calibration
 from kappaplace.calibration.combination import features_of
+from kappaplace.calibration.fit import CalibrateOptions, Examples, fit_calibration
 from kappaplace.data.poses import between
 from kappaplace.metrics import auroc
 from kappaplace.retrieval.evidence import Evidence
@@ -127,15 +128,15 @@ def learnt(routes: list[Route]) -> Calibration:
         hit = np.take_along_axis(route.right, evidence.matches.indices, 1)
         hits.append(hit)
         right.append(hit[:, 0])
-    return fit_calibration(
+    examples = Examples(
         np.concatenate(features),
         np.concatenate(right),
         WITH_KAPPA,
-        pair_features=np.concatenate(pairs),
-        pair_success=np.concatenate(hits),
-        pair_scores=("cosine", "kappaplace"),
-        max_risk=None,
+        np.concatenate(pairs),
+        np.concatenate(hits),
+        ("cosine", "kappaplace"),
     )
+    return fit_calibration(examples, CalibrateOptions(max_risk=None))
 
 
 def _pairs(evidence: Evidence) -> np.ndarray:

@@ -13,20 +13,20 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.calibration.calibration import Calibration, fit_calibration
-from kappaplace.calibration.examples import Examples
+from kappaplace.calibration.calibration import Calibration
+from kappaplace.calibration.fit import CalibrateOptions, Examples, examples_of, fit_calibration, join
 from kappaplace.calibration.sources import ORIGIN
 from kappaplace.data import TABLE_FORMATS, PlaceImages, read_layout
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import replace_file
 from kappaplace.maps import PlaceMap
 from kappaplace.maps.tune.calibrate import collect_evidence
-from kappaplace.maps.tune.monitor import DISTANCE
 from kappaplace.models.checkpoint import AnyModel, load_model
 
 MOST = 400  # queries of one set: no family shall speak for all
@@ -56,26 +56,24 @@ def read_table(path: Path) -> PlaceImages:
     return table
 
 
-def ask(
-    place_map: PlaceMap, files: list[str], right: list[NDArray[np.int64]], examples: Examples, verify: int
-) -> None:
+def ask(place_map: PlaceMap, files: list[str], right: list[NDArray[np.int64]], verify: int) -> Examples:
     """Scores of queries on a map; ``right`` are the references that answer each of them, if any."""
     evidence = collect_evidence(place_map, files, verify)
     found = evidence.matches.indices
     hits = np.stack([np.isin(row, answers) for row, answers in zip(found, right, strict=True)])
-    examples.add(evidence, hits, np.array([len(answers) == 0 for answers in right]))
+    return examples_of(evidence, hits, np.array([len(answers) == 0 for answers in right]))
 
 
 def gather(model: AnyModel, sets: list[tuple[str, PlaceImages]], verify: int = 0) -> Examples:
     """All sets, each as a map of its own."""
-    examples = Examples()
+    blocks = []
     for family, table in sets:
         with tempfile.TemporaryDirectory() as folder:
             place_map = PlaceMap.build(table, Path(folder) / "map", model)
             names = place_map.store.find(table.references.paths.tolist())
             rows, positives = spread(len(table.query_rows), MOST), table.positives()
             files = table.image_paths(table.query_rows[rows])
-            ask(place_map, files, [names[positives.of(int(row))] for row in rows], examples, verify)
+            blocks.append(ask(place_map, files, [names[positives.of(int(row))] for row in rows], verify))
             others = [each for kind, each in sets if kind != family]
             foreign = [
                 path
@@ -85,32 +83,17 @@ def gather(model: AnyModel, sets: list[tuple[str, PlaceImages]], verify: int = 0
                 )
             ]
             if foreign:
-                ask(place_map, foreign, [np.empty(0, np.int64)] * len(foreign), examples, verify)
+                blocks.append(ask(place_map, foreign, [np.empty(0, np.int64)] * len(foreign), verify))
             place_map.close()
-    return examples
+    return join(blocks)
 
 
 def fit(examples: Examples, families: list[str], verify: int = 0) -> Calibration:
     """Probabilities of answers and of pairs; thresholds are not theirs to promise."""
-    right, features = np.concatenate(examples.right), np.concatenate(examples.features)
-    signals = {DISTANCE: features[:, examples.scores.index("cosine")]}
-    if len(examples.kappa) == len(examples.features):
-        signals["kappa"] = np.concatenate(examples.kappa)
-    outside = np.concatenate(examples.outside)
-    return fit_calibration(
-        features,
-        right[:, 0],
-        examples.scores,
-        pair_features=np.concatenate(examples.pairs),
-        pair_success=right,
-        pair_scores=examples.pair_scores,
-        outside=outside,
-        outside_rate=OUTSIDE_RATE if outside.any() else None,
-        max_risk=None,
-        fit_share=FIT_SHARE,
-        signals=signals,
-        facts={ORIGIN: ", ".join(families), "verify": verify},
-    )
+    assert examples.outside is not None
+    rate = OUTSIDE_RATE if examples.outside.any() else None
+    options = CalibrateOptions(max_risk=None, outside_rate=rate, fit_share=FIT_SHARE)
+    return fit_calibration(replace(examples, facts={ORIGIN: ", ".join(families)}, rerank=verify), options)
 
 
 def main() -> None:

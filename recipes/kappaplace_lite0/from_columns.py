@@ -17,8 +17,9 @@ import numpy as np
 from calibrate import FIT_SHARE, OUTSIDE_RATE
 from numpy.typing import NDArray
 
-from kappaplace.calibration.calibration import Calibration, fit_calibration
+from kappaplace.calibration.calibration import Calibration
 from kappaplace.calibration.combination import fit_combination
+from kappaplace.calibration.fit import CalibrateOptions, Examples, fit_calibration
 from kappaplace.calibration.sources import ORIGIN
 from kappaplace.files import replace_file
 from kappaplace.maps.tune.monitor import DISTANCE
@@ -71,21 +72,21 @@ def fit(columns: dict[str, NDArray], encoder: str, head: str) -> Calibration:
         [np.full(len(x[0]), v == "outside") for x, (_, v) in zip(made, parts, strict=True)]
     )
     kappa = np.concatenate([columns[f"{head}/{n}/{v}/kappa_q"] for n, v in parts])
-    return fit_calibration(
+    examples = Examples(
         features,
         hits[:, 0],
         SCORES,
-        combination=fit_combination(features, hits[:, 0], SCORES, bends=BENDS),
-        pair_features=pairs,
-        pair_success=hits,
-        pair_scores=PAIR_SCORES,
-        outside=outside,
-        outside_rate=OUTSIDE_RATE,
-        max_risk=None,
-        fit_share=FIT_SHARE,
+        pairs,
+        hits,
+        PAIR_SCORES,
+        outside,
         signals={DISTANCE: features[:, 0], "kappa": kappa.astype(np.float64)},
-        facts={ORIGIN: ", ".join(dict.fromkeys(NAMES.values())), "verify": hits.shape[1]},
+        facts={ORIGIN: ", ".join(dict.fromkeys(NAMES.values()))},
+        rerank=hits.shape[1],
     )
+    options = CalibrateOptions(max_risk=None, outside_rate=OUTSIDE_RATE, fit_share=FIT_SHARE)
+    combination = fit_combination(features, hits[:, 0], SCORES, bends=BENDS)
+    return fit_calibration(examples, options, combination=combination)
 
 
 def main() -> None:

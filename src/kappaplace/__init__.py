@@ -14,7 +14,7 @@ from kappaplace import _moved
 if TYPE_CHECKING:
     from kappaplace import vmf as vmf
     from kappaplace.calibration.calibration import Calibration as Calibration
-    from kappaplace.calibration.calibration import fit_calibration as fit_calibration
+    from kappaplace.calibration.fit import fit_calibration as fit_calibration
     from kappaplace.client import Client as Client
     from kappaplace.data import Neighborhood as Neighborhood
     from kappaplace.data import PlaceImages as PlaceImages
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     __version__: str
 
 _EXPORTS = {
-    "kappaplace.calibration.calibration": "Calibration fit_calibration",
+    "kappaplace.calibration.calibration": "Calibration",
+    "kappaplace.calibration.fit": "fit_calibration",
     "kappaplace.client": "Client",
     "kappaplace.data": "Neighborhood PlaceImages Preprocessing",
     "kappaplace.errors": "KappaPlaceError",

@@ -9,7 +9,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 _TARGETS = {
-    "kappaplace.calibration.calibration": "calibration.model",
+    "kappaplace.calibration": "calibration.model",
     "kappaplace.calibration.sources": "slam.calibrations",
     "kappaplace.data.degradation": "data.degrade",
     "kappaplace.data.table": "data.place_images",

@@ -5,7 +5,6 @@ What every metric asks of its input, said once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, get_args
 
 import numpy as np
@@ -80,13 +79,6 @@ def checked_seed(value: int) -> int:
     if not 0 <= value < 2**32:
         raise KappaPlaceError(f"A seed is a whole number from 0 to {2**32 - 1:,}, got {value}.")
     return value
-
-
-def stored(values: Any, names: set[str], what: str) -> Mapping[str, Any]:
-    """A mapping read from JSON that has exactly these keys."""
-    if not isinstance(values, Mapping) or set(values) != names:
-        raise KappaPlaceError(f"A stored {what} must have exactly: {', '.join(sorted(names))}.")
-    return values
 
 
 def percent(value: float) -> str:

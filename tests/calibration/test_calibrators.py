@@ -23,6 +23,7 @@ from kappaplace.calibration.calibrators import (
 )
 from kappaplace.calibration.logistic import pool_adjacent_violators
 from kappaplace.errors import KappaPlaceError
+from kappaplace.records import RecordError, from_plain, to_plain
 from tests.calibration.helpers import informative
 
 EVERY = list(CALIBRATORS.values())
@@ -138,7 +139,7 @@ def test_probabilities_fall_and_stay_inside(
     if kind in (Isotonic, Logistic):
         assert grid.min() > 0
         assert grid.max() < 1
-    again = Calibrator.from_dict(json.loads(json.dumps(fitted.to_dict())))
+    again = from_plain(Calibrator, json.loads(json.dumps(to_plain(fitted))))
     assert again == fitted
 
 
@@ -206,7 +207,7 @@ def test_the_best_with_a_single_wrong_query() -> None:
 def test_unknown_names_and_damaged_storage() -> None:
     with pytest.raises(KappaPlaceError, match="choose among: logistic"):
         fit_calibrator("magic", *informative(0))
-    fitted = Logistic.fit(*informative(0)).to_dict()
+    fitted = to_plain(Logistic.fit(*informative(0)))
     for broken in (
         {},
         None,
@@ -217,8 +218,8 @@ def test_unknown_names_and_damaged_storage() -> None:
         {"name": "isotonic", "knots": [1.0, 0.0], "levels": [0.5, 0.4]},
         {"name": "isotonic", "knots": [], "levels": []},
     ):
-        with pytest.raises(KappaPlaceError):
-            Calibrator.from_dict(broken)
+        with pytest.raises((RecordError, KappaPlaceError)):
+            from_plain(Calibrator, broken)
 
 
 def test_calibrated_on_fresh_queries() -> None:

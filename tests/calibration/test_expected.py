@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kappaplace.calibration.calibration import Calibration, fit_calibration
+from kappaplace.calibration.calibration import Calibration
 from kappaplace.calibration.expected import ESTIMATED, expected_at, expected_curve, rule_for, stated_risk
+from kappaplace.calibration.fit import CalibrateOptions, Examples, fit_calibration
 from kappaplace.errors import KappaPlaceError
 
 
@@ -22,7 +23,7 @@ def sample(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 @pytest.fixture(scope="module")
 def calibration() -> Calibration:
     uncertainty, right = sample(4000, 0)
-    return fit_calibration(uncertainty, right, ["cosine"], max_risk=0.05, calibrator="isotonic")
+    return fit_calibration(Examples(uncertainty, right, ["cosine"]), CalibrateOptions(calibrator="isotonic"))
 
 
 def test_the_curve_is_what_fresh_queries_show(calibration: Calibration) -> None:
@@ -46,7 +47,9 @@ def test_its_own_risk_keeps_the_proven_rule(calibration: Calibration) -> None:
 @settings(max_examples=40, deadline=None)
 def test_a_higher_risk_never_accepts_less(risks: list[float]) -> None:
     uncertainty, right = sample(800, 3)
-    made = fit_calibration(uncertainty, right, ["cosine"], max_risk=0.1, calibrator="logistic")
+    made = fit_calibration(
+        Examples(uncertainty, right, ["cosine"]), CalibrateOptions(max_risk=0.1, calibrator="logistic")
+    )
     rules = [rule_for(made, risk) for risk in sorted([*risks, 0.1])]
     limits = [rule.accept_at for rule in rules]
     assert limits == sorted(limits)
@@ -64,13 +67,8 @@ def test_queries_from_outside_count_as_often_as_stated() -> None:
     uncertainty = np.where(outside, rng.beta(6, 2, 4000), rng.beta(2, 6, 4000))
     right = ~outside & (rng.random(4000) > uncertainty**2)
     made = fit_calibration(
-        uncertainty,
-        right,
-        ["cosine"],
-        outside=outside,
-        outside_rate=0.1,
-        max_risk=0.05,
-        calibrator="isotonic",
+        Examples(uncertainty, right, ["cosine"], outside=outside),
+        CalibrateOptions(outside_rate=0.1, calibrator="isotonic"),
     )
     curve = expected_curve(made)
     fresh_out = rng.random(100_000) < 0.1
@@ -84,7 +82,9 @@ def test_queries_from_outside_count_as_often_as_stated() -> None:
 
 def test_a_rule_by_probability_stays_one() -> None:
     uncertainty, right = sample(60, 5)
-    made = fit_calibration(uncertainty, right, ["cosine"], max_risk=0.01, labelled=False)
+    made = fit_calibration(
+        Examples(uncertainty, right, ["cosine"], labelled=False), CalibrateOptions(max_risk=0.01)
+    )
     assert made.rule.on == "probability"
     rule = rule_for(made, 0.3)
     assert (rule.on, rule.accept_at) == ("probability", 0.7)

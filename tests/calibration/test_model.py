@@ -3,119 +3,123 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from kappaplace.calibration.calibration import Calibration, fit_calibration
+from kappaplace.calibration.calibration import Calibration
 from kappaplace.calibration.combination import fit_combination
 from kappaplace.calibration.decision import Decision
 from kappaplace.calibration.drift import DriftMonitor
+from kappaplace.calibration.fit import CalibrateOptions, Examples, fit_calibration
 from kappaplace.calibration.risk import RiskRefused, control_risk
 from kappaplace.calibration.splits import split_queries
 from kappaplace.errors import KappaPlaceError
 from tests.calibration.helpers import with_outside
 
 
-def world(seed: int, n: int = 2000, rate: float = 0.2) -> dict[str, Any]:
+def world(seed: int, n: int = 2000, rate: float = 0.2) -> Examples:
     """Two scores, pairs and a κ; the first match decides success."""
     u, right, outside = with_outside(seed, n, rate)
     rng = np.random.default_rng(seed + 10_000)
     pair = u[:, None] + np.arange(3) * 0.5 + rng.normal(0, 0.2, (n, 3))
     hits = np.column_stack([right, rng.random((n, 2)) < 0.4]) & ~outside[:, None]
-    return {
-        "features": np.column_stack([u * 2 - 1.5, u + rng.normal(0, 1, n)]),
-        "success": right,
-        "scores": ["margin", "cosine"],
-        "outside": outside,
-        "pair_features": pair,
-        "pair_success": hits,
-        "pair_scores": ["l2"],
-        "signals": {"kappa": rng.gamma(5, 1, n)},
-        "facts": {"date": "2030-01-01"},
-    }
+    return Examples(
+        np.column_stack([u * 2 - 1.5, u + rng.normal(0, 1, n)]),
+        right,
+        ["margin", "cosine"],
+        pair,
+        hits,
+        ["l2"],
+        outside,
+        signals={"kappa": rng.gamma(5, 1, n)},
+        facts={"date": "2030-01-01"},
+    )
 
 
 def test_one_call_makes_everything_and_json_keeps_it() -> None:
     data = world(0)
-    calibration = fit_calibration(**data, max_risk=0.1)
+    calibration = fit_calibration(data, CalibrateOptions(max_risk=0.1))
     again = Calibration.from_dict(json.loads(json.dumps(calibration.to_dict(), allow_nan=False)))
     assert again == calibration
     fresh = world(1)
-    p = again.probability(fresh["features"])
-    np.testing.assert_array_equal(p, calibration.probability(fresh["features"]))
-    assert abs(p.mean() - fresh["success"].mean()) < 0.05
-    inside = again.inside_probability(fresh["features"])
+    p = again.probability(fresh.features)
+    np.testing.assert_array_equal(p, calibration.probability(fresh.features))
+    assert abs(p.mean() - fresh.right.mean()) < 0.05
+    inside = again.inside_probability(fresh.features)
     assert inside is not None
-    assert abs((1 - inside).mean() - fresh["outside"].mean()) < 0.05
-    pairs = again.pair_probability(fresh["pair_features"])
+    assert abs((1 - inside).mean() - fresh.outside.mean()) < 0.05
+    pairs = again.pair_probability(fresh.pairs)
     assert pairs.shape == (2000, 3)
-    assert abs(pairs.mean() - fresh["pair_success"].mean()) < 0.05
+    assert abs(pairs.mean() - fresh.pair_right.mean()) < 0.05
     assert again.scores == ("margin", "cosine")
     assert again.pair_scores == ("l2",)
     assert again.facts["date"] == "2030-01-01"
     assert again.facts["fitted_on"] + again.facts["thresholds_on"] == again.facts["queries"] == 2000
-    decisions = again.decide(fresh["features"])
+    decisions = again.decide(fresh.features)
     accepted = decisions == Decision.ACCEPT
     assert accepted.any()
-    assert (~fresh["success"][accepted]).mean() <= 0.1
+    assert (~fresh.right[accepted]).mean() <= 0.1
     assert again.rule is not None
     assert again.rule.guaranteed
     monitor = DriftMonitor(again.sketch, 500)
-    uncertainty = again.uncertainty(fresh["features"])
-    assert monitor.update({"kappa": fresh["signals"]["kappa"], "uncertainty": uncertainty}) == []
-    assert monitor.update({"kappa": fresh["signals"]["kappa"] / 2, "uncertainty": uncertainty})
+    uncertainty = again.uncertainty(fresh.features)
+    assert monitor.update({"kappa": fresh.signals["kappa"], "uncertainty": uncertainty}) == []
+    assert monitor.update({"kappa": fresh.signals["kappa"] / 2, "uncertainty": uncertainty})
 
 
 def test_thresholds_come_from_the_split_that_nothing_was_fitted_on() -> None:
     data = world(0)
     parts = split_queries(2000, seed=3)
-    combination = fit_combination(
-        data["features"][parts.fit], data["success"][parts.fit], ["margin", "cosine"]
-    )
+    combination = fit_combination(data.features[parts.fit], data.right[parts.fit], ["margin", "cosine"])
     calibration = fit_calibration(
-        data["features"], data["success"], data["scores"], max_risk=0.1, seed=3, calibrator="logistic"
+        Examples(data.features, data.right, data.scores),
+        CalibrateOptions(max_risk=0.1, seed=3, calibrator="logistic"),
     )
     assert calibration.top.combination == combination
-    uncertainty = 1 - combination.probability(data["features"])
-    alone = control_risk(uncertainty[parts.threshold], data["success"][parts.threshold], 0.1)
+    uncertainty = 1 - combination.probability(data.features)
+    alone = control_risk(uncertainty[parts.threshold], data.right[parts.threshold], 0.1)
     assert calibration.rule is not None
     assert calibration.rule.accepted == alone
 
 
 def test_a_single_score_and_a_ready_combination() -> None:
     data = world(0)
-    single = fit_calibration(data["features"][:, 0], data["success"], ["margin"], max_risk=None)
-    np.testing.assert_array_equal(single.uncertainty(data["features"][:, 0]), data["features"][:, 0])
+    single = fit_calibration(
+        Examples(data.features[:, 0], data.right, ["margin"]), CalibrateOptions(max_risk=None)
+    )
+    np.testing.assert_array_equal(single.uncertainty(data.features[:, 0]), data.features[:, 0])
     np.testing.assert_array_equal(
-        single.probability(data["features"][:, :1]), single.probability(data["features"][:, 0])
+        single.probability(data.features[:, :1]), single.probability(data.features[:, 0])
     )
     with pytest.raises(KappaPlaceError, match="no decision rule"):
-        single.decide(data["features"][:, 0])
+        single.decide(data.features[:, 0])
     with pytest.raises(KappaPlaceError, match="single matches"):
-        single.pair_probability(data["pair_features"])
-    ready = fit_combination(data["features"], data["success"], data["scores"])
+        single.pair_probability(data.pairs)
+    ready = fit_combination(data.features, data.right, data.scores)
     given = fit_calibration(
-        data["features"], data["success"], data["scores"], combination=ready, max_risk=None
+        Examples(data.features, data.right, data.scores),
+        CalibrateOptions(max_risk=None),
+        combination=ready,
     )
     assert given.top.combination == ready
 
 
 def test_pairs_of_several_scores() -> None:
     data = world(0)
-    both = np.stack([data["pair_features"], data["pair_features"] ** 2], axis=-1)
+    both = np.stack([data.pairs, data.pairs**2], axis=-1)
     calibration = fit_calibration(
-        **{**data, "pair_features": both, "pair_scores": ["l2", "cosine"]}, max_risk=0.1
+        replace(data, pairs=both, pair_scores=["l2", "cosine"]), CalibrateOptions(max_risk=0.1)
     )
     assert calibration.pair_probability(both).shape == (2000, 3)
 
 
 def test_a_stated_share_from_outside_moves_probabilities_and_thresholds() -> None:
     data = world(0, 6000, 0.4)
-    rare = fit_calibration(**data, max_risk=0.25, outside_rate=0.05)
-    often = fit_calibration(**data, max_risk=0.25, outside_rate=0.5)
-    features = data["features"]
+    rare = fit_calibration(data, CalibrateOptions(max_risk=0.25, outside_rate=0.05))
+    often = fit_calibration(data, CalibrateOptions(max_risk=0.25, outside_rate=0.5))
+    features = data.features
     assert (rare.probability(features) >= often.probability(features)).all()
     assert (rare.probability(features, 0.5) == often.probability(features)).all()
     assert rare.rule is not None
@@ -125,8 +129,8 @@ def test_a_stated_share_from_outside_moves_probabilities_and_thresholds() -> Non
     assert rare.rule.accepted.confidence == 0.95
     for calibration, rate in ((rare, 0.05), (often, 0.5)):
         fresh = world(7, 20_000, rate)
-        accepted = calibration.decide(fresh["features"]) == Decision.ACCEPT
-        assert (~fresh["success"][accepted]).mean() <= 0.25
+        accepted = calibration.decide(fresh.features) == Decision.ACCEPT
+        assert (~fresh.right[accepted]).mean() <= 0.25
 
 
 def test_the_promise_for_a_stated_share_holds_over_many_draws() -> None:
@@ -139,9 +143,11 @@ def test_the_promise_for_a_stated_share_holds_over_many_draws() -> None:
         v, won, outside = with_outside(seed, 600, 0.4)
         try:
             rule = fit_calibration(
-                v, won, ["margin"], outside=outside, outside_rate=0.1, max_risk=0.15, confidence=0.9,
-                reject_risk=None, calibrator="logistic", seed=seed,
-            ).rule  # fmt: skip
+                Examples(v, won, ["margin"], outside=outside),
+                CalibrateOptions(
+                    0.15, 0.9, outside_rate=0.1, reject_risk=None, calibrator="logistic", seed=seed
+                ),
+            ).rule
         except RiskRefused:
             continue
         assert rule is not None
@@ -152,11 +158,11 @@ def test_the_promise_for_a_stated_share_holds_over_many_draws() -> None:
 
 def test_no_example_from_outside_no_guarantee_for_them() -> None:
     u, right, _ = with_outside(0, 2000, 0.0)
-    unproven = fit_calibration(u, right, ["margin"], outside_rate=0.2, max_risk=0.15)
+    unproven = fit_calibration(Examples(u, right, ["margin"]), CalibrateOptions(0.15, outside_rate=0.2))
     assert unproven.rule is not None
     assert not unproven.rule.guaranteed
     assert any("nothing is proven" in line for line in unproven.rule.promise())
-    inside_only = fit_calibration(u, right, ["margin"], outside_rate=0.0, max_risk=0.15)
+    inside_only = fit_calibration(Examples(u, right, ["margin"]), CalibrateOptions(0.15, outside_rate=0.0))
     assert inside_only.rule is not None
     assert inside_only.rule.guaranteed
 
@@ -164,7 +170,9 @@ def test_no_example_from_outside_no_guarantee_for_them() -> None:
 def test_self_calibration_never_carries_a_guarantee_and_never_refuses() -> None:
     for n in (60, 2000):
         u, right, outside = with_outside(0, n, 0.5)
-        calibration = fit_calibration(u, right, ["margin"], outside=outside, max_risk=0.01, labelled=False)
+        calibration = fit_calibration(
+            Examples(u, right, ["margin"], outside=outside, labelled=False), CalibrateOptions(0.01)
+        )
         assert calibration.rule is not None
         assert not calibration.rule.guaranteed
         text = " ".join(calibration.rule.promise())
@@ -176,28 +184,30 @@ def test_self_calibration_never_carries_a_guarantee_and_never_refuses() -> None:
 def test_a_refusal_counts_all_labelled_queries() -> None:
     u, right, outside = with_outside(0, 80, 0.1)
     with pytest.raises(RiskRefused, match="about 118 labelled queries in all") as caught:
-        fit_calibration(u, right, ["margin"], outside=outside)
+        fit_calibration(Examples(u, right, ["margin"], outside=outside))
     assert caught.value.needed == 118
 
 
 def test_bad_input() -> None:
     data = world(0, 300)
-    features, right = data["features"], data["success"]
+    features, right = data.features, data.right
+    options = CalibrateOptions(0.3)
     for change, word in (
         ({"features": features[:-1]}, "shape"),
         ({"features": features[:, :1]}, "shape"),
-        ({"success": right.astype(float)}, "booleans"),
+        ({"right": right.astype(float)}, "booleans"),
         ({"outside": right}, "cannot be right"),
-        ({"outside_rate": 1.0}, "below 1"),
         ({"features": features * np.nan}, "NaN"),
         ({"scores": []}, "one score"),
-        ({"pair_success": None}, "booleans"),
-        ({"pair_success": data["pair_success"][:5]}, "one row a query"),
+        ({"pair_right": None}, "booleans"),
+        ({"pair_right": data.pair_right[:5]}, "one row a query"),
         ({"signals": {"kappa": np.ones(3)}}, "as many values"),
     ):
         with pytest.raises(KappaPlaceError, match=word):
-            fit_calibration(**{**data, **change}, max_risk=0.3)
-    calibration = fit_calibration(**data, max_risk=0.3)
+            fit_calibration(replace(data, **change), options)
+    with pytest.raises(KappaPlaceError, match="below 1"):
+        fit_calibration(data, CalibrateOptions(0.3, outside_rate=1.0))
+    calibration = fit_calibration(data, options)
     with pytest.raises(KappaPlaceError, match="margin, cosine"):
         calibration.probability(features[:, 0])
     stored = calibration.to_dict()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from kappaplace.calibration.outside import OutsideAware, fit_outside_aware, shift_prior, thin_to_rate
 from kappaplace.errors import KappaPlaceError
+from kappaplace.records import RecordError, from_plain, to_plain
 from tests.calibration.helpers import with_outside
 
 
@@ -104,7 +105,7 @@ def test_corrected_probabilities_fall_with_the_score_and_with_the_share(
     assert p.min() >= 0
     assert p.max() <= 1
     assert (fitted.probability(grid, rate + (0.999 - rate) / 2) <= p + 1e-12).all()
-    assert OutsideAware.from_dict(json.loads(json.dumps(fitted.to_dict()))) == fitted
+    assert from_plain(OutsideAware, json.loads(json.dumps(to_plain(fitted)))) == fitted
 
 
 def test_thinned_samples_have_the_stated_share_as_if_drawn() -> None:
@@ -134,5 +135,5 @@ def test_bad_input() -> None:
         fit_outside_aware(u, np.zeros(100, bool), np.ones(100, bool))
     with pytest.raises(KappaPlaceError, match="between 0 and 1"):
         shift_prior(np.array([1.2]), 0.5, 0.5)
-    with pytest.raises(KappaPlaceError, match="exactly"):
-        OutsideAware.from_dict({"right": 1})
+    with pytest.raises(RecordError, match="the field 'inside' is missing"):
+        from_plain(OutsideAware, {"right": 1})

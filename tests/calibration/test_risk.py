@@ -22,6 +22,7 @@ from kappaplace.calibration.risk import (
     needed_acceptances,
 )
 from kappaplace.errors import KappaPlaceError
+from kappaplace.records import RecordError, from_plain, to_plain
 from tests.calibration.helpers import informative
 
 DRAWS = 1000
@@ -70,7 +71,7 @@ def test_the_bound_is_clopper_pearson_and_the_counts_are_the_samples() -> None:
     assert found.bound == pytest.approx(interval.high)
     assert found.bound <= 0.05
     assert binom.cdf(found.errors, found.accepted, 0.05) <= 0.05
-    assert RiskThreshold.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+    assert from_plain(RiskThreshold, json.loads(json.dumps(to_plain(found)))) == found
     assert "one query a place" in found.assumptions
 
 
@@ -79,8 +80,8 @@ def test_everything_accepted_is_an_infinite_threshold_that_survives_json() -> No
     found = control_risk(u, np.ones(400, bool), 0.05)
     assert found.threshold == np.inf
     assert found.coverage == 1.0
-    text = json.dumps(found.to_dict(), allow_nan=False)
-    assert RiskThreshold.from_dict(json.loads(text)) == found
+    text = json.dumps(to_plain(found), allow_nan=False)
+    assert from_plain(RiskThreshold, json.loads(text)) == found
 
 
 # Each world: draw n scores; the error rate at a score; the risk of accepting all scores ≤ t.
@@ -209,8 +210,8 @@ def test_bad_input() -> None:
             control_risk(u, right, **options)
     with pytest.raises(KappaPlaceError, match="NaN"):
         control_risk(np.full(5, np.nan), np.ones(5, bool))
-    with pytest.raises(KappaPlaceError, match="exactly"):
-        RiskThreshold.from_dict({})
+    with pytest.raises(RecordError, match="the field 'threshold' is missing"):
+        from_plain(RiskThreshold, {})
 
 
 @settings(deadline=None, max_examples=30)

@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from kappaplace import PlaceMap
-from kappaplace.calibration.calibration import fit_calibration
 from kappaplace.calibration.combination import Signal, fit_combination
+from kappaplace.calibration.fit import CalibrateOptions, Examples, fit_calibration
 from kappaplace.maps.exchange import export_map
 from kappaplace.models.export import export_model
 
@@ -27,11 +27,11 @@ def test_probability_is_that_of_the_package(calibrator):
     rng = np.random.default_rng(0)
     right = rng.random((300, 4)) < 0.5
     scores = np.stack([rng.normal(0.4, 0.1, right.shape) - 0.1 * right, rng.random(right.shape)], -1)
-    outside = ~right.any(1)
+    outside, names = ~right.any(1), ["cosine", "kappaplace"]
     fitted = fit_calibration(
-        scores[:, 0], right[:, 0], ["cosine", "kappaplace"], outside=outside, outside_rate=0.2, max_risk=None,
-        pair_features=scores, pair_success=right, pair_scores=["cosine", "kappaplace"], calibrator=calibrator,
-    )  # fmt: skip
+        Examples(scores[:, 0], right[:, 0], names, scores, right, names, outside),
+        CalibrateOptions(max_risk=None, outside_rate=0.2, calibrator=calibrator),
+    )
     got = namespace["pair_probability"](
         fitted.to_dict(), {"cosine": scores[..., 0], "kappaplace": scores[..., 1]}
     )
@@ -47,9 +47,8 @@ def test_lines_that_bend_are_followed():
     scores = np.stack([rng.normal(0.4, 0.1, right.shape) - 0.1 * right, rng.random(right.shape)], -1)
     names = ["cosine", "kappaplace"]
     fitted = fit_calibration(
-        scores[:, 0], right[:, 0], names, max_risk=None,
-        pair_features=scores, pair_success=right, pair_scores=names,
-    )  # fmt: skip
+        Examples(scores[:, 0], right[:, 0], names, scores, right, names), CalibrateOptions(max_risk=None)
+    )
     bent = fit_combination(scores.reshape(-1, 2), right.ravel(), names, bends=3)
     fitted = replace(fitted, pair=Signal(("cosine", "kappaplace"), bent))
     got = namespace["pair_probability"](
@@ -87,7 +86,9 @@ def test_an_exported_calibration_comes_back(model, tmp_path):
 
     rng = np.random.default_rng(0)
     right = rng.random(200) < 0.5
-    fitted = fit_calibration(rng.normal(0.4, 0.1, 200) - 0.1 * right, right, ["cosine"], max_risk=None)
+    fitted = fit_calibration(
+        Examples(rng.normal(0.4, 0.1, 200) - 0.1 * right, right, ["cosine"]), CalibrateOptions(max_risk=None)
+    )
     file = export_model(model, tmp_path / "m.pt", "torchscript", calibration=fitted).file
     stored = load_model(file).record.calibration
     assert Calibration.from_dict(stored).fingerprint == fitted.fingerprint

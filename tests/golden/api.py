@@ -25,8 +25,9 @@ from kappaplace import (
     load_model,
     save_model,
 )
-from kappaplace.calibration.calibration import Calibration, fit_calibration
+from kappaplace.calibration.calibration import Calibration
 from kappaplace.calibration.combination import fit_combination
+from kappaplace.calibration.fit import CalibrateOptions, Examples, fit_calibration
 from kappaplace.calibration.sources import load_calibration, save_calibration
 from kappaplace.cli.main import app
 from kappaplace.data.images import Preprocessing
@@ -44,8 +45,10 @@ from kappaplace.training.recipes import settings_for
 from kappaplace.training.settings import Settings, read_toml
 
 __all__ = [
+    "CalibrateOptions",
     "Calibration",
     "Embeddings",
+    "Examples",
     "FrozenEncoder",
     "KappaPlaceError",
     "PlaceImages",

@@ -10,13 +10,16 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tests.golden.api import (
+    CalibrateOptions,
     Embeddings,
+    Examples,
     KappaPlaceError,
     PlaceMap,
     closures,
@@ -115,24 +118,16 @@ def calibration(name: str, examples: dict[str, Any]) -> Any:
     """A calibration fitted on stored features."""
     features, right, outside = examples["features"], examples["right"], examples["outside"]
     if name == "lone":
-        return fit_calibration(features[:, 0], right, ["cosine"], max_risk=None, labelled=False)
-    options: dict[str, Any] = {"calibrator": name, "outside": outside, "outside_rate": 0.2}
-    if name == "bent":
-        options |= {"calibrator": "best", "combination": fit_combination(features, right, SCORES, bends=3)}
-        options |= {"groups": np.arange(len(right)) // 3, "seed": 5, "signals": {"kappa": features[:, 1]}}
-    pairs = (examples["pair_features"], examples["pair_right"])
-    return fit_calibration(
-        features,
-        right,
-        SCORES,
-        pair_features=pairs[0],
-        pair_success=pairs[1],
-        pair_scores=SCORES[:2],
-        max_risk=0.25,
-        confidence=0.9,
-        facts={"origin": "golden"},
-        **options,
-    )
+        alone = Examples(features[:, 0], right, ["cosine"], labelled=False)
+        return fit_calibration(alone, CalibrateOptions(max_risk=None))
+    options = CalibrateOptions(0.25, 0.9, outside_rate=0.2, calibrator="best" if name == "bent" else name)
+    pairs = (examples["pair_features"], examples["pair_right"], SCORES[:2])
+    known = Examples(features, right, SCORES, *pairs, outside, facts={"origin": "golden"})
+    if name != "bent":
+        return fit_calibration(known, options)
+    combination = fit_combination(features, right, SCORES, bends=3)
+    known = replace(known, groups=np.arange(len(right)) // 3, signals={"kappa": features[:, 1]})
+    return fit_calibration(known, replace(options, seed=5), combination=combination)
 
 
 def judged(name: str) -> Any:

@@ -33,7 +33,7 @@ from kappaplace import (
     search,
     vmf,
 )
-from kappaplace.calibration import CalibrateOptions
+from kappaplace.calibration import CalibrateOptions, Examples
 from kappaplace.client import Client
 from kappaplace.errors import KappaPlaceError
 from kappaplace.evaluation import (
@@ -277,10 +277,10 @@ CALLS: dict[str, list[Call]] = {
     ],
     "self_calibrate_map": [lambda folder: self_calibrate_map(_town(folder), queries=0)],
     "fit_calibration": [
-        lambda _: fit_calibration(UNIT[:, 0], UNIT[:, 0] > 0, ["cosine"]),
-        lambda _: fit_calibration(np.full(60, NAN), np.arange(60) % 2 == 0, ["cosine"]),
-        lambda _: fit_calibration(np.arange(60.0), np.arange(50) % 2 == 0, ["cosine"]),
-        lambda _: fit_calibration(np.arange(60.0), np.arange(60) % 2 == 0, ["a", "b"]),
+        lambda _: fit_calibration(Examples(UNIT[:, 0], UNIT[:, 0] > 0, ["cosine"])),
+        lambda _: fit_calibration(Examples(np.full(60, NAN), np.arange(60) % 2 == 0, ["cosine"])),
+        lambda _: fit_calibration(Examples(np.arange(60.0), np.arange(50) % 2 == 0, ["cosine"])),
+        lambda _: fit_calibration(Examples(np.arange(60.0), np.arange(60) % 2 == 0, ["a", "b"])),
     ],
     "retrieve": [
         lambda _: retrieve(Queries(), ArrayReferences(Embeddings(UNIT)), 1),

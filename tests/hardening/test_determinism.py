@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kappaplace.calibration.examples import CalibrateOptions
+from kappaplace.calibration.fit import CalibrateOptions
 from kappaplace.maps import PlaceMap
 from kappaplace.maps.tune.self_calibrate import self_calibrate_map
 from tests.evaluation.conftest import city_folder, saved_model  # noqa: F401  # fixtures

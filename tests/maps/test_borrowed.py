@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kappaplace.calibration.calibration import Calibration, fit_calibration
+from kappaplace.calibration.calibration import Calibration
+from kappaplace.calibration.fit import CalibrateOptions, Examples, fit_calibration
 from kappaplace.calibration.sources import ACCEPT_RISK, MODEL, REJECT_RISK, read_shipped
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
@@ -25,15 +26,15 @@ from kappaplace.models.shipped import CALIBRATION, DEFAULT
 SCORES = ("cosine", "margin", "z-score", "inverse-kappa")
 
 
-def made_up(scores=SCORES, *, pairs: bool = True, **options) -> Calibration:
+def made_up(scores=SCORES, *, pairs: bool = True, rerank: int | None = None, **options) -> Calibration:
     rng = np.random.default_rng(0)
     features = rng.normal(size=(400, len(scores)))
     right = rng.random(400) < 1 / (1 + np.exp(features.sum(axis=1)))
     cosines = np.sort(rng.random((400, 3)), axis=1)
     hits = rng.random((400, 3)) > cosines
-    extra = {"pair_features": cosines, "pair_success": hits, "pair_scores": ["cosine"]} if pairs else {}
-    settings = {"max_risk": None, **extra, **options}
-    return fit_calibration(features, right, list(scores), **settings)
+    extra = {"pairs": cosines, "pair_right": hits, "pair_scores": ["cosine"]} if pairs else {}
+    examples = Examples(features, right, scores, **extra, rerank=rerank)
+    return fit_calibration(examples, CalibrateOptions(**{"max_risk": None, **options}))
 
 
 def ship(folder: Path, model, calibration: Calibration | None) -> str:
@@ -54,7 +55,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_labels_follow_what_a_borrowed_calibration_compares(home, tiny, town, queries, tmp_path):
-    made = made_up(("cosine", "margin", "patches"), facts={"verify": 3})
+    made = made_up(("cosine", "margin", "patches"), rerank=3)
     ship(home, tiny, made)
     town_map = PlaceMap.build(town, tmp_path / "m")
     sample = Sample(tuple(town.paths[town.query_rows].tolist()), str(town.root), 0, 12, 12, "25 m")

@@ -8,7 +8,7 @@ from shutil import copytree
 import numpy as np
 import pytest
 
-from kappaplace.calibration.examples import CalibrateOptions
+from kappaplace.calibration.fit import CalibrateOptions
 from kappaplace.data.positives import Positives
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError

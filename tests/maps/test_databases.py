@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from kappaplace.calibration.examples import CalibrateOptions
+from kappaplace.calibration.fit import CalibrateOptions
 from kappaplace.cli.main import BAD_INPUT, main
 from kappaplace.data.images import Preprocessing
 from kappaplace.data.table import PlaceImages

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import nn
 from typer.testing import CliRunner
 
-from kappaplace.calibration.examples import CalibrateOptions
+from kappaplace.calibration.fit import CalibrateOptions
 from kappaplace.cli.map import app
 from kappaplace.data.images import Preprocessing
 from kappaplace.data.table import PlaceImages

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from kappaplace.calibration.calibration import QUERY_SIGNALS, fit_calibration, query_features
+from kappaplace.calibration.calibration import QUERY_SIGNALS, query_features
 from kappaplace.calibration.combination import features_of
+from kappaplace.calibration.fit import CalibrateOptions, Examples, fit_calibration
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import PlaceMap
 from kappaplace.maps.answer import fused_pose
@@ -95,13 +96,7 @@ def test_every_match_has_a_decision(town_map, queries):
     pairs = rng.random((600, 3)) * 0.1
     hits = rng.random((600, 3)) > (10 * pairs) ** 2
     made = fit_calibration(
-        pairs[:, 0],
-        hits[:, 0],
-        ["cosine"],
-        pair_features=pairs,
-        pair_success=hits,
-        pair_scores=["cosine"],
-        max_risk=0.2,
+        Examples(pairs[:, 0], hits[:, 0], ["cosine"], pairs, hits, ["cosine"]), CalibrateOptions(0.2)
     )
     town_map.calibrate_with(made, "made up", guarantee=True)
     seen = set()

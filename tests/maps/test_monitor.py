@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kappaplace.calibration.calibration import Calibration, fit_calibration
+from kappaplace.calibration.calibration import Calibration
+from kappaplace.calibration.fit import CalibrateOptions, Examples, fit_calibration
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import PlaceMap
 from kappaplace.maps.answer import Localization, Match, write_csv
@@ -25,7 +26,8 @@ def calibration() -> Calibration:
     u = rng.random(400)
     right = rng.random(400) > u**2
     return fit_calibration(
-        u, right, ["cosine"], max_risk=0.2, signals={"cosine distance": u, "kappa": rng.normal(100, 10, 400)}
+        Examples(u, right, ["cosine"], signals={"cosine distance": u, "kappa": rng.normal(100, 10, 400)}),
+        CalibrateOptions(0.2),
     )
 
 
@@ -85,7 +87,7 @@ def test_one_by_one_is_the_same_as_at_once(calibration):
     told = at_once.feed(stream)
     assert [w for answer in stream for w in slowly.feed([answer])] == told
     assert told
-    assert slowly.drift.to_dict() == at_once.drift.to_dict()
+    assert slowly.drift.state() == at_once.drift.state()
 
 
 def test_answers_of_another_calibration_are_refused(calibration):
@@ -110,10 +112,10 @@ def test_files_of_answers_say_the_same(calibration, tmp_path):
     monitors[0].feed(stream)
     monitors[1].take(read_observed(lines))
     monitors[2].take(read_observed(sheet))
-    first = monitors[0].drift.to_dict()
-    assert monitors[1].drift.to_dict() == first
-    for name, values in monitors[2].drift.to_dict()["waiting"].items():
-        np.testing.assert_allclose(values, first["waiting"][name])
+    first = monitors[0].drift.state()
+    assert monitors[1].drift.state() == first
+    for name, values in monitors[2].drift.state().waiting.items():
+        np.testing.assert_allclose(values, first.waiting[name])
     assert holds_answers(lines)
     assert holds_answers(sheet)
     table = tmp_path / "table.csv"

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from kappaplace.calibration.examples import CalibrateOptions, Examples
+from kappaplace.calibration import fit
+from kappaplace.calibration.fit import CalibrateOptions, Examples
 from kappaplace.data.images import Preprocessing
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
@@ -132,7 +133,7 @@ def test_labels_are_about_matches_as_they_were_found(again, shown, queries, tmp_
         with pytest.raises(KappaPlaceError, match=rf"with 5 matches compared.*map label --verify {other}`"):
             calibrate_map_on_labels(shown, tmp_path / "f", replace(LAX, rerank=other))
     made = calibrate_map_on_labels(shown, tmp_path / "f", LAX)
-    assert (made.facts["verify"], made.facts["stale"]) == (5, 0)
+    assert (made.rerank, made.facts["stale"]) == (5, 0)
     assert made.scores[-2:] == ("patches", "patch-margin")
     assert shown.localize(queries[0]).signals.keys() >= {"patches"}
     assert open_sheet(shown, sample, tmp_path / "third").sampling.verify == 5  # as the map is asked now
@@ -149,10 +150,14 @@ def test_labels_of_the_first_format_knew_no_comparing(again, shown, tmp_path):
 
 def test_a_map_compares_cells_of_its_own_damaged_images(shown, queries, monkeypatch):
     seen: list[tuple[Any, ...]] = []
-    real = Examples.add
-    monkeypatch.setattr(Examples, "add", lambda self, *given: (seen.append(given), real(self, *given))[1])
+
+    def examples_of(*given: Any) -> Examples:
+        seen.append(given)
+        return fit.examples_of(*given)
+
+    monkeypatch.setattr("kappaplace.maps.tune.self_calibrate.examples_of", examples_of)
     made = self_calibrate_map(shown, CalibrateOptions(rerank=6))
-    assert made.facts["verify"] == 6
+    assert made.rerank == 6
     assert made.scores[-2:] == ("patches", "patch-margin")
     assert made.pair_scores[-1] == "patches"
     store = shown.store

@@ -71,7 +71,7 @@ def test_the_shipped_calibration_belongs_to_the_shipped_model() -> None:
     made = calibration_with(model.fingerprint, model.preprocessing)
     assert made is not None
     assert set(made.scores) <= {*QUERY_SIGNALS, *PATCH_SIGNALS}  # what every map computes
-    assert made.facts["verify"] == 10  # patches need matches that were compared
+    assert made.rerank == 10  # patches need matches that were compared
 
 
 def test_lite0_in_half_precision_keeps_within_the_limit(tmp_path: Path) -> None:

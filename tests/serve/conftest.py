@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
-from kappaplace.calibration.examples import CalibrateOptions
+from kappaplace.calibration.fit import CalibrateOptions
 from kappaplace.data.images import Preprocessing
 from kappaplace.maps import PlaceMap
 from kappaplace.maps.tune.self_calibrate import self_calibrate_map

@@ -79,7 +79,7 @@ def test_what_was_learnt_with_cells_is_used_with_cells() -> None:
     scores = scores_for(True, 30)
     examples = collect(frames(), same, SETTINGS, scores=scores, patch_maps=Maps())
     fitted = fit_closures([examples], least_support=0, thin=4.0)
-    assert fitted.facts["verify"] == 30
+    assert fitted.rerank == 30
     settings = replace(SETTINGS, verify=None, drift=None, max_risk=0.5, least_support=0)
     closer = LoopCloser(fitted, settings, patch_maps=Maps())
     for frame in frames():
@@ -136,7 +136,7 @@ def test_the_model_that_comes_with_the_package_closes_loops_as_it_is() -> None:
     """Its own calibration was fitted with cells compared: model and probabilities without any other file."""
     model = load_model()
     found = calibration_for(model)
-    assert found.facts["verify"] > 0
+    assert found.rerank > 0
     rng = np.random.default_rng(0)
     looks = [np.kron(rng.integers(0, 256, (8, 8, 3)), np.ones((8, 8, 1))).astype(np.uint8) for _ in range(6)]
     settings = ClosingSettings(max_risk=0.5, recent=5.5, fewest=2, least_support=0, drift=None, radius=0.5)

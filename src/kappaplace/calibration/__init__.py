@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from kappaplace.calibration.calibration import QUERY_SIGNALS as QUERY_SIGNALS
     from kappaplace.calibration.calibration import Calibration as Calibration
     from kappaplace.calibration.calibration import Judgement as Judgement
-    from kappaplace.calibration.calibration import fit_calibration as fit_calibration
     from kappaplace.calibration.calibration import judge as judge
     from kappaplace.calibration.calibration import pair_features as pair_features
     from kappaplace.calibration.calibration import query_features as query_features
@@ -36,13 +35,16 @@ if TYPE_CHECKING:
     from kappaplace.calibration.drift import DriftMonitor as DriftMonitor
     from kappaplace.calibration.drift import DriftWarning as DriftWarning
     from kappaplace.calibration.drift import Sketch as Sketch
-    from kappaplace.calibration.examples import CalibrateOptions as CalibrateOptions
-    from kappaplace.calibration.examples import Examples as Examples
     from kappaplace.calibration.expected import expected_at as expected_at
     from kappaplace.calibration.expected import expected_curve as expected_curve
     from kappaplace.calibration.expected import reject_risk as reject_risk
     from kappaplace.calibration.expected import rule_for as rule_for
     from kappaplace.calibration.expected import stated_risk as stated_risk
+    from kappaplace.calibration.fit import CalibrateOptions as CalibrateOptions
+    from kappaplace.calibration.fit import Examples as Examples
+    from kappaplace.calibration.fit import examples_of as examples_of
+    from kappaplace.calibration.fit import fit_calibration as fit_calibration
+    from kappaplace.calibration.fit import join as join
     from kappaplace.calibration.outside import shift_prior as shift_prior
     from kappaplace.calibration.risk import RiskRefused as RiskRefused
     from kappaplace.calibration.risk import RiskThreshold as RiskThreshold
@@ -56,14 +58,14 @@ if TYPE_CHECKING:
     from kappaplace.calibration.splits import thin_to_places as thin_to_places
 
 _EXPORTS = {
-    "calibration": "PATCH_SIGNALS QUERY_SIGNALS Calibration Judgement fit_calibration judge pair_features"
+    "calibration": "PATCH_SIGNALS QUERY_SIGNALS Calibration Judgement judge pair_features"
     " query_features usable_signals",
     "calibrators": "CALIBRATORS Calibrator best_calibrator fit_calibrator",
     "combination": "Combination Signal features_of fit_combination fused",
     "decision": "Decision DecisionRule decide_matches fit_rule rule_by_probability",
     "drift": "SHOWN DriftMonitor DriftWarning Sketch",
-    "examples": "CalibrateOptions Examples",
     "expected": "expected_at expected_curve reject_risk rule_for stated_risk",
+    "fit": "CalibrateOptions Examples examples_of fit_calibration join",
     "outside": "shift_prior",
     "risk": "RiskRefused RiskThreshold control_risk needed_acceptances",
     "sources": "MODEL calibration_with load_calibration save_calibration",

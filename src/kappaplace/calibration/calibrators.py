@@ -17,8 +17,8 @@ the wrong way round gets one probability for all rather than a reversed one.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -26,8 +26,9 @@ from numpy.typing import NDArray
 from scipy.special import expit, logit
 
 from kappaplace.calibration.logistic import fit_logistic, pool_adjacent_violators, smoothed_targets
-from kappaplace.checks import Bools, Floats, finite, outcomes, stored
+from kappaplace.checks import Bools, Floats, finite, outcomes
 from kappaplace.errors import KappaPlaceError
+from kappaplace.records import kind
 
 LEAST_QUERIES = 10
 """Fewer outcomes than this say next to nothing about a probability."""
@@ -38,7 +39,7 @@ FOLDS = 5
 
 @dataclass(frozen=True)
 class Calibrator(ABC):
-    """A fitted, falling function from uncertainty to probability; `to_dict` gives plain values for JSON."""
+    """A fitted, falling function from uncertainty to probability."""
 
     name: ClassVar[str]
 
@@ -54,21 +55,6 @@ class Calibrator(ABC):
         """Of being right, for uncertainties of any shape."""
         return self._probability(finite(scores, "uncertainties"))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        parts = {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(self).items()}
-        return {"name": self.name, **parts}
-
-    @staticmethod
-    def from_dict(values: Mapping[str, Any]) -> Calibrator:
-        """The inverse of `to_dict`, for any calibrator of the registry."""
-        name = values.get("name") if isinstance(values, Mapping) else None
-        kind = calibrator_named(str(name))
-        known = {part.name for part in fields(kind)}
-        parts = dict(stored(values, known | {"name"}, f"{kind.name} calibrator"))
-        del parts["name"]
-        return kind(**{key: tuple(v) if isinstance(v, list) else v for key, v in parts.items()})
-
     def __post_init__(self) -> None:
         for part in fields(self):
             what, several = f"{part.name} of a {self.name} calibrator", str(part.type).startswith("tuple")
@@ -78,6 +64,7 @@ class Calibrator(ABC):
                 )
 
 
+@kind(Calibrator, "logistic")
 @dataclass(frozen=True)
 class Logistic(Calibrator):
     """Platt scaling: σ(bias − slope·x), x = (score − centre)/scale, slope ≥ 0, with Platt's targets."""
@@ -105,6 +92,7 @@ class Logistic(Calibrator):
         return expit(self.bias - self.slope * ((scores - self.centre) / self.scale))
 
 
+@kind(Calibrator, "isotonic")
 @dataclass(frozen=True)
 class Isotonic(Calibrator):
     """Isotonic regression (pool adjacent violators): any falling shape, for a few hundred outcomes or more.
@@ -148,6 +136,7 @@ class Isotonic(Calibrator):
         return np.interp(scores, self.knots, self.levels)
 
 
+@kind(Calibrator, "beta")
 @dataclass(frozen=True)
 class Beta(Calibrator):
     """Beta calibration (Kull, Silva Filho, Flach 2017): σ(c + a·ln s − b·ln(1 − s)), a, b ≥ 0.
@@ -180,6 +169,7 @@ class Beta(Calibrator):
         return np.log1p(-u), -np.log(u)
 
 
+@kind(Calibrator, "temperature")
 @dataclass(frozen=True)
 class Temperature(Calibrator):
     """Temperature scaling: σ(sharpness·logit(1 − uncertainty)), for scores that are 1 − a probability.
@@ -205,6 +195,7 @@ class Temperature(Calibrator):
         return -logit(np.clip(uncertainty, LEAST, 1 - LEAST))
 
 
+@kind(Calibrator, "logit-temperature")
 @dataclass(frozen=True)
 class LogitTemperature(Temperature):
     """The same for scores that are minus a logit: σ(−sharpness·uncertainty)."""
@@ -218,7 +209,7 @@ class LogitTemperature(Temperature):
 
 # From the simplest to the most flexible: where two do as well, the first is taken.
 CALIBRATORS: dict[str, type[Calibrator]] = {
-    kind.name: kind for kind in (Logistic, Beta, Temperature, LogitTemperature, Isotonic)
+    each.name: each for each in (Logistic, Beta, Temperature, LogitTemperature, Isotonic)
 }
 CANDIDATES = (Logistic.name, Beta.name, Temperature.name, Isotonic.name)
 """Those that `best_calibrator` tries; whether a score is a logit cannot be seen from its values."""

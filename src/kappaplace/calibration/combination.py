@@ -22,15 +22,16 @@ One score, or several combined: what a calibrator is fitted on.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from kappaplace.checks import Bools, Floats, Rows, finite, stored
+from kappaplace.checks import Bools, Floats, Rows, finite
 from kappaplace.errors import KappaPlaceError
+from kappaplace.records import optional
 from kappaplace.uncertainty.score import Evidence, Need, Score, Scores
 
 CLIP = 5.0
@@ -40,12 +41,11 @@ TOLERANCE = 1e-9  # of the gradient, a query
 BENT_PENALTY = (
     0.02  # a query: curves have many coefficients, and a shape that holds elsewhere is a smooth one
 )
-OPTIONAL = frozenset({"knots", "bends"})
 
 
 @dataclass(frozen=True)
 class Combination:
-    """A fitted combination; `to_dict` gives plain values for JSON."""
+    """A fitted combination."""
 
     scores: tuple[str, ...]
     centre: tuple[float, ...]
@@ -54,9 +54,9 @@ class Combination:
     weights: tuple[float, ...]
     """Positive where more of the score means less chance to be right."""
     bias: float
-    knots: tuple[tuple[float, ...], ...] = ()
+    knots: tuple[tuple[float, ...], ...] = field(default=(), metadata=optional())
     """Where each score's line bends, in standardised units; empty for straight lines."""
-    bends: tuple[tuple[float, ...], ...] = ()
+    bends: tuple[tuple[float, ...], ...] = field(default=(), metadata=optional())
     """By how much the weight changes there."""
 
     def __post_init__(self) -> None:
@@ -91,36 +91,6 @@ class Combination:
         x = _standardised(columns, np.array(self.centre), np.array(self.scale))
         slopes = np.array([*self.weights, *(bend for part in self.bends for bend in part)])
         return expit(self.bias - _curves(x, self.knots) @ slopes)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        values = {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
-        for name in OPTIONAL:  # straight lines stay as they were written before there were bends
-            if not values[name]:
-                del values[name]
-            else:
-                values[name] = [list(part) for part in values[name]]
-        return values
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Combination:
-        """The inverse of `to_dict`."""
-        names = {part.name for part in fields(cls)}
-        if not isinstance(values, Mapping) or set(values) | OPTIONAL != names:
-            needed = ", ".join(sorted(names - OPTIONAL))
-            raise KappaPlaceError(f"A stored combination must have exactly: {needed} (and knots with bends).")
-        try:
-            centre, scale, weights = (
-                tuple(float(v) for v in values[part]) for part in ("centre", "scale", "weights")
-            )
-            knots, bends = (
-                tuple(tuple(float(v) for v in one) for one in values.get(part, ()))
-                for part in ("knots", "bends")
-            )
-            scores, bias = tuple(map(str, values["scores"])), float(values["bias"])
-            return cls(scores, centre, scale, weights, bias, knots, bends)
-        except (TypeError, ValueError) as error:
-            raise KappaPlaceError(f"A stored combination cannot be read: {error}.") from None
 
 
 def features_of(evidence: Evidence, scores: Sequence[Score]) -> Scores:
@@ -294,21 +264,6 @@ class Signal:
             return values[..., 0]
         flat = values.reshape(-1, len(self.scores))
         return (1.0 - self.combination.probability(flat)).reshape(values.shape[:-1])
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        combination = None if self.combination is None else self.combination.to_dict()
-        return {"scores": list(self.scores), "combination": combination}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Signal:
-        """The inverse of `to_dict`."""
-        parts = stored(values, {"scores", "combination"}, "signal")
-        combination = parts["combination"]
-        return cls(
-            tuple(map(str, parts["scores"])),
-            None if combination is None else Combination.from_dict(combination),
-        )
 
 
 def fit_signal(

@@ -15,13 +15,10 @@ may try several, but none that is promised. It follows from three things, the wo
   match of a query is decided better than its best one;
 - what excludes each other: a match so far from the best one that no query can show both is right at most
   where the best one is wrong.
-
-Decision thresholds for a stated share of queries from outside the map.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -29,9 +26,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.calibration.outside import thin_to_rate
 from kappaplace.calibration.risk import RiskRefused, RiskThreshold, control_risk
-from kappaplace.checks import Bools, Floats, booleans, finite, outcomes, percent, share, stored
+from kappaplace.checks import booleans, finite, outcomes, percent, share
 from kappaplace.errors import KappaPlaceError
 
 UNCERTAINTY, PROBABILITY = "uncertainty", "probability"
@@ -59,7 +55,7 @@ _DECISIONS = np.array([Decision.ACCEPT, Decision.DOUBTFUL, Decision.REJECT], dty
 
 @dataclass(frozen=True)
 class DecisionRule:
-    """Two thresholds and what they promise; `to_dict` gives plain values for JSON."""
+    """Two thresholds and what they promise."""
 
     on: str
     """What the thresholds are on: "uncertainty" or "probability"."""
@@ -120,32 +116,6 @@ class DecisionRule:
             lines.append(NO_GUARANTEE)
         return [*lines, *self.assumptions]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; an infinite threshold becomes a string."""
-        return {
-            "on": self.on,
-            "accept_at": _plain(self.accept_at),
-            "reject_at": _plain(self.reject_at),
-            "accepted": None if self.accepted is None else self.accepted.to_dict(),
-            "rejected": None if self.rejected is None else self.rejected.to_dict(),
-            "guaranteed": self.guaranteed,
-            "assumptions": list(self.assumptions),
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> DecisionRule:
-        """The inverse of `to_dict`."""
-        names = {"on", "accept_at", "reject_at", "accepted", "rejected", "guaranteed", "assumptions"}
-        parts = dict(stored(values, names, "decision rule"))
-        try:
-            for key in ("accept_at", "reject_at"):
-                parts[key] = float(parts[key])
-        except (TypeError, ValueError) as error:
-            raise KappaPlaceError(f"A stored decision rule cannot be read: {error}.") from None
-        for key in ("accepted", "rejected"):
-            parts[key] = None if parts[key] is None else RiskThreshold.from_dict(parts[key])
-        return cls(**{**parts, "assumptions": tuple(parts["assumptions"])})
-
     def _signed(self, values: Any) -> Any:
         """Higher is worse."""
         return values if self.on == UNCERTAINTY else -values
@@ -160,7 +130,6 @@ def fit_rule(
     reject_risk: float | None = REJECT_RISK,
     method: str = "fixed-sequence",
     slack: float = 0.0,
-    guaranteed: bool = True,
     assumptions: tuple[str, ...] = (),
 ) -> DecisionRule:
     """Thresholds on the uncertainty from labelled queries that nothing else was fitted on.
@@ -190,7 +159,7 @@ def fit_rule(
         np.inf if rejected is None else -rejected.threshold,
         accepted,
         rejected,
-        guaranteed,
+        True,
         tuple(notes),
     )
 
@@ -211,10 +180,6 @@ def rule_by_probability(
         )
     reject_at = -np.inf if reject_risk is None else float(reject_risk)
     return DecisionRule(PROBABILITY, 1 - max_risk, reject_at, assumptions=assumptions)
-
-
-def _plain(value: float) -> float | str:
-    return float(value) if np.isfinite(value) else str(float(value))
 
 
 _WORSE = {Decision.ACCEPT: 0, Decision.DOUBTFUL: 1, Decision.REJECT: 2}
@@ -255,72 +220,3 @@ def decide_matches(
     level = np.maximum(level, answer[:, None])
     level[:, 0] = answer
     return np.asarray(_ORDER[level], dtype=object)
-
-
-def fit_rule_for_rate(
-    uncertainty: Floats,
-    success: Bools,
-    outside: Bools | None,
-    rate: float | None,
-    max_risk: float,
-    confidence: float,
-    labelled: bool,
-    queries: int,
-    seed: int,
-    options: Mapping[str, Any],
-) -> DecisionRule:
-    """Thresholds for the stated share of queries from outside the map.
-
-    The risk of a threshold grows with that share, as all those queries are wrong; so without a stated one the
-    promise holds up to the share of the sample. For a stated one the sample is thinned to it. A refusal
-    speaks of all labelled ``queries``, those that the score was fitted on and those thinned out among them.
-    """
-    notes = [] if labelled else [SELF_CALIBRATED]
-    guaranteed, slack = labelled, 0.0
-    if rate is None:
-        seen = "" if outside is None else f" ({percent(float(outside.mean()))})"
-        notes.append(f"Queries from outside the map may not be more frequent than at calibration{seen}.")
-    elif outside is None or not outside.any():
-        if rate > 0:
-            guaranteed = False
-            notes.append(
-                "None of the queries at calibration was from outside the map, so nothing is proven for a "
-                f"share of {percent(rate)} that is."
-            )
-        else:
-            notes.append("Holds for queries from inside the map only.")
-    else:
-        slack = (1 - confidence) / 100
-        rows = thin_to_rate(outside, rate, seed, slack=slack)
-        if not len(rows):
-            raise KappaPlaceError(
-                f"Too few queries are from inside or outside the map for a share of {percent(rate)}."
-            )
-        uncertainty, success = uncertainty[rows], success[rows]
-        notes.append(f"No more than {percent(rate)} of the queries may come from outside the map.")
-    try:
-        return fit_rule(
-            uncertainty,
-            success,
-            max_risk,
-            confidence,
-            slack=slack,
-            guaranteed=guaranteed,
-            assumptions=tuple(notes),
-            **options,
-        )
-    except RiskRefused as refusal:
-        raise _in_all(refusal, len(uncertainty) / queries) from None
-
-
-def _in_all(refusal: RiskRefused, threshold_share: float) -> RiskRefused:
-    """The same refusal, counted in all labelled queries; the thresholds had this share of them."""
-    if refusal.needed is None:
-        return refusal
-    needed = int(np.ceil(refusal.needed / threshold_share))
-    sentence = str(refusal).rstrip(".")
-    return RiskRefused(
-        f"{sentence}; with those that the score is fitted on, that is about {needed:,} labelled queries in "
-        "all.",
-        needed,
-    )

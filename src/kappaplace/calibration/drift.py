@@ -21,13 +21,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from scipy.stats import betabinom
 
-from kappaplace.checks import Floats, Rows, finite, share, stored
+from kappaplace.checks import Floats, Rows, finite, share
 from kappaplace.errors import KappaPlaceError
 
 POINTS = 101
@@ -44,7 +44,7 @@ MOST_WINDOWS = 500
 
 @dataclass(frozen=True)
 class Sketch:
-    """Percentiles of each signal at calibration, as actual values; `to_dict` gives plain values for JSON."""
+    """Percentiles of each signal at calibration, as actual values."""
 
     count: int
     """How many values each signal had."""
@@ -88,21 +88,6 @@ class Sketch:
         low, high = self.ends
         return (self.values[name][low], self.values[name][high]) if high > low else None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        values = {name: list(points) for name, points in self.values.items()}
-        return {"count": self.count, "ranks": list(self.ranks), "values": values}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Sketch:
-        """The inverse of `to_dict`."""
-        parts = stored(values, {"count", "ranks", "values"}, "drift sketch")
-        try:
-            points = {str(name): tuple(map(float, v)) for name, v in parts["values"].items()}
-            return cls(int(parts["count"]), tuple(map(int, parts["ranks"])), points)
-        except (AttributeError, TypeError, ValueError) as error:
-            raise KappaPlaceError(f"A stored drift sketch cannot be read: {error}.") from None
-
 
 @dataclass(frozen=True)
 class DriftWarning:
@@ -131,6 +116,23 @@ class DriftWindow:
     warnings: tuple[DriftWarning, ...]
     time: float | None = None
     """When it was full, in seconds since 1970; None where the caller did not say."""
+
+    def __post_init__(self) -> None:
+        if any(len(values) != len(SHOWN) for values in self.quantiles.values()):
+            raise KappaPlaceError(f"A drift window has {len(SHOWN)} quantiles of each signal.")
+
+
+@dataclass(frozen=True)
+class MonitorState:
+    """What a drift monitor has seen, as it is stored."""
+
+    window: int
+    false_alarm: float
+    windows: int
+    queries: int
+    waiting: Mapping[str, tuple[float, ...]]
+    """Signals of the queries whose window is not full yet."""
+    history: tuple[DriftWindow, ...]
 
 
 def compare(
@@ -219,44 +221,25 @@ class DriftMonitor:
         self.queries = compared + self.waiting
         return found
 
-    def to_dict(self) -> dict[str, Any]:
-        """What was seen so far, in plain values for JSON; the sketch stays with the calibration."""
-        return {
-            "window": self.window,
-            "false_alarm": self.false_alarm,
-            "windows": self.windows,
-            "queries": self.queries,
-            "waiting": {name: values.tolist() for name, values in self._waiting.items()},
-            "history": [asdict(window) for window in self.history],
-        }
+    def state(self) -> MonitorState:
+        """Return what was seen so far; the sketch stays with the calibration."""
+        waiting = {name: tuple(values.tolist()) for name, values in self._waiting.items()}
+        return MonitorState(
+            self.window, self.false_alarm, self.windows, self.queries, waiting, tuple(self.history)
+        )
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any], sketch: Sketch, *, shape: bool = True) -> DriftMonitor:
-        """Go on where `to_dict` left off, with the sketch of the same calibration."""
-        names = {"window", "false_alarm", "windows", "queries", "waiting", "history"}
-        parts = stored(values, names, "drift monitor")
-        try:
-            made = cls(sketch, int(parts["window"]), float(parts["false_alarm"]), shape=shape)
-            made.windows, made.queries = int(parts["windows"]), int(parts["queries"])
-            waiting = _signals(parts["waiting"])
-            made.history.extend(_window(window) for window in parts["history"])
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise KappaPlaceError(f"A stored drift monitor cannot be read: {error}.") from None
-        signals = [waiting, *(window.quantiles for window in made.history)]
+    def resume(cls, state: MonitorState, sketch: Sketch, *, shape: bool = True) -> DriftMonitor:
+        """Continue from what `state` returned, with the sketch of the same calibration."""
+        monitor = cls(sketch, state.window, state.false_alarm, shape=shape)
+        monitor.windows, monitor.queries = state.windows, state.queries
+        monitor._waiting = _signals(state.waiting)
+        monitor.history.extend(state.history)
+        signals = [state.waiting, *(window.quantiles for window in state.history)]
         known = all(set(part) == set(sketch.values) for part in signals)
-        if not known or len({len(v) for v in waiting.values()}) != 1:
+        if not known or len({len(values) for values in state.waiting.values()}) != 1:
             raise KappaPlaceError("A stored drift monitor has other signals than the calibration.")
-        made._waiting = waiting
-        return made
-
-
-def _window(values: Mapping[str, Any]) -> DriftWindow:
-    when = None if values["time"] is None else float(values["time"])
-    quantiles = {str(name): tuple(map(float, v)) for name, v in values["quantiles"].items()}
-    if any(len(v) != len(SHOWN) for v in quantiles.values()):
-        raise ValueError(f"a window holds {len(SHOWN)} quantiles of each signal")
-    warnings = tuple(DriftWarning(**warning) for warning in values["warnings"])
-    return DriftWindow(int(values["queries"]), quantiles, warnings, when)
+        return monitor
 
 
 def _range_test(

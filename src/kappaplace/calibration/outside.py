@@ -21,7 +21,6 @@ the score useless.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +29,7 @@ from numpy.typing import NDArray
 from scipy.stats import binom
 
 from kappaplace.calibration.calibrators import LEAST_QUERIES, Calibrator, fit_calibrator
-from kappaplace.checks import Floats, Rows, booleans, finite, outcomes, share, stored
+from kappaplace.checks import Floats, Rows, booleans, finite, outcomes, share
 from kappaplace.errors import KappaPlaceError
 
 
@@ -87,27 +86,6 @@ class OutsideAware:
             return self.probability(uncertainty, rate) if alike else None
         q = self.inside.probability(uncertainty)
         return q if rate is None else shift_prior(q, 1 - self.fitted_rate, 1 - _rate(rate))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        inside = None if self.inside is None else self.inside.to_dict()
-        return {
-            "right": self.right.to_dict(),
-            "inside": inside,
-            "fitted_rate": self.fitted_rate,
-            "right_rate": self.right_rate,
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> OutsideAware:
-        """The inverse of `to_dict`."""
-        parts = stored(values, {"right", "inside", "fitted_rate", "right_rate"}, "calibrator with its shares")
-        inside = None if parts["inside"] is None else Calibrator.from_dict(parts["inside"])
-        rates = (
-            float(finite(parts["fitted_rate"], "stored shares")),
-            float(finite(parts["right_rate"], "stored shares")),
-        )
-        return cls(Calibrator.from_dict(parts["right"]), inside, *rates)
 
 
 def fit_outside_aware(

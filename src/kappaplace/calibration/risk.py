@@ -23,8 +23,7 @@ then end one walk, not all of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -33,7 +32,7 @@ from numpy.typing import NDArray
 from scipy.special import betainc, betaincinv
 from scipy.stats import binom
 
-from kappaplace.checks import Floats, Rows, outcomes, percent, share, stored
+from kappaplace.checks import Floats, Rows, outcomes, percent, share
 from kappaplace.errors import KappaPlaceError
 
 METHODS = ("fixed-sequence", "multi-start", "bonferroni")
@@ -66,7 +65,7 @@ class RiskRefused(KappaPlaceError):
 
 @dataclass(frozen=True)
 class RiskThreshold:
-    """A threshold and what is proven of it; `to_dict` gives plain values for JSON."""
+    """A threshold and what is proven of it."""
 
     threshold: float
     """A query is accepted if its uncertainty is not above this; infinite where all may be accepted."""
@@ -82,26 +81,6 @@ class RiskThreshold:
     method: str
     assumptions: str
     """In full sentences."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, which has no infinity: that becomes a string."""
-        values = asdict(self)
-        if not np.isfinite(self.threshold):
-            values["threshold"] = str(self.threshold)
-        return values
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> RiskThreshold:
-        """The inverse of `to_dict`."""
-        parts = dict(stored(values, {part.name for part in fields(cls)}, "risk threshold"))
-        try:
-            for key in ("threshold", "coverage", "bound", "max_risk", "confidence"):
-                parts[key] = float(parts[key])
-            for key in ("accepted", "errors"):
-                parts[key] = int(parts[key])
-        except (TypeError, ValueError) as error:
-            raise KappaPlaceError(f"A stored risk threshold cannot be read: {error}.") from None
-        return cls(**parts)
 
 
 def needed_acceptances(max_risk: float, confidence: float = 0.95) -> int:

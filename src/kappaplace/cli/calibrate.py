@@ -57,7 +57,7 @@ def calibrate(
             "Calibrate on labelled queries (--queries TABLE), on labels of matches (--labels FILE) or "
             "without any (--self): one of them."
         )
-    from kappaplace.calibration.examples import CalibrateOptions
+    from kappaplace.calibration.fit import CalibrateOptions
     from kappaplace.maps import PlaceMap
     from kappaplace.maps.sources import as_table
     from kappaplace.maps.tune.calibrate import calibrate_map, no_longer_compared

@@ -47,7 +47,7 @@ def fit(
 
         kappaplace map fit town.map --views 6 --epochs 80 --report fit.html
     """
-    from kappaplace.calibration.examples import CalibrateOptions
+    from kappaplace.calibration.fit import CalibrateOptions
     from kappaplace.maps.place_map import PlaceMap
     from kappaplace.maps.tune.fit import FitOptions, estimate_fit
     from kappaplace.reports import write_fit_report

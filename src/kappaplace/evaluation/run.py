@@ -44,6 +44,7 @@ from kappaplace.metrics.selective import auroc
 from kappaplace.models.checkpoint import AnyModel, load_model
 from kappaplace.models.embedding import usable_device
 from kappaplace.models.embedding.store import EmbeddingStore
+from kappaplace.records import to_plain
 from kappaplace.uncertainty import score_named
 from kappaplace.uncertainty.score import Evidence, Score, Scores
 from kappaplace.version import package_version
@@ -123,7 +124,7 @@ def evaluate_sets(
     times = {"started": started.isoformat(timespec="seconds"), "seconds": round(time.monotonic() - clock, 3)}
     about = {"version": package_version(), **_plain(choices), **(facts or {})}
     if fitted is not None and fitted.combination is not None:
-        about["fused"] = fitted.combination.to_dict()
+        about["fused"] = to_plain(fitted.combination)
     return EvaluationResult(name, tuple(scored), metrics, about, times)
 
 

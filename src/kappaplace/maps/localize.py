@@ -21,7 +21,7 @@ from kappaplace.calibration.calibration import (
     usable_signals,
 )
 from kappaplace.calibration.decision import decide_matches
-from kappaplace.calibration.examples import check_compared
+from kappaplace.calibration.fit import check_compared
 from kappaplace.calibration.sources import borrowed_note
 from kappaplace.checks import percent
 from kappaplace.data.near import Circle
@@ -188,7 +188,7 @@ def _answers(
 
 def verified_by(calibration: Calibration | None) -> int:
     """How many matches were compared cell by cell when it was fitted."""
-    return 0 if calibration is None else int(calibration.facts.get("verify", 0))
+    return 0 if calibration is None else calibration.rerank
 
 
 def how_compared(count: int) -> str:

@@ -16,7 +16,7 @@ from kappaplace.models.checkpoint import AnyModel
 from kappaplace.retrieval import EngineOptions
 
 if TYPE_CHECKING:
-    from kappaplace.calibration.examples import CalibrateOptions
+    from kappaplace.calibration.fit import CalibrateOptions
     from kappaplace.data.images import Preprocessing
     from kappaplace.maps.tune.fit import FitOptions, Fitted
 

@@ -14,6 +14,7 @@ from kappaplace.calibration.expected import expected_at, expected_curve, reject_
 from kappaplace.data.geodesy import unproject
 from kappaplace.data.thumbnails import thumbnail as small_picture
 from kappaplace.maps.store.reader import MapStore
+from kappaplace.records import to_plain
 from kappaplace.serve.answers import thumbnail_address
 from kappaplace.serve.asking import READ, Asked
 from kappaplace.serve.errors import ApiError
@@ -274,7 +275,7 @@ def _calibration(served: ServedMap) -> dict[str, Any]:
         "confidence": None if rule is None or rule.accepted is None else rule.accepted.confidence,
         "outside_rate": None if made is None else made.outside_rate,
         "facts": None if made is None else dict(made.facts),
-        "rule": None if rule is None else rule.to_dict(),
+        "rule": None if rule is None else to_plain(rule),
         "reliability": None if kept is None else _columns(("probability", "observed", "count"), kept),
         "risk_coverage": None if curve is None else _curve(curve),
         "percentiles": None if sketch is None else {name: list(v) for name, v in sketch.values.items()},
@@ -303,7 +304,7 @@ async def risk(
         raise ApiError(404, "The map is not calibrated, so nothing is known of its risk.")
     rule = rule_for(made, max_risk)
     coverage, expected = expected_at(made, rule) or (None, None)
-    values = rule.to_dict()
+    values = to_plain(rule)
     return {
         "map": served.name,
         "max_risk": max_risk,

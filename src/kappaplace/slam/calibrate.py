@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.calibration.calibration import PATCH_SIGNALS, Calibration, fit_calibration
+from kappaplace.calibration import fit
+from kappaplace.calibration.calibration import PATCH_SIGNALS, Calibration
 from kappaplace.calibration.sources import calibration_with, load_calibration
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.place_map import PlaceMap
@@ -112,18 +113,11 @@ def fit_closures(
     features = np.concatenate([drive.features[kept] for drive, kept in zip(drives, rows, strict=True)])
     right = np.concatenate([drive.right[kept] for drive, kept in zip(drives, rows, strict=True)])
     outside = np.concatenate([drive.outside[kept] for drive, kept in zip(drives, rows, strict=True)])
-    return fit_calibration(
-        features,
-        right,
-        drives[0].scores,
-        outside=outside,
-        max_risk=max_risk,
-        seed=seed,
-        facts={
-            "origin": f"closures of {len(drives)} drives with known poses, one every {thin:g} m",
-            "verify": drives[0].verify,
-        },
+    origin = f"closures of {len(drives)} drives with known poses, one every {thin:g} m"
+    examples = fit.Examples(
+        features, right, drives[0].scores, outside=outside, facts={"origin": origin}, rerank=drives[0].verify
     )
+    return fit.fit_calibration(examples, fit.CalibrateOptions(max_risk=max_risk, seed=seed))
 
 
 def _thinned(drive: Examples, least_support: int, spacing: float) -> NDArray[np.int64]:

@@ -10,7 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.calibration.calibration import Calibration
-from kappaplace.calibration.examples import CalibrateOptions, Examples
+from kappaplace.calibration.fit import (
+    CalibrateOptions,
+    examples_of,
+    fit_calibration,
+    join,
+    reliability,
+)
 from kappaplace.calibration.splits import thin_to_places
 from kappaplace.data.near import within
 from kappaplace.data.table import PlaceImages
@@ -21,6 +27,7 @@ from kappaplace.maps.sources import into_frame, is_same_image
 from kappaplace.progress import track
 from kappaplace.retrieval.evidence import Evidence
 from kappaplace.retrieval.retrieve import retrieve
+from kappaplace.types import Json
 
 MATCHES = 10
 """Matches of each query that the second calibrator, of pairs, learns from."""
@@ -53,11 +60,11 @@ def calibrate_map(
             f"{place_map.manifest.radius:g} m, calibration needs {FEWEST} or more; label queries of more "
             "places, or do without thinning (--no-thin) if they were taken independently of each other."
         )
-    examples, verify = Examples(), options.rerank or 0
+    blocks, rerank = [], options.rerank or 0
     with track("Calibrating", len(rows)) as bar:
         for part in _blocks(rows):
             images = queries.image_paths(part)
-            evidence = collect_evidence(place_map, images, verify)
+            evidence = collect_evidence(place_map, images, rerank)
             found = evidence.matches.indices
             _refuse_own(place_map, images, found[:, 0])
             if positives is None:
@@ -67,16 +74,17 @@ def calibrate_map(
                     [np.isin(f, positives[q]) for f, q in zip(found, part.tolist(), strict=True)]
                 )
                 outside = np.array([len(positives[q]) == 0 for q in part.tolist()])
-            examples.add(evidence, right, outside)
+            blocks.append(examples_of(evidence, right, outside))
             bar.advance(len(part))
     origin = f"{len(rows):,} labelled queries of {table.name or 'a table'}"
     thinned = len(queries) - len(rows)
-    facts = {"origin": origin, "thinned": thinned, "table": table.content_hash, "verify": verify}
-    calibration = examples.fit(options, True, facts)
+    facts: dict[str, Json] = {"origin": origin, "thinned": thinned, "table": table.content_hash}
+    examples = replace(join(blocks), facts=facts, rerank=rerank)
+    calibration = fit_calibration(examples, options)
     if calibration.rule is not None and not apart:
         said = (*calibration.rule.assumptions, NOT_THINNED)
         calibration = replace(calibration, rule=replace(calibration.rule, assumptions=said))
-    keep(place_map, calibration, origin, reliability=examples.reliability(options, calibration))
+    keep(place_map, calibration, origin, reliability=reliability(examples, options, calibration))
     return calibration
 
 

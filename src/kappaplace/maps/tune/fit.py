@@ -57,7 +57,7 @@ from kappaplace.training.settings import Settings
 from kappaplace.training.start import with_head
 
 if TYPE_CHECKING:
-    from kappaplace.calibration.examples import CalibrateOptions
+    from kappaplace.calibration.fit import CalibrateOptions
     from kappaplace.maps.opened import OpenMap
 
 

@@ -28,7 +28,14 @@ from numpy.typing import NDArray
 
 from kappaplace.calibration.calibration import PATCH_SIGNALS, Calibration
 from kappaplace.calibration.decision import DecisionRule
-from kappaplace.calibration.examples import CalibrateOptions, Examples
+from kappaplace.calibration.fit import (
+    CalibrateOptions,
+    Examples,
+    examples_of,
+    fit_calibration,
+    join,
+    reliability,
+)
 from kappaplace.calibration.splits import split_queries
 from kappaplace.data.thumbnails import side_by_side, small_picture
 from kappaplace.errors import KappaPlaceError
@@ -50,6 +57,7 @@ from kappaplace.maps.tune.label_sheet import (
     write_labels,
 )
 from kappaplace.progress import track
+from kappaplace.types import Json
 
 MOST_STALE = 0.2
 """Share of labels about matches that the map no longer finds above which they are refused."""
@@ -85,13 +93,18 @@ def calibrate_map_on_labels(
     paths = _paths(sheet, rows, Path(file), root)
     found = _outcomes(place_map, rows, paths, verify)
     origin = f"{len(rows):,} labelled matches of {Path(file).name}"
-    facts = {"origin": origin, "unknown": found.unknown, "stale": found.stale, "sampling_flaw": sheet.flaw}
-    facts["verify"] = verify
+    facts: dict[str, Json] = {
+        "origin": origin,
+        "unknown": found.unknown,
+        "stale": found.stale,
+        "sampling_flaw": sheet.flaw,
+    }
     _refuse_one_outcome(found.right, options.seed)
-    made = found.examples.fit(options, True, facts)
+    examples = replace(found.examples, facts=facts, rerank=verify)
+    made = fit_calibration(examples, options)
     if made.rule is not None:
         made = replace(made, rule=_honest(made.rule, sheet, len(rows), found))
-    keep(place_map, made, origin, reliability=found.examples.reliability(options, made))
+    keep(place_map, made, origin, reliability=reliability(examples, options, made))
     return made
 
 
@@ -144,7 +157,7 @@ def _paths(sheet: Sheet, rows: tuple[Row, ...], file: Path, root: str | Path | N
 
 def _outcomes(place_map: OpenMap, rows: tuple[Row, ...], paths: list[str], verify: int) -> Outcomes:
     """Ask the map again, for its signals; a label holds where the answer is the one that was shown."""
-    examples, right = Examples(best_only=True), np.zeros(len(rows), bool)
+    blocks, right = [], np.zeros(len(rows), bool)
     shown = place_map.store.find([row.match for row in rows])
     same = np.zeros(len(rows), bool)
     with track("Calibrating", len(rows)) as bar:
@@ -154,7 +167,7 @@ def _outcomes(place_map: OpenMap, rows: tuple[Row, ...], paths: list[str], verif
             top = evidence.top
             same[part] = top == shown[part]
             right[part] = same[part] & np.array([row.label == YES for row in rows[part]])
-            examples.add(evidence, right[part, None], None)
+            blocks.append(examples_of(evidence, right[part]))
             bar.advance(len(top))
     stale = int((~same).sum())
     if stale > MOST_STALE * len(rows):
@@ -163,7 +176,7 @@ def _outcomes(place_map: OpenMap, rows: tuple[Row, ...], paths: list[str], verif
             "match than the one that was labelled; it is another map, or has changed too much: label again."
         )
     judged = np.array([row.label in (YES, NO) for row in rows])
-    return Outcomes(examples, right, int((~judged).sum()), stale)
+    return Outcomes(join(blocks), right, int((~judged).sum()), stale)
 
 
 def _refuse_one_outcome(right: NDArray[np.bool_], seed: int) -> None:

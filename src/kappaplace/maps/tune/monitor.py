@@ -26,13 +26,14 @@ from pathlib import Path
 from typing import Any
 
 from kappaplace.calibration.calibration import Calibration
-from kappaplace.calibration.drift import FALSE_ALARM, WINDOW, DriftMonitor, DriftWarning
-from kappaplace.calibration.examples import DISTANCE
+from kappaplace.calibration.drift import FALSE_ALARM, WINDOW, DriftMonitor, DriftWarning, MonitorState
+from kappaplace.calibration.fit import DISTANCE
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import replace_file
 from kappaplace.maps.answer import Localization
 from kappaplace.maps.notes import monitor_file
 from kappaplace.maps.store.manifest import read_manifest
+from kappaplace.records import from_plain, to_plain
 
 LINES = (".jsonl", ".ndjson", ".json")
 _AGAIN = "write it with `kappaplace localize --json`, or --csv, of this version"
@@ -248,7 +249,7 @@ class MapMonitor:
             "format": FORMAT,
             "calibration": self.calibration.fingerprint,
             "note": self.note,
-            "monitor": self.drift.to_dict(),
+            "monitor": to_plain(self.drift.state()),
         }
         text = json.dumps(values) + "\n"
         replace_file(self.file, lambda part: part.write_text(text, encoding="utf-8"))
@@ -264,7 +265,7 @@ class MapMonitor:
             if judged != self.calibration.fingerprint:
                 self.set_aside = file.with_suffix(f".{judged}{file.suffix}")
                 return
-            self.drift = DriftMonitor.from_dict(stored, sketch, shape=self.drift.shape)
+            self.drift = DriftMonitor.resume(from_plain(MonitorState, stored), sketch, shape=self.drift.shape)
         except (OSError, ValueError, KeyError, TypeError, KappaPlaceError) as error:
             raise KappaPlaceError(
                 f"The monitor's file {file} cannot be read ({str(error).rstrip('.')}); remove it to start "

@@ -34,7 +34,14 @@ import torch
 from numpy.typing import NDArray
 
 from kappaplace.calibration.calibration import Calibration
-from kappaplace.calibration.examples import CalibrateOptions, Examples
+from kappaplace.calibration.fit import (
+    CalibrateOptions,
+    Examples,
+    examples_of,
+    fit_calibration,
+    join,
+    reliability,
+)
 from kappaplace.checks import Bools, Rows, booleans, finite
 from kappaplace.data.augment import crop_resize, sample_crops
 from kappaplace.data.degradation import random_degradation
@@ -51,7 +58,7 @@ from kappaplace.progress import track
 from kappaplace.retrieval.evidence import Evidence
 from kappaplace.retrieval.references import LeaveOut
 from kappaplace.retrieval.retrieve import from_pool
-from kappaplace.types import Embeddings, Matches
+from kappaplace.types import Embeddings, Json, Matches
 
 
 class SelfQueries(NamedTuple):
@@ -191,9 +198,10 @@ def self_calibrate_map(
 ) -> Calibration:
     """Fit without labels and keep the result with the map."""
     options = self_options(options)
-    examples, facts = self_examples(place_map, options, queries)
-    calibration = examples.fit(options, False, facts)
-    keep(place_map, calibration, facts["origin"], reliability=examples.reliability(options, calibration))
+    examples = self_examples(place_map, options, queries)
+    calibration = fit_calibration(examples, options)
+    origin = str(examples.facts["origin"])
+    keep(place_map, calibration, origin, reliability=reliability(examples, options, calibration))
     return calibration
 
 
@@ -203,10 +211,8 @@ def self_options(options: CalibrateOptions | None = None) -> CalibrateOptions:
     return options if options.outside_rate is not None else replace(options, outside_rate=OUTSIDE_RATE)
 
 
-def self_examples(
-    place_map: OpenMap, options: CalibrateOptions, queries: int = QUERIES
-) -> tuple[Examples, dict[str, Any]]:
-    """The map's own images as queries with outcomes, and what a calibration on them must tell of itself."""
+def self_examples(place_map: OpenMap, options: CalibrateOptions, queries: int = QUERIES) -> Examples:
+    """Return the map's own images as queries with outcomes."""
     store = place_map.store
     if store.manifest.near.kind == "self":
         raise KappaPlaceError(
@@ -222,7 +228,7 @@ def self_examples(
             f"compared cell by cell: it takes {4 * verify:,} references; compare at most {most}."
         )
     chosen = _askable(place_map, queries, options.seed)
-    examples, k = Examples(), max(min(MATCHES, most), verify)
+    blocks, k = [], max(min(MATCHES, most), verify)
     alone = found_alone(place_map, chosen)
     present_share = min(PRESENT, 1 - alone)
     preprocessing = preprocessing_of(store.manifest.model)
@@ -236,15 +242,15 @@ def self_examples(
             )
             if len(asked.rows):
                 evidence, right = _evidence(place_map, made, asked, k, images, verify)
-                examples.add(evidence, right, asked.outside, part[asked.rows])
+                blocks.append(examples_of(evidence, right, asked.outside, part[asked.rows]))
             bar.advance(len(part))
-    if not examples.features:
+    if not blocks:
         raise KappaPlaceError(
             f"All references of {store.folder} show one place: nothing is left to ask; use labelled queries."
         )
     origin = f"{len(chosen):,} {ORIGIN}, for {options.outside_rate:.0%} of queries from outside it"
-    facts = {"origin": origin, "references": len(chosen), "found_alone": alone, "verify": verify}
-    return examples, facts
+    facts: dict[str, Json] = {"origin": origin, "references": len(chosen), "found_alone": alone}
+    return replace(join(blocks), labelled=False, facts=facts, rerank=verify)
 
 
 def found_alone(place_map: OpenMap, rows: Indices) -> float:
