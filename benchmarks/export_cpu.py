@@ -28,7 +28,7 @@ from kappaplace.data.images import Preprocessing
 from kappaplace.data.readers.gt_json import read
 from kappaplace.data.table import PlaceImages
 from kappaplace.models.checkpoint import load_model
-from kappaplace.models.export import Exported, export_model
+from kappaplace.models.export import Exported, ExportOptions, export_model
 from kappaplace.models.export.formats import convert
 from kappaplace.models.export.graph import probe_images
 from kappaplace.models.place_model import PlaceModel
@@ -36,7 +36,7 @@ from kappaplace.types import Embeddings
 from kappaplace_city import SyntheticCity, write_city
 from record import append_row
 
-FORMS = ("torchscript", "onnx", "openvino", "openvino half", "onnx int8", "openvino int8")
+FORMS = ("onnx", "openvino", "openvino half", "onnx int8", "openvino int8")
 LATENCY_SIZE = {"lite0": 320, "resnet50": 512}
 
 
@@ -135,13 +135,11 @@ def compared(eager: Any, form: Any) -> dict[str, float | str]:
 
 def exported(model: PlaceModel, form: str, folder: Path, images: list[str]) -> Exported:
     """One form; what was made before is used again, as OpenVINO's forms are made of ONNX's anyway."""
-    if form == "torchscript":
-        return export_model(model, folder / "model.pt", "torchscript")
     int8 = "int8" in form
     made = _made.get(str(folder) + "int8" * int8)
     if made is None:
         file = folder / ("int8.onnx" if int8 else "model.onnx")
-        made = export_model(model, file, int8_images=images if int8 else None)
+        made = export_model(model, file, options=ExportOptions(int8_images=images if int8 else None))
         _made[str(folder) + "int8" * int8] = made
     if form.startswith("onnx"):
         return made

@@ -7,18 +7,12 @@ from pathlib import Path
 import pytest
 from tools import architecture
 
-EXCEPTIONS = {
-    "calibration.sources -> maps.models",
-    "calibration.sources -> maps.store.manifest",
-    "models.export -> calibration.calibration",
-}
+EXCEPTIONS: set[str] = set()
 """Imports against the layers that are still there; "-> " alone is the package's own front door."""
-CYCLES = {
-    ("data.table", "data.table_io"),
-}
+CYCLES: set[tuple[str, str]] = set()
 """Pairs of modules that still import each other."""
 LIMITS = architecture.Counts(
-    files=258, code_lines=32211, all_code_lines=38969, wide_functions=23, any_lines=510
+    files=258, code_lines=32155, all_code_lines=38911, wide_functions=22, any_lines=510
 )
 """Lower them when you can; a feature may raise one in its own commit, with one line of reason here."""
 
@@ -35,9 +29,14 @@ def test_modules_do_not_import_each_other() -> None:
     assert not CYCLES - cycles, "cycles that are gone: delete them from the list"
 
 
+@pytest.fixture(scope="module")
+def counts() -> architecture.Counts:
+    return architecture.count()
+
+
 @pytest.mark.parametrize("figure", ["files", "code_lines", "all_code_lines", "wide_functions", "any_lines"])
-def test_the_house_does_not_grow(figure: str) -> None:
-    assert getattr(architecture.count(), figure) <= getattr(LIMITS, figure)
+def test_the_house_does_not_grow(figure: str, counts: architecture.Counts) -> None:
+    assert getattr(counts, figure) <= getattr(LIMITS, figure)
 
 
 @pytest.fixture

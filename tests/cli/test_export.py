@@ -18,16 +18,14 @@ def test_writes_and_prints_the_parity(tiny, tmp_path):
     arguments = [
         "export",
         str(tmp_path / "model"),
-        "--format",
-        "torchscript",
         "--out",
-        str(tmp_path / "m.pt"),
+        str(tmp_path / "m.onnx"),
     ]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
     assert "parity      1 × 64×64: descriptor 1 − cosine" in done.output
     assert "any batch, any size; gives descriptor, kappa, patches" in done.output
-    assert load_model(tmp_path / "m.pt").record.name == "model"
+    assert load_model(tmp_path / "m.onnx").record.name == "model"
 
 
 def test_json(tiny, tmp_path):
@@ -35,10 +33,8 @@ def test_json(tiny, tmp_path):
     arguments = [
         "export",
         str(tmp_path / "model"),
-        "--format",
-        "torchscript",
         "--out",
-        str(tmp_path / "m.pt"),
+        str(tmp_path / "m.onnx"),
     ]
     facts = json.loads(CliRunner().invoke(app, [*arguments, "--no-patches", "--json"]).output)
     assert facts["outputs"] == ["descriptor", "kappa"]

@@ -12,7 +12,7 @@ import pytest
 
 from kappaplace.data.positives import Positives
 from kappaplace.data.table import PlaceImages
-from kappaplace.data.table_io import open_table, recorded_hash, save_table
+from kappaplace.data.table_io import recorded_hash
 from kappaplace.errors import KappaPlaceError
 
 
@@ -23,7 +23,7 @@ def saved(file: Path) -> Path:
         is_query=[False, False, True],
         given_positives=Positives.from_lists([[0, 1]], 2),
     )
-    save_table(table, file)
+    table.save(file)
     return file
 
 
@@ -98,10 +98,10 @@ BAD: list[tuple[str, str, Callable[[Path], None], str]] = [
 )
 def test_a_bad_table_is_told_in_one_sentence(tmp_path, suffix, damage, words):
     file = saved(tmp_path / f"t{suffix}")
-    open_table(file)
+    PlaceImages.open(file)
     damage(file)
     with pytest.raises(KappaPlaceError, match=words) as caught:
-        open_table(file)
+        PlaceImages.open(file)
     assert str(file) in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -123,4 +123,4 @@ def test_a_mistake_of_ours_is_not_called_damage(tmp_path, monkeypatch):
 
     monkeypatch.setattr("kappaplace.data.table_io._read_csv", broken)
     with pytest.raises(AssertionError):
-        open_table(file)
+        PlaceImages.open(file)

@@ -13,7 +13,7 @@ from kappaplace.data import table_io
 from kappaplace.data.near import Neighborhood
 from kappaplace.data.positives import Positives
 from kappaplace.data.table import COLUMNS, PlaceImages
-from kappaplace.data.table_io import open_table, recorded_hash, save_table
+from kappaplace.data.table_io import recorded_hash
 from kappaplace.errors import KappaPlaceError
 
 
@@ -47,8 +47,8 @@ def test_round_trip_is_exact(tmp_path_factory, suffix, seed, n, optional, listed
     if listed:
         whole = replace(whole, given_positives=whole.positives(), neighborhood=Neighborhood("frames", 3))
     file = tmp_path_factory.mktemp("tables") / f"table{suffix}"
-    save_table(whole, file)
-    again = open_table(file)
+    whole.save(file)
+    again = PlaceImages.open(file)
     for column in COLUMNS:
         a, b = getattr(whole, column), getattr(again, column)
         assert a.dtype == b.dtype
@@ -90,7 +90,7 @@ def test_images_elsewhere_are_found_from_anywhere(tmp_path):
 @pytest.mark.parametrize("suffix", [".parquet", ".csv"])
 def test_a_failed_write_leaves_the_old_table(tmp_path, monkeypatch, suffix):
     file = tmp_path / f"t{suffix}"
-    save_table(table(5), file)
+    table(5).save(file)
     before = file.read_bytes()
 
     def broken(*_: object) -> object:
@@ -98,46 +98,46 @@ def test_a_failed_write_leaves_the_old_table(tmp_path, monkeypatch, suffix):
 
     monkeypatch.setattr(table_io, "_blocks", broken)
     with pytest.raises(RuntimeError, match="power cut"):
-        save_table(table(6), file)
+        table(6).save(file)
     assert file.read_bytes() == before
     assert [f.name for f in tmp_path.iterdir()] == [file.name]
 
 
 def test_a_csv_may_be_edited_by_hand(tmp_path):
     file = tmp_path / "t.csv"
-    save_table(table(5), file)
+    table(5).save(file)
     lines = file.read_text(encoding="utf-8").splitlines()
     assert lines[0].startswith("# kappaplace {")
     lines[1] += ",remark"
     lines[2:] = [line + ",mine" for line in lines[2:]]
     file.write_text("\n".join(lines[:-1]) + "\n", encoding="utf-8")
-    edited = open_table(file)
+    edited = PlaceImages.open(file)
     assert len(edited) == 4
     assert edited.content_hash != recorded_hash(file)
 
 
 def test_bad_files_are_told(tmp_path):
     with pytest.raises(KappaPlaceError, match="no table at"):
-        open_table(tmp_path / "none.parquet")
+        PlaceImages.open(tmp_path / "none.parquet")
     with pytest.raises(KappaPlaceError, match=r"neither \.parquet nor \.csv"):
-        save_table(table(2), tmp_path / "t.xlsx")
+        table(2).save(tmp_path / "t.xlsx")
     (tmp_path / "own.csv").write_text("file,lat\na.jpg,3\n", encoding="utf-8")
     with pytest.raises(KappaPlaceError, match="data import csv"):
-        open_table(tmp_path / "own.csv")
+        PlaceImages.open(tmp_path / "own.csv")
     (tmp_path / "junk.parquet").write_bytes(b"not parquet at all")
     with pytest.raises(KappaPlaceError, match="cannot be read as Parquet"):
-        open_table(tmp_path / "junk.parquet")
-    save_table(table(3), tmp_path / "t.csv")
+        PlaceImages.open(tmp_path / "junk.parquet")
+    table(3).save(tmp_path / "t.csv")
     text = (tmp_path / "t.csv").read_text(encoding="utf-8")
     (tmp_path / "t.csv").write_text(text + "too,few\n", encoding="utf-8")
     with pytest.raises(KappaPlaceError, match="line 6 has 2 cells"):
-        open_table(tmp_path / "t.csv")
+        PlaceImages.open(tmp_path / "t.csv")
     (tmp_path / "t.csv").write_text(text.replace(",x,", ",z,"), encoding="utf-8")
     with pytest.raises(KappaPlaceError, match="lacks the column x"):
-        open_table(tmp_path / "t.csv")
+        PlaceImages.open(tmp_path / "t.csv")
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     pq.write_table(pa.table({"a": [1]}), tmp_path / "foreign.parquet")
     with pytest.raises(KappaPlaceError, match="no kappaplace table"):
-        open_table(tmp_path / "foreign.parquet")
+        PlaceImages.open(tmp_path / "foreign.parquet")

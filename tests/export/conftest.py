@@ -15,7 +15,7 @@ pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")
 pytest.importorskip("openvino")
 
-from kappaplace.models.export import SUFFIXES, Exported, export_model
+from kappaplace.models.export import SUFFIXES, Exported, ExportOptions, export_model
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +34,7 @@ def model() -> PlaceModel:
 def exported(model: PlaceModel, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Exported]:
     folder = tmp_path_factory.mktemp("exported")
     return {
-        kind: export_model(model, folder / f"tiny{suffix}", kind, name="tiny")  # type: ignore[arg-type]
+        kind: export_model(model, folder / f"tiny{suffix}", kind, ExportOptions(name="tiny"))  # type: ignore[arg-type]
         for kind, suffix in SUFFIXES.items()
     }
 
@@ -53,4 +53,4 @@ def photos() -> list[np.ndarray]:
 @pytest.fixture(scope="session")
 def int8(model: PlaceModel, photos: list[np.ndarray], tmp_path_factory: pytest.TempPathFactory) -> Exported:
     file: Path = tmp_path_factory.mktemp("int8") / "tiny.onnx"
-    return export_model(model, file, int8_images=photos)
+    return export_model(model, file, options=ExportOptions(int8_images=photos))

@@ -15,7 +15,7 @@ from kappaplace import PlaceMap
 from kappaplace.calibration.combination import Signal, fit_combination
 from kappaplace.calibration.fit import CalibrateOptions, Examples, fit_calibration
 from kappaplace.maps.exchange import export_map
-from kappaplace.models.export import export_model
+from kappaplace.models.export import ExportOptions, export_model
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "export_numpy.py"
 
@@ -89,6 +89,6 @@ def test_an_exported_calibration_comes_back(model, tmp_path):
     fitted = fit_calibration(
         Examples(rng.normal(0.4, 0.1, 200) - 0.1 * right, right, ["cosine"]), CalibrateOptions(max_risk=None)
     )
-    file = export_model(model, tmp_path / "m.pt", "torchscript", calibration=fitted).file
+    file = export_model(model, tmp_path / "m.onnx", options=ExportOptions(calibration=fitted.to_dict())).file
     stored = load_model(file).record.calibration
     assert Calibration.from_dict(stored).fingerprint == fitted.fingerprint

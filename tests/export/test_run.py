@@ -14,7 +14,7 @@ from torch import nn
 
 from kappaplace import FrozenEncoder, KappaPlaceError, load_model
 from kappaplace.data.images import Preprocessing
-from kappaplace.models.export import SUFFIXES, export_model, parity
+from kappaplace.models.export import SUFFIXES, ExportOptions, export_model, parity
 from kappaplace.models.fast import fidelity
 
 KINDS = sorted(SUFFIXES)
@@ -67,7 +67,7 @@ def test_other_heads(head, tmp_path, pictures):
     from kappaplace.data.images import Preprocessing
 
     model = PlaceModel.create("resnet_tiny", 16, head, preprocessing=Preprocessing(64, "exact")).eval()
-    opened = load_model(export_model(model, tmp_path / "m.pt", "torchscript").file)
+    opened = load_model(export_model(model, tmp_path / "m.onnx").file)
     wanted, got = model.embed(pictures, progress=False), opened.embed(pictures, progress=False)
     for expected, found in zip(wanted, got, strict=True):
         assert (expected is None) == (found is None)
@@ -77,16 +77,16 @@ def test_other_heads(head, tmp_path, pictures):
 
 def test_beyond_the_tolerance_nothing_is_left_and_nothing_lost(model, tmp_path, monkeypatch):
     monkeypatch.setitem(parity.TOLERANCES, "float32", (-1.0, -1.0))
-    (tmp_path / "m.pt").write_bytes(b"what was there before")
+    (tmp_path / "m.onnx").write_bytes(b"what was there before")
     with pytest.raises(KappaPlaceError, match="beyond the tolerance"):
-        export_model(model, tmp_path / "m.pt", "torchscript")
-    assert [file.name for file in tmp_path.iterdir()] == ["m.pt"]
-    assert (tmp_path / "m.pt").read_bytes() == b"what was there before"
+        export_model(model, tmp_path / "m.onnx")
+    assert [file.name for file in tmp_path.iterdir()] == ["m.onnx"]
+    assert (tmp_path / "m.onnx").read_bytes() == b"what was there before"
 
 
 @pytest.mark.slow
 def test_half_is_smaller_and_within_its_tolerance(model, exported, tmp_path):
-    made = export_model(model, tmp_path / "half.onnx", half=True)
+    made = export_model(model, tmp_path / "half.onnx", options=ExportOptions(half=True))
     assert made.file.stat().st_size < 0.62 * exported["onnx"].file.stat().st_size
     assert made.record.precision == "float16"
     assert max(gap.spread for gap in made.gaps) > 0
@@ -108,27 +108,29 @@ def test_int8_takes_images_of_several_sizes(model, photos, tmp_path):
     two = [photo if i % 2 else photo[:48] for i, photo in enumerate(photos)]
     native = copy.copy(model)
     native.preprocessing = Preprocessing()
-    assert export_model(native, tmp_path / "m.onnx", int8_images=two).quantised.images == len(two)
+    made = export_model(native, tmp_path / "m.onnx", options=ExportOptions(int8_images=two))
+    assert made.quantised.images == len(two)
 
 
 def test_int8_needs_images(model, photos, tmp_path):
     with pytest.raises(KappaPlaceError, match="at least 16"):
-        export_model(model, tmp_path / "m.onnx", int8_images=photos[:3])
+        export_model(model, tmp_path / "m.onnx", options=ExportOptions(int8_images=photos[:3]))
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "sentence"),
+    ("name", "format", "sentence"),
     [
-        ("m.onnx", {"format": "tflite"}, "choose one of: onnx"),
-        ("m.pt", {"format": "onnx"}, "ends in .onnx"),
-        ("m.pt", {"format": "torchscript", "half": True}, "TorchScript files are float32"),
-        ("m.onnx", {"half": True, "int8_images": []}, "--half or --int8"),
+        ("m.onnx", "tflite", "choose one of: onnx"),
+        ("m.pt", "torchscript", "choose one of: onnx"),
+        ("m.pt", "onnx", "ends in .onnx"),
     ],
 )
-def test_what_cannot_be_is_told(model, tmp_path, name, options, sentence):
+def test_what_cannot_be_is_told(model, tmp_path, name, format, sentence):
     with pytest.raises(KappaPlaceError, match=sentence):
-        export_model(model, tmp_path / name, **options)
+        export_model(model, tmp_path / name, format)
+    with pytest.raises(KappaPlaceError, match="--half or --int8"):
+        ExportOptions(half=True, int8_images=[])
     assert list(tmp_path.iterdir()) == []
 
 

@@ -48,7 +48,7 @@ def test_onnx_pads_alike_at_odd_and_even_sizes(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["onnx", "openvino", "torchscript"])
+@pytest.mark.parametrize("kind", ["onnx", "openvino"])
 def test_the_shipped_model(kind, tmp_path):
     from kappaplace.models.export import SUFFIXES, export_model
 

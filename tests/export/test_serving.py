@@ -12,7 +12,7 @@ from PIL import Image
 from kappaplace import KappaPlaceError, PlaceMap, load_model
 from kappaplace.models.checkpoint import trainable
 from kappaplace.models.embedding.store import EmbeddingStore
-from kappaplace.models.export import export_model
+from kappaplace.models.export import ExportOptions, export_model
 from kappaplace.models.exported import KEY
 
 
@@ -25,7 +25,7 @@ def folder(tmp_path, photos):
     return made
 
 
-@pytest.mark.parametrize("kind", ["onnx", "openvino", "torchscript"])
+@pytest.mark.parametrize("kind", ["onnx", "openvino"])
 def test_maps_of_the_original_open_with_the_file_and_the_other_way_round(
     kind, model, exported, folder, tmp_path
 ):
@@ -51,7 +51,7 @@ def test_matches_are_compared_cell_by_cell_as_with_the_original(model, exported,
 
 
 def test_without_patches_comparing_is_told(model, folder, tmp_path):
-    file = export_model(model, tmp_path / "m.pt", "torchscript", patches=False).file
+    file = export_model(model, tmp_path / "m.onnx", options=ExportOptions(patches=False)).file
     assert load_model(file).record.outputs == ("descriptor", "kappa")
     made = PlaceMap.build(folder, tmp_path / "a.map", str(file))
     with pytest.raises(KappaPlaceError, match="gives no patch maps"):
@@ -65,7 +65,7 @@ def test_maps_do_not_mix_int8_with_the_original(model, int8, folder, tmp_path):
         PlaceMap.open(tmp_path / "a.map", str(int8.file)).localize(folder / "03.png")
 
 
-@pytest.mark.parametrize("kind", ["onnx", "openvino", "torchscript"])
+@pytest.mark.parametrize("kind", ["onnx", "openvino"])
 def test_travels_to_workers(kind, exported, pictures):
     opened = load_model(exported[kind].file)
     twin = pickle.loads(pickle.dumps(opened))
@@ -74,7 +74,7 @@ def test_travels_to_workers(kind, exported, pictures):
     )
 
 
-@pytest.mark.parametrize("kind", ["onnx", "openvino", "torchscript"])
+@pytest.mark.parametrize("kind", ["onnx", "openvino"])
 def test_damaged_files_are_told(kind, exported, tmp_path):
     file = exported[kind].file
     content = file.read_bytes()
@@ -93,9 +93,12 @@ def test_onnx_of_somebody_else_is_refused(exported, tmp_path):
         load_model(tmp_path / "other.onnx")
 
 
-def test_torchscript_without_our_record_is_never_run(tmp_path):
+def test_torchscript_of_earlier_versions_is_told(tmp_path):
     traced = torch.jit.trace(torch.nn.Linear(2, 2), torch.zeros(1, 2))
+    torch.jit.save(traced, str(tmp_path / "ours.pt"), _extra_files={KEY: "{}"})
     torch.jit.save(traced, str(tmp_path / "other.pt"))
+    with pytest.raises(KappaPlaceError, match="TorchScript export of an earlier version"):
+        load_model(tmp_path / "ours.pt")
     with pytest.raises(KappaPlaceError):
         load_model(tmp_path / "other.pt")
 

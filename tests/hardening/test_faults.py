@@ -33,7 +33,7 @@ from kappaplace.maps import PlaceMap
 from kappaplace.maps.tune.label_sheet import Row, Sheet, read_labels, write_labels
 from kappaplace.models.checkpoint import load_checkpoint, load_model, save_model
 from kappaplace.models.embedding.store import EmbeddingStore
-from kappaplace.models.export import SUFFIXES, export_model
+from kappaplace.models.export import SUFFIXES, ExportOptions, export_model
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.slam.graph_files import write_tum
 from kappaplace.training.loop import RunLog, load_state, save_state
@@ -127,7 +127,9 @@ WRITERS = {
     ),
     **{
         f"exported model, {format}": Writer(
-            lambda folder, v, f=format: export_model(model(v), folder / f"m{SUFFIXES[f]}", f, name=f"{v}"),
+            lambda folder, v, f=format: export_model(
+                model(v), folder / f"m{SUFFIXES[f]}", f, ExportOptions(name=f"{v}")
+            ),
             lambda folder, f=format: load_model(folder / f"m{SUFFIXES[f]}").record.name,  # type: ignore[union-attr]
         )
         for format in SUFFIXES

@@ -113,7 +113,7 @@ KINDS = {
     "descriptors, npy": Kind("plain.npy", read_embeddings),
     "positives": Kind("positives.json", _positives),
 }
-EXPORTED = {"torchscript": Kind("model.pt", load_model), "onnx": Kind("model.onnx", load_model)}
+EXPORTED = {"onnx": Kind("model.onnx", load_model)}
 
 
 @pytest.fixture(scope="module")
@@ -191,8 +191,7 @@ def test_damage_is_told_in_one_sentence(name: str, times: int, whole: Path, tmp_
 @pytest.mark.slow  # making an ONNX file takes a while
 @pytest.mark.parametrize("name", EXPORTED)
 def test_damage_of_exported_models(name: str, tiny: PlaceModel, tmp_path: Path) -> None:
-    if name == "onnx":
-        pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxruntime")
     export_model(tiny, tmp_path / EXPORTED[name].file, name)  # type: ignore[arg-type]
     told(EXPORTED[name], tmp_path, MANY // 2)
 

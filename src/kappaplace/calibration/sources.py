@@ -19,11 +19,8 @@ from kappaplace.calibration.decision import rule_by_probability
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import replace_file
-from kappaplace.maps.models import preprocessing_of
-from kappaplace.maps.store.manifest import Manifest
 from kappaplace.models.checkpoint import read_card
 from kappaplace.models.shipped import CALIBRATION, installed, shipped_folder
-from kappaplace.retrieval.columns import COARSE
 
 ACCEPT_RISK, REJECT_RISK = 0.1, 0.2
 """Accept from a probability of 1 − the first, reject up to the second."""
@@ -33,15 +30,13 @@ ORIGIN = "origin"
 """The fact that says in words what it was fitted on."""
 
 
-def borrowed_calibration(manifest: Manifest) -> Calibration | None:
-    """What came with the model of a map, with a rule by probability; None where nothing fits."""
-    if manifest.storage in COARSE:
-        return None
-    return calibration_with(manifest.model.fingerprint, preprocessing_of(manifest.model))
-
-
 def calibration_with(fingerprint: str, preprocessing: Preprocessing) -> Calibration | None:
-    """The same for a model by its fingerprint and the way images are prepared for it."""
+    """Return what came with a model, with a rule by probability; None where nothing fits.
+
+    Args:
+        fingerprint: Of the model.
+        preprocessing: How images are prepared for it.
+    """
     for name in installed():
         made, its_own = read_shipped(shipped_folder(name))
         if made is not None and made.facts.get(MODEL) == fingerprint and its_own == preprocessing:

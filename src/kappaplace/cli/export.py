@@ -1,4 +1,4 @@
-"""``kappaplace export``: a model as one file for ONNX Runtime, OpenVINO or TorchScript."""
+"""``kappaplace models export``: a model as one file for ONNX Runtime or OpenVINO."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 def export(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A model: folder, weights file or name.")],
-    out: Annotated[Path, typer.Option(help="The file: .onnx, .zip (OpenVINO) or .pt (TorchScript).")],
-    format: Annotated[str, typer.Option(help="onnx, openvino or torchscript.")] = "onnx",
+    out: Annotated[Path, typer.Option(help="The file: .onnx, or .zip for OpenVINO.")],
+    format: Annotated[str, typer.Option(help="onnx or openvino.")] = "onnx",
     int8: Annotated[
         bool, typer.Option("--int8", help="Quantise to int8, with images like those in use.")
     ] = False,
@@ -44,10 +44,10 @@ def export(
 
         kappaplace export runs/pt/model --out place-int8.onnx --int8 --calibration-images photos/
 
-        kappaplace export runs/pt/model --format torchscript --out place.pt --calibration town.map
+        kappaplace export runs/pt/model --out place.onnx --calibration town.map
     """
     from kappaplace.models.checkpoint import load_model
-    from kappaplace.models.export import export_model
+    from kappaplace.models.export import ExportOptions, export_model
 
     if int8 and calibration_images is None:
         raise KappaPlaceError(
@@ -56,18 +56,16 @@ def export(
     if calibration_images is not None and not int8:
         raise KappaPlaceError("--calibration-images are for int8; add --int8.")
     loaded = load_model(model)
-    made = export_model(
-        loaded,
-        out,
-        format,  # type: ignore[arg-type]
-        half=half,
-        int8_images=_images(calibration_images),
-        patches=patches,
-        calibration=_calibration(loaded, calibration),
-        name=Path(model).name,
-        licence=_licence(model),
+    calibrated = _calibration(loaded, calibration)
+    options = ExportOptions(
+        half,
+        _images(calibration_images),
+        patches,
+        None if calibrated is None else calibrated.to_dict(),
+        Path(model).name,
+        _licence(model),
     )
-    _show(made, as_json)
+    _show(export_model(loaded, out, format, options), as_json)  # type: ignore[arg-type]
 
 
 def _images(source: Path | None) -> list[Any] | None:

@@ -23,22 +23,10 @@ from numpy.typing import ArrayLike, NDArray
 from kappaplace.data.geodesy import LOCAL_FRAME, frame_codes
 from kappaplace.data.near import FARTHEST, Near, Neighborhood
 from kappaplace.data.positives import Positives, positives_within
+from kappaplace.data.table_io import COLUMNS, OPTIONAL_COLUMNS, TEXT, read_table, write_table
 from kappaplace.errors import KappaPlaceError
 
 DEFAULT_RADIUS = 25.0  # metres within which a reference is a positive, the field's convention
-_TEXT = np.dtypes.StringDType()  # 16 bytes a row plus the text itself: ten million paths stay usable
-
-# Column → dtype of what is stored. Optional columns are None when nothing is known of any row.
-COLUMNS: dict[str, Any] = {
-    "paths": _TEXT,
-    "positions": np.float64,
-    "heading": np.float32,
-    "timestamp": np.float64,
-    "place": np.int64,
-    "condition": _TEXT,
-    "is_query": np.bool_,
-}
-OPTIONAL_COLUMNS: dict[str, Any] = {"frame_number": np.int64, "accuracy": np.float32}
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,14 +83,14 @@ class PlaceImages:
         >>> table.positives().of(0).tolist()
         [0]
         """
-        names = paths if isinstance(paths, np.ndarray) else np.array(list(paths), dtype=_TEXT)
+        names = paths if isinstance(paths, np.ndarray) else np.array(list(paths), dtype=TEXT)
         n = len(names)
         filled = {
             "positions": np.full((n, 2), np.nan) if positions is None else positions,
             "heading": np.full(n, np.nan) if heading is None else heading,
             "timestamp": np.full(n, np.nan) if timestamp is None else timestamp,
             "place": np.full(n, -1) if place is None else place,
-            "condition": np.full(n, "", dtype=_TEXT) if condition is None else condition,
+            "condition": np.full(n, "", dtype=TEXT) if condition is None else condition,
             "is_query": np.zeros(n, dtype=bool) if is_query is None else is_query,
         }
         return cls(paths=names, **filled, **rest)  # type: ignore[arg-type]
@@ -228,16 +216,21 @@ class PlaceImages:
 
     def save(self, path: str | Path) -> None:
         """Write the table as one ``.parquet`` or ``.csv`` file, atomically."""
-        from kappaplace.data.table_io import save_table
-
-        save_table(self, path)
+        columns = {name: getattr(self, name) for name in COLUMNS}
+        columns |= {c: getattr(self, c) for c in OPTIONAL_COLUMNS if getattr(self, c) is not None}
+        facts = {key: getattr(self, key) for key in ("root", "frame", "name", "protocol", "radius")}
+        facts |= {"neighbourhood": self.neighborhood.to_json(), "hash": self.content_hash}
+        write_table(path, columns, self.given_positives, facts)
 
     @staticmethod
     def open(path: str | Path, root: str | Path | None = None) -> PlaceImages:
-        """Read a table; ``root`` says where the images lie now, if they have moved."""
-        from kappaplace.data.table_io import open_table
+        """Read a table.
 
-        return open_table(path, root)
+        Args:
+            path: A ``.parquet`` or ``.csv`` file.
+            root: Folder of the images, if they have moved.
+        """
+        return PlaceImages.create(**read_table(path, root))
 
     @cached_property
     def content_hash(self) -> str:

@@ -2,8 +2,6 @@
 
 What is not a column (frame, radius, neighbourhood, …) travels in the same file: in Parquet's schema metadata
 under the key ``kappaplace``, in CSV's first line ``# kappaplace {json}``.
-
-What a table's file says beyond its columns: the images' folder, frame, radius, neighbourhood …
 """
 
 from __future__ import annotations
@@ -11,39 +9,46 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.data.near import Neighborhood
 from kappaplace.data.positives import Positives
-from kappaplace.data.table import COLUMNS, OPTIONAL_COLUMNS, PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import make_folder, replace_file, telling
 
+TEXT = np.dtypes.StringDType()  # 16 bytes a row plus the text itself: ten million paths stay usable
+COLUMNS: dict[str, Any] = {
+    "paths": TEXT,
+    "positions": np.float64,
+    "heading": np.float32,
+    "timestamp": np.float64,
+    "place": np.int64,
+    "condition": TEXT,
+    "is_query": np.bool_,
+}
+"""Columns of a table in memory, and as what they are kept."""
+OPTIONAL_COLUMNS: dict[str, Any] = {"frame_number": np.int64, "accuracy": np.float32}
+"""Those that are None where nothing is known of any row."""
+Columns: TypeAlias = Mapping[str, NDArray[Any]]
 VERSION = 1  # raised when an older kappaplace would misread what a newer one writes
 # What must be there, and as what.
 _KINDS: dict[str, Any] = dict.fromkeys(("root", "frame", "name", "protocol"), str)
 _KINDS |= {"radius": (int, float), "neighbourhood": dict}
 
 
-def metadata_of(table: PlaceImages, path: Path) -> dict[str, Any]:
-    """Images below the table's own folder are found relative to it, so that both can be moved together."""
-    root, folder = os.path.abspath(table.root), os.path.abspath(path.parent)
+def stored_root(root: str | Path, path: Path) -> str:
+    """Return how the folder of the images is written into a table at this path.
+
+    Images below the table's own folder are found relative to it, so that both can be moved together.
+    """
+    root, folder = os.path.abspath(root), os.path.abspath(path.parent)
     inside = root == folder or root.startswith(folder.rstrip(os.sep) + os.sep)
-    return {
-        "version": VERSION,
-        "root": Path(os.path.relpath(root, folder) if inside else root).as_posix(),
-        "frame": table.frame,
-        "name": table.name,
-        "protocol": table.protocol,
-        "radius": table.radius,
-        "neighbourhood": table.neighborhood.to_json(),
-        "hash": table.content_hash,
-    }
+    return Path(os.path.relpath(root, folder) if inside else root).as_posix()
 
 
 def checked_metadata(path: Path, text: str) -> dict[str, Any]:
@@ -76,16 +81,31 @@ _ROWS = 131_072  # rows a block: bounds the memory that writing and reading need
 _FILE_COLUMNS = ("path", "x", "y", "heading", "timestamp", "place", "condition", "is_query")
 
 
-def save_table(table: PlaceImages, path: str | Path) -> None:
-    """Write ``table`` as ``.parquet`` or ``.csv``; what stood there stays until the new file is whole."""
+def write_table(
+    path: str | Path, columns: Columns, positives: Positives | None, facts: Mapping[str, Any]
+) -> None:
+    """Write a table as ``.parquet`` or ``.csv``; what stood there stays until the new file is whole.
+
+    Args:
+        path: The file.
+        columns: `COLUMNS` and those of `OPTIONAL_COLUMNS` that there are.
+        positives: The correct references of each query, if they are given one by one.
+        facts: What is no column, see `read_table`.
+    """
     path = Path(path)
     writer = {".parquet": _write_parquet, ".csv": _write_csv}[_format(path)]
     make_folder(path.parent)
-    replace_file(path, lambda temporary: writer(table, temporary, metadata_of(table, path)))
+    metadata = {"version": VERSION, **facts, "root": stored_root(facts["root"], path)}
+    replace_file(path, lambda part: writer(columns, positives, part, metadata))
 
 
-def open_table(path: str | Path, root: str | Path | None = None) -> PlaceImages:
-    """Read a table written by :func:`save_table`; ``root`` overrides the folder of the images."""
+def read_table(path: str | Path, root: str | Path | None = None) -> dict[str, Any]:
+    """Read what `write_table` wrote, as arguments of `PlaceImages.create`.
+
+    Args:
+        path: The file.
+        root: Folder of the images. Default: the one that the file states.
+    """
     path = Path(path)
     kind = _format(path)
     if not path.is_file():
@@ -93,9 +113,8 @@ def open_table(path: str | Path, root: str | Path | None = None) -> PlaceImages:
     with telling(f"{path} cannot be read as {_FORMATS[kind]}"):
         columns, metadata = _read_parquet(path) if kind == ".parquet" else _read_csv(path)
         where = Path(root) if root is not None else path.parent / metadata["root"]
-        known = {key: metadata[key] for key in ("frame", "name", "protocol", "radius")}
-        near = Neighborhood(**metadata["neighbourhood"])
-        return PlaceImages.create(**columns, **known, root=where, neighborhood=near)
+        facts = {key: metadata[key] for key in ("frame", "name", "protocol", "radius")}
+        return {**columns, **facts, "root": where, "neighborhood": Neighborhood(**metadata["neighbourhood"])}
 
 
 def recorded_hash(path: str | Path) -> str:
@@ -118,35 +137,29 @@ def _format(path: Path) -> str:
     return path.suffix.lower()
 
 
-def _blocks(table: PlaceImages) -> Iterator[dict[str, Any]]:
+def _names(columns: Columns, positives: Positives | None) -> list[str]:
+    """Columns of the file."""
+    optional = [name for name in OPTIONAL_COLUMNS if name in columns]
+    return [*_FILE_COLUMNS, *optional, *(["positives"] if positives is not None else [])]
+
+
+def _blocks(columns: Columns, positives: Positives | None) -> Iterator[dict[str, Any]]:
     """The file's columns, a block of rows at a time; positives as lists in the rows of queries."""
-    among = np.cumsum(table.is_query) - 1
-    for start in range(0, len(table), _ROWS):
-        rows = slice(start, start + _ROWS)
-        block: dict[str, Any] = {
-            "path": table.paths[rows].tolist(),
-            "x": table.positions[rows, 0],
-            "y": table.positions[rows, 1],
-            "heading": table.heading[rows],
-            "timestamp": table.timestamp[rows],
-            "place": table.place[rows],
-            "condition": table.condition[rows].tolist(),
-            "is_query": table.is_query[rows],
-        }
-        for column in OPTIONAL_COLUMNS:
-            if getattr(table, column) is not None:
-                block[column] = getattr(table, column)[rows]
-        if table.given_positives is not None:
-            flags = table.is_query[rows]
-            given = table.given_positives
-            block["positives"] = [
-                given.of(int(q)).tolist() if flag else None
-                for q, flag in zip(among[rows], flags, strict=True)
-            ]
+    among = np.cumsum(columns["is_query"]) - 1
+    for start in range(0, len(among), _ROWS):
+        part = {name: values[start : start + _ROWS] for name, values in columns.items()}
+        x, y = part.pop("positions").T
+        block: dict[str, Any] = {"path": part.pop("paths").tolist(), "x": x, "y": y, **part}
+        block["condition"] = part["condition"].tolist()
+        if positives is not None:
+            queries = zip(among[start : start + _ROWS], part["is_query"], strict=True)
+            block["positives"] = [positives.of(int(q)).tolist() if flag else None for q, flag in queries]
         yield block
 
 
-def _write_parquet(table: PlaceImages, path: Path, metadata: dict[str, Any]) -> None:
+def _write_parquet(
+    columns: Columns, positives: Positives | None, path: Path, metadata: dict[str, Any]
+) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -163,11 +176,10 @@ def _write_parquet(table: PlaceImages, path: Path, metadata: dict[str, Any]) -> 
         "timestamp": pa.float64(),
         "is_query": pa.bool_(),
     }
-    names = list(_FILE_COLUMNS) + [c for c in OPTIONAL_COLUMNS if getattr(table, c) is not None]
-    names += ["positives"] if table.given_positives is not None else []
+    names = _names(columns, positives)
     schema = pa.schema([(name, types[name]) for name in names], {"kappaplace": json.dumps(metadata)})
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
-        for block in _blocks(table):
+        for block in _blocks(columns, positives):
             arrays = [pa.array(block[name], types[name]) for name in names]
             writer.write_batch(pa.record_batch(arrays, schema=schema))
 
@@ -211,19 +223,14 @@ def _parquet_metadata(path: Path, metadata: dict[bytes, bytes] | None) -> dict[s
     return checked_metadata(path, metadata[b"kappaplace"].decode("utf-8"))
 
 
-def _write_csv(table: PlaceImages, path: Path, metadata: dict[str, Any]) -> None:
+def _write_csv(columns: Columns, positives: Positives | None, path: Path, metadata: dict[str, Any]) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
         file.write(_MARK + json.dumps(metadata, ensure_ascii=False) + "\n")
         writer = csv.writer(file, lineterminator="\n")
-        for number, block in enumerate(_blocks(table) if len(table) else [_empty_block(table)]):
-            if number == 0:
-                writer.writerow(block)
-            writer.writerows(zip(*(_cells(values) for values in block.values()), strict=True))
-
-
-def _empty_block(table: PlaceImages) -> dict[str, Any]:
-    names = list(_FILE_COLUMNS) + [c for c in OPTIONAL_COLUMNS if getattr(table, c) is not None]
-    return {name: [] for name in names + (["positives"] if table.given_positives is not None else [])}
+        names = _names(columns, positives)
+        writer.writerow(names)
+        for block in _blocks(columns, positives):
+            writer.writerows(zip(*(_cells(block[name]) for name in names), strict=True))
 
 
 def _cells(values: Any) -> list[str]:

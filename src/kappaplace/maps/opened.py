@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from kappaplace.calibration.calibration import Calibration
-from kappaplace.calibration.sources import borrowed_calibration
+from kappaplace.calibration.sources import calibration_with
 from kappaplace.data.images import Source
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.answer import Localization
@@ -33,6 +33,7 @@ from kappaplace.models.embedding import as_sources, embed_images, embed_patches
 from kappaplace.models.exported import ExportedModel
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.retrieval import Circle, EngineOptions, open_search
+from kappaplace.retrieval.columns import COARSE
 from kappaplace.retrieval.references import Queries
 from kappaplace.types import Embeddings
 
@@ -118,7 +119,10 @@ class OpenMap:
         """What came with the model, for a map without a calibration of its own; it promises nothing."""
         if self.manifest.calibration is not None:
             return None
-        return borrowed_calibration(self.manifest)
+        if self.manifest.storage in COARSE:  # rounded descriptors give other scores
+            return None
+        model = self.manifest.model
+        return calibration_with(model.fingerprint, preprocessing_of(model))
 
     @property
     def references(self) -> MapReferences:

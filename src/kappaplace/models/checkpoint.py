@@ -111,12 +111,20 @@ def load_model(
 ) -> AnyModel:
     """Load a model for inference.
 
-    ``source`` is a folder written by `save_model`, a file of ``kappaplace export`` (ONNX, OpenVINO,
-    TorchScript), a foreign weights file, or a name that ``kappaplace models`` lists; without it, the
-    pretrained model that comes with the package. ``dim``
-    refuses any other descriptor dimension; ``backbone`` overrides what is recognised from a foreign file
-    (``resnet50_v1`` cannot be told from ``resnet50`` by its weights); ``encoder`` is the module that a saved
-    FrozenEncoder belongs to.
+    Args:
+        source: A folder written by `save_model`, a file of ``kappaplace export``, a weights file of another
+            project, or a name that ``kappaplace models`` lists. Default: the pretrained model that comes
+            with the package.
+        dim: Dimension of the descriptor that is expected; any other one is refused.
+        backbone: Backbone of a weights file, where it cannot be recognized (``resnet50_v1`` has the same
+            weights as ``resnet50``).
+        encoder: The module that a saved `FrozenEncoder` belongs to.
+
+    Returns:
+        The model in evaluation mode.
+
+    Raises:
+        KappaPlaceError: If there is no such model, or it cannot be read.
 
     >>> model = load_model()
     >>> model.dim, model.preprocessing.fixed_size

@@ -2,8 +2,6 @@
 
 Such a file (`kappaplace export`) carries a record of what it is: preprocessing, names of its outputs, the
 model it was made of, and its calibration. Reading it needs the runtime, and none of the model's own code.
-
-The runtimes of exported models behind one small interface: the bytes of a file in, named outputs out.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ import importlib
 import io
 import json
 import struct
-import warnings
 import zipfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
@@ -30,7 +27,7 @@ from kappaplace.models.encoder import EncoderModule
 from kappaplace.types import Embeddings
 
 KEY = "kappaplace"
-"""Under it a file keeps its record: in ONNX's metadata, OpenVINO's rt_info, TorchScript's extra files."""
+"""Under it a file keeps its record: in ONNX's metadata, OpenVINO's rt_info."""
 XML, BIN = "model.xml", "model.bin"
 """What the one file of an OpenVINO model holds: its two, as OpenVINO itself writes them."""
 
@@ -99,45 +96,25 @@ class OpenVino:
             return [torch.from_numpy(self.request.get_tensor(name).data.copy()) for name in names]
 
 
-class TorchScript(nn.Module):
-    """torch's own interpreter, on any device."""
-
-    def __init__(self, content: bytes, where: str) -> None:
-        super().__init__()
-        self.content = content
-        extra = {KEY: ""}
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # of all TorchScript; see its writer
-                self.graph = torch.jit.load(io.BytesIO(content), map_location="cpu", _extra_files=extra)
-            found: Any = extra[KEY]
-            self.text: str | None = found.decode() if isinstance(found, bytes) else found or None
-        except Exception as error:  # whatever the unpickler meets
-            raise unreadable(where, error) from None
-        self.names: list[str] = _stated(self.text, "outputs") or []
-
-    def run(self, images: Tensor, names: Sequence[str]) -> list[Tensor]:
-        made = dict(zip(self.names, self.graph(images), strict=True))
-        return [made[name] for name in names]
-
-
-def kind_of(file: Path) -> type[OnnxRuntime] | type[OpenVino] | type[TorchScript] | None:
-    """The runtime that a file is for, by its content; None for one that was not exported."""
+def kind_of(file: Path) -> type[OnnxRuntime] | type[OpenVino] | None:
+    """Return the runtime that a file is for, by its content; None for one that was not exported."""
     if file.suffix.lower() == ".onnx":
         return OnnxRuntime
     try:
         with zipfile.ZipFile(file) as parts:
-            return _kind_of_zip(parts)
+            return _kind_of_zip(parts, str(file))
     except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError, struct.error):
         return None  # no zip file that anybody could read
 
 
-def _kind_of_zip(parts: zipfile.ZipFile) -> type[OpenVino] | type[TorchScript] | None:
+def _kind_of_zip(parts: zipfile.ZipFile, where: str) -> type[OpenVino] | None:
     names = parts.namelist()
-    if XML in names and BIN in names:
-        return OpenVino
-    # Only with our record: TorchScript is code, and a file of weights must never run any.
-    return TorchScript if any(name.endswith(f"/extra/{KEY}") for name in names) else None
+    if any(name.endswith(f"/extra/{KEY}") for name in names):
+        raise KappaPlaceError(
+            f"The file {where} is a TorchScript export of an earlier version, which is no longer read. "
+            "Export the model again as ONNX."
+        )
+    return OpenVino if XML in names and BIN in names else None
 
 
 def open_runtime(content: bytes, where: str) -> Runtime:
@@ -146,7 +123,9 @@ def open_runtime(content: bytes, where: str) -> Runtime:
         return OnnxRuntime(content, where)
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as parts:
-            kind = _kind_of_zip(parts)
+            kind = _kind_of_zip(parts, where)
+    except KappaPlaceError:
+        raise
     except Exception as error:  # a zip file by its end alone
         raise unreadable(where, error) from None
     if kind is None:
@@ -196,7 +175,7 @@ class ExportRecord:
     precision: str
     """float32, float16 (weights rounded, half precision where the machine has it) or int8."""
     opset: int | None = None
-    """Of ONNX; None for TorchScript."""
+    """Of ONNX; None in files of earlier versions."""
     size: tuple[int, int] | None = None
     """Height and width where the graph takes no other; None: any."""
     parity: dict[str, float] | None = None
@@ -238,7 +217,7 @@ class ExportRecord:
 class ExportedModel(EncoderModule):
     """An exported file at work: the same forward, ``embed`` and ``patch_maps`` as a `PlaceModel`.
 
-    ONNX and OpenVINO files run on the CPU; a TorchScript file can be moved to any device of torch's.
+    It runs on the CPU.
     """
 
     head: None = None  # what a head would do is part of the graph
@@ -249,8 +228,6 @@ class ExportedModel(EncoderModule):
         self.preprocessing = Preprocessing.from_dict(record.preprocessing)
         # Whoever embeds asks a parameter for device and type.
         self.place = nn.Parameter(torch.empty(0), requires_grad=False)
-        if isinstance(runtime, nn.Module):
-            self.script = runtime  # moves with the model
         self.eval()
 
     @property
@@ -304,12 +281,12 @@ class ExportedModel(EncoderModule):
 
     def _apply(self, *arguments: Any, **options: Any) -> ExportedModel:
         super()._apply(*arguments, **options)
-        if self.place.device.type != "cpu" and not isinstance(self.runtime, nn.Module):
+        if self.place.device.type != "cpu":
             wanted = self.place.device
             self.place = nn.Parameter(torch.empty(0), requires_grad=False)
             raise KappaPlaceError(
                 f"The exported model {self.file} runs on the CPU, not on {wanted}; use the model it was "
-                "made of there, or export it as torchscript."
+                "made of there."
             )
         return self
 

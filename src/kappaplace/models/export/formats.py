@@ -1,10 +1,7 @@
-"""A model as ONNX.
+"""Files for ONNX Runtime and OpenVINO.
 
-A model for OpenVINO: what it writes as two files, .xml and .bin, together in one zip without compression.
-
-``unzip`` gives the pair back to other programs of OpenVINO's; kappaplace reads the zip as it is.
-
-A model as TorchScript, by tracing: for C++ programs that have libtorch already.
+OpenVINO has two files, .xml and .bin; they lie in one zip without compression. ``unzip`` gives the pair to
+other programs, kappaplace reads the zip as it is.
 """
 
 from __future__ import annotations
@@ -15,7 +12,6 @@ import logging
 import warnings
 import zipfile
 from collections.abc import Iterator
-from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -65,9 +61,7 @@ def write_onnx(graph: ExportGraph, example: Tensor, file: Path, *, dynamic_size:
         raise
     except Exception as error:  # the exporter has a kind for each of its steps
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        raise KappaPlaceError(
-            f"This model cannot be written as ONNX ({reason}); torchscript may do for it."
-        ) from None
+        raise KappaPlaceError(f"This model cannot be written as ONNX ({reason}).") from None
 
 
 def halve_weights(file: Path) -> None:
@@ -125,14 +119,3 @@ def convert(onnx_file: Path, file: Path, text: str, *, half: bool = False) -> No
         with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as parts:
             for name in (XML, BIN):
                 parts.write(Path(folder) / name, name)
-
-
-def write_torchscript(graph: ExportGraph, example: Tensor, file: Path, text: str) -> None:
-    """The traced graph with the record beside it; the parity check tells whether other sizes work."""
-    with warnings.catch_warnings(), torch.no_grad():
-        # torch recommends torch.export instead, which C++ programs cannot open without Python or a compiler.
-        warnings.simplefilter("ignore")
-        traced = torch.jit.trace(graph, example)
-        content = BytesIO()  # in memory first: torch's own writer ends the process where the disk is full
-        torch.jit.save(traced, content, _extra_files={KEY: text})
-    file.write_bytes(content.getbuffer())
