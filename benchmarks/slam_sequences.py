@@ -22,7 +22,8 @@ from scipy.sparse import csr_matrix
 
 from kappaplace.calibration.calibration import Calibration
 from kappaplace.calibration.combination import features_of
-from kappaplace.calibration.fit import CalibrateOptions, Examples, fit_calibration
+from kappaplace.calibration.fit import Examples, fit_calibration
+from kappaplace.calibration.options import CalibrateOptions
 from kappaplace.data.poses import between
 from kappaplace.metrics import auroc
 from kappaplace.retrieval.evidence import Evidence

@@ -12,9 +12,12 @@ EXCEPTIONS: set[str] = set()
 CYCLES: set[tuple[str, str]] = set()
 """Pairs of modules that still import each other."""
 LIMITS = architecture.Counts(
-    files=258, code_lines=32155, all_code_lines=38911, wide_functions=22, any_lines=510
+    files=257, code_lines=32339, all_code_lines=39098, wide_functions=15, any_lines=498
 )
-"""Lower them when you can; a feature may raise one in its own commit, with one line of reason here."""
+"""Lower them when you can; a feature may raise one in its own commit, with one line of reason here.
+
+- `localize` streams answers and resumes a CSV file; `PlaceMap` has every verb; old names warn for one release.
+"""
 
 
 def test_imports_point_to_earlier_layers() -> None:

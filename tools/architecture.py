@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "kappaplace"
 LAYERS = (
-    ("errors", "types", "version", "files", "records", "checks", "progress"),
+    ("errors", "types", "version", "files", "records", "checks", "progress", "_moved"),
     ("vmf", "metrics"),
     ("data",),
     ("models",),

@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.calibration.calibration import Calibration
-from kappaplace.calibration.fit import CalibrateOptions, Examples, examples_of, fit_calibration, join
+from kappaplace.calibration.fit import Examples, examples_of, fit_calibration, join
+from kappaplace.calibration.options import CalibrateOptions
 from kappaplace.calibration.sources import ORIGIN
 from kappaplace.data import TABLE_FORMATS, PlaceImages, read_layout
 from kappaplace.errors import KappaPlaceError

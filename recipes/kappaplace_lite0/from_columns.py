@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from kappaplace.calibration.calibration import Calibration
 from kappaplace.calibration.combination import fit_combination
-from kappaplace.calibration.fit import CalibrateOptions, Examples, fit_calibration
+from kappaplace.calibration.fit import Examples, fit_calibration
+from kappaplace.calibration.options import CalibrateOptions
 from kappaplace.calibration.sources import ORIGIN
 from kappaplace.files import replace_file
 from kappaplace.maps.tune.monitor import DISTANCE

@@ -1,12 +1,17 @@
-"""Old import paths that the documentation named: they work for one release and warn."""
+"""Old names that the documentation had: they work for one release and warn."""
 
 from __future__ import annotations
 
 import warnings
-from functools import partial
+from collections.abc import Callable
+from functools import partial, wraps
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _TARGETS = {
     "kappaplace.calibration": "calibration.model",
@@ -73,3 +78,19 @@ def old_name(name: str) -> object:
     text = f"kappaplace.{name} has moved, use {new}.{NAMES.get(name, name)}."
     warnings.warn(text, DeprecationWarning, stacklevel=3)
     return _attribute(new, name)
+
+
+def renamed(**names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Accept old keywords of a function for one release; each warns and names the new one."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @wraps(function)
+        def call(*args: P.args, **keywords: P.kwargs) -> R:
+            for old in names.keys() & keywords.keys():
+                warnings.warn(f"{old}= is now {names[old]}=.", DeprecationWarning, stacklevel=2)
+                keywords[names[old]] = keywords.pop(old)
+            return function(*args, **keywords)
+
+        return call
+
+    return decorate

@@ -130,3 +130,9 @@ def checked_hits(hits: NDArray[np.bool_], k: int, name: str) -> NDArray[np.bool_
     if not 1 <= k <= flags.shape[1]:
         raise KappaPlaceError(f"{name} needs the {k} best matches, {flags.shape[1]} are given.")
     return flags[:, :k]
+
+
+def check_compared(count: int) -> None:
+    """Refuse a number of matches to compare that is none."""
+    if count < 0:
+        raise KappaPlaceError(f"A number of matches to compare cell by cell is 0 or more, not {count}.")

@@ -24,10 +24,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode, urlsplit
 
+from kappaplace._moved import renamed
 from kappaplace.errors import KappaPlaceError
 
 if TYPE_CHECKING:
     from kappaplace.data.images import Source
+    from kappaplace.data.near import Circle
     from kappaplace.maps.answer import Localization
     from kappaplace.types import Embeddings
 
@@ -62,30 +64,53 @@ class Client:
         self.url, self.map, self.timeout, self.tries = url.rstrip("/"), map, timeout, tries
         self._token = token
 
+    @renamed(near="area")
     def localize(
         self,
         image: Source,
         k: int = 10,
         *,
-        near: tuple[tuple[float, float], float] | None = None,
+        area: Circle | None = None,
+        order: str = "similarity",
+        rerank: int | None = None,
         max_risk: float | None = None,
         map: str | None = None,
     ) -> Localization:
-        """Where an image was taken; ``max_risk`` decides for another risk than the calibrated one."""
-        found = self._post("/v1/localize", [image], _options(k, near, max_risk), map)
-        return localization_of(found)
+        """Find where an image was taken.
 
+        Args:
+            image: A file, bytes, an array or a PIL image.
+            k: Number of matches.
+            area: Search only this circle: x, y and radius in meters of the map.
+            order: Order of the matches: similarity or probability.
+            rerank: Number of top matches to compare patch by patch. Default: as at calibration.
+            max_risk: Decide for this risk instead of the calibrated one; estimated, not proven.
+            map: Name of the map. Default: that of the client, or the first one.
+
+        Returns:
+            The answer.
+
+        Raises:
+            ServiceError: If the service refuses the request.
+        """
+        options = {"k": k, "area": _circle(area), "order": order, "rerank": rerank, "max_risk": max_risk}
+        return localization_of(self._post("/v1/localize", [image], options, map))
+
+    @renamed(near="area")
     def localize_batch(
         self,
         images: Iterable[Source],
         k: int = 10,
         *,
-        near: tuple[tuple[float, float], float] | None = None,
+        area: Circle | None = None,
+        order: str = "similarity",
+        rerank: int | None = None,
         max_risk: float | None = None,
         map: str | None = None,
     ) -> list[Localization]:
-        """The same of several images, in their order."""
-        found = self._post("/v1/localize/batch", list(images), _options(k, near, max_risk), map)
+        """Find where several images were taken; arguments are those of `localize`."""
+        options = {"k": k, "area": _circle(area), "order": order, "rerank": rerank, "max_risk": max_risk}
+        found = self._post("/v1/localize/batch", list(images), options, map)
         return [localization_of(answer) for answer in found["answers"]]
 
     def embed(self, images: Iterable[Source], *, map: str | None = None) -> Embeddings:
@@ -217,11 +242,11 @@ def _number(value: float | None) -> float:
     return math.nan if value is None else float(value)
 
 
-def _options(
-    k: int, near: tuple[tuple[float, float], float] | None, max_risk: float | None
-) -> dict[str, Any]:
-    circle = None if near is None else f"{near[0][0]!r},{near[0][1]!r},{near[1]!r}"
-    return {"k": k, "near": circle, "max_risk": max_risk}
+def _circle(area: Circle | None) -> str | None:
+    if area is None:
+        return None
+    x, y, radius = (*area[0], area[1]) if len(area) == 2 else area  # ((x, y), radius) of earlier versions
+    return f"{x!r},{y!r},{radius!r}"
 
 
 def _file_bytes(image: Source) -> bytes:

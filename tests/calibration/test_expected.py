@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from kappaplace.calibration.calibration import Calibration
 from kappaplace.calibration.expected import ESTIMATED, expected_at, expected_curve, rule_for, stated_risk
-from kappaplace.calibration.fit import CalibrateOptions, Examples, fit_calibration
+from kappaplace.calibration.fit import Examples, fit_calibration
+from kappaplace.calibration.options import CalibrateOptions
 from kappaplace.errors import KappaPlaceError
 
 

@@ -12,7 +12,8 @@ from kappaplace.calibration.calibration import Calibration
 from kappaplace.calibration.combination import fit_combination
 from kappaplace.calibration.decision import Decision
 from kappaplace.calibration.drift import DriftMonitor
-from kappaplace.calibration.fit import CalibrateOptions, Examples, fit_calibration
+from kappaplace.calibration.fit import Examples, fit_calibration
+from kappaplace.calibration.options import CalibrateOptions
 from kappaplace.calibration.risk import RiskRefused, control_risk
 from kappaplace.calibration.splits import split_queries
 from kappaplace.errors import KappaPlaceError

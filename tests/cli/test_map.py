@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kappaplace.cli.localize import _show, bar
+from kappaplace.cli.localize import _show, _show_end, bar
 from kappaplace.cli.main import BAD_INPUT, main
 from kappaplace.maps.answer import Localization, Match
 from kappaplace.models.checkpoint import save_model
@@ -133,7 +133,8 @@ def test_names_have_room_beside_long_numbers(capsys, monkeypatch):
     numbers = (550745.0, 4180010.0, 0.0, 0.0, 0.9861, 1029.4, 4.88e-4, 0.26)
     match = Match(10, "a/00000031.jpg", *numbers, "doubtful", 0, "")
     answer = Localization("q", 1029.0, 0.1, 0.3, 0.9, "doubtful", True, None, (match,), {})
-    _show([answer], "exact: all are compared")
+    _show([answer], True, True)
+    _show_end([answer], "exact: all are compared", 0)
     said = capsys.readouterr().out
     row = r"^10 a/00000031.jpg 550745.0 4180010.0 0.986 +1029 0.00049 ██░░░░ 0.26 +doubtful"
     assert re.search(row, said, re.M), said

@@ -46,7 +46,7 @@ def test_maps_of_the_original_open_with_the_file_and_the_other_way_round(
 def test_matches_are_compared_cell_by_cell_as_with_the_original(model, exported, folder, tmp_path):
     made = PlaceMap.build(folder, tmp_path / "a.map", model)
     opened = PlaceMap.open(tmp_path / "a.map", str(exported["onnx"].file))
-    wanted, got = (each.localize(folder / "03.png", k=3, verify=3) for each in (made, opened))
+    wanted, got = (each.localize(folder / "03.png", k=3, rerank=3) for each in (made, opened))
     assert got.signals["patches"] == pytest.approx(wanted.signals["patches"], abs=0.05)
 
 
@@ -55,7 +55,7 @@ def test_without_patches_comparing_is_told(model, folder, tmp_path):
     assert load_model(file).record.outputs == ("descriptor", "kappa")
     made = PlaceMap.build(folder, tmp_path / "a.map", str(file))
     with pytest.raises(KappaPlaceError, match="gives no patch maps"):
-        made.localize(folder / "03.png", verify=3)
+        made.localize(folder / "03.png", rerank=3)
     assert EmbeddingStore.of(load_model(file)).patch_maps is None
 
 

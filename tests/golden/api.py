@@ -27,12 +27,14 @@ from kappaplace import (
 )
 from kappaplace.calibration.calibration import Calibration
 from kappaplace.calibration.combination import fit_combination
-from kappaplace.calibration.fit import CalibrateOptions, Examples, fit_calibration
+from kappaplace.calibration.fit import Examples, fit_calibration
+from kappaplace.calibration.options import CalibrateOptions
 from kappaplace.calibration.sources import load_calibration, save_calibration
 from kappaplace.cli.main import app
 from kappaplace.data.images import Preprocessing
 from kappaplace.data.readers.trajectory import read_poses
 from kappaplace.evaluation.results import read_result, write_result
+from kappaplace.maps.options import BuildOptions, LocalizeOptions
 from kappaplace.maps.store.manifest import read_manifest, write_manifest
 from kappaplace.maps.tune.label_sheet import read_labels, write_labels
 from kappaplace.maps.tune.monitor import MapMonitor
@@ -45,12 +47,14 @@ from kappaplace.training.recipes import settings_for
 from kappaplace.training.settings import Settings, read_toml
 
 __all__ = [
+    "BuildOptions",
     "CalibrateOptions",
     "Calibration",
     "Embeddings",
     "Examples",
     "FrozenEncoder",
     "KappaPlaceError",
+    "LocalizeOptions",
     "PlaceImages",
     "PlaceMap",
     "PlaceModel",

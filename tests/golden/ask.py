@@ -21,6 +21,7 @@ from tests.golden.api import (
     Embeddings,
     Examples,
     KappaPlaceError,
+    LocalizeOptions,
     PlaceMap,
     closures,
     command,
@@ -67,17 +68,17 @@ def localized(name: str) -> Any:
     first = json.loads(Path("places.json").read_text())["near"]
     ways: dict[str, dict[str, Any]] = {
         "default": {},
-        "near": {"near": ((first[0], first[1]), first[2])},
-        "rerank": {"rerank": True, "k": 5},
+        "near": {"area": tuple(first)},
+        "rerank": {"order": "probability", "k": 5},
         "outside": {"outside_rate": 0.4, "k": 3},
         "exact": {"k": 2},
     }
     answers: dict[str, Any] = {}
     for way, options in ways.items():
         asked = PlaceMap.open(f"{name}.map", engine="exact") if way == "exact" else town
-        options = {"k": 4, **options, "verify": 0}
+        options = LocalizeOptions(**{"k": 4, **options, "rerank": 0})
         try:
-            answers[way] = [each.to_dict() for each in asked.localize_embeddings(made, names, **options)]
+            answers[way] = [each.to_dict() for each in asked.localize_embeddings(made, names, options)]
         except KappaPlaceError as refusal:
             answers[way] = str(refusal)
     return answers
@@ -196,7 +197,7 @@ def calibrated(name: str, *words: object) -> Any:
         copy = shutil.copytree(f"{name}.map", Path(folder) / "town.map")
         facts = json.loads(command("calibrate", copy, *words, "--json"))
         made, names = queries_of(name)
-        found = PlaceMap.open(copy).localize_embeddings(made, names, 1, verify=0)
+        found = PlaceMap.open(copy).localize_embeddings(made, names, LocalizeOptions(k=1, rerank=0))
         return {"facts": facts, "probability": [each.probability for each in found]}
 
 

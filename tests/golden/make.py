@@ -21,6 +21,7 @@ from PIL import Image
 from torch import nn
 
 from kappaplace import SyntheticCity
+from kappaplace.maps import BuildOptions
 from tests.golden.api import (
     FrozenEncoder,
     PlaceImages,
@@ -151,7 +152,12 @@ def _maps() -> None:
         "--storage",
         "float16",
     )
-    town = PlaceMap.build("town.parquet", "float32.map", "models/mirrored", segment_rows=20, thumbnails=False)
+    town = PlaceMap.build(
+        "town.parquet",
+        "float32.map",
+        "models/mirrored",
+        options=BuildOptions(segment_rows=20, thumbnails=False),
+    )
     town.remove(REMOVED)
     promise = ("--max-risk", 0.15, "--confidence", 0.8)
     command("calibrate", "float32.map", "--queries", "town.parquet", "--no-thin", *promise)

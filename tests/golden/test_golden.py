@@ -57,6 +57,10 @@ def numbers(sentences: Any) -> list[float]:
     return sorted(float(each.replace(",", "")) for each in re.findall(r"\d[\d,]*(?:\.\d+)?", text))
 
 
+def _is_sentence(value: Any) -> bool:
+    return isinstance(value, str) and value.count(" ") > 2
+
+
 def differences(ours: Any, stored: Any, tolerance: float, where: str = "") -> Iterator[str]:
     """Where two answers differ, beyond the tolerance in numbers."""
     if isinstance(stored, dict) and isinstance(ours, dict):
@@ -72,6 +76,9 @@ def differences(ours: Any, stored: Any, tolerance: float, where: str = "") -> It
     elif isinstance(stored, list) and isinstance(ours, list) and len(ours) == len(stored):
         for i, (now, then) in enumerate(zip(ours, stored, strict=True)):
             yield from differences(now, then, tolerance, f"{where}[{i}]")
+    elif _is_sentence(stored) and _is_sentence(ours):  # a refusal
+        if numbers(ours) != numbers(stored):
+            yield f"{where}: {ours!r}, was {stored!r}"
     elif isinstance(stored, float) and isinstance(ours, int | float) and not isinstance(ours, bool):
         if not math.isclose(ours, stored, rel_tol=tolerance, abs_tol=tolerance):
             yield f"{where}: {ours!r}, was {stored!r}"

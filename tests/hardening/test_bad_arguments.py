@@ -45,7 +45,10 @@ from kappaplace.evaluation import (
     write_result,
 )
 from kappaplace.maps import (
+    AddOptions,
+    BuildOptions,
     FitOptions,
+    LocalizeOptions,
     MapMonitor,
     calibrate_map,
     calibrate_map_on_labels,
@@ -115,23 +118,25 @@ CALLS: dict[str, list[Call]] = {
         lambda folder: PlaceMap.build([], folder / "new.map", str(folder / "model")),
         lambda folder: PlaceMap.build(folder / "images", folder / "new.map", "no-such-model"),
         lambda folder: PlaceMap.build(folder / "images", folder / "table.parquet", str(folder / "model")),
-        lambda folder: PlaceMap.build(folder / "images", folder / "new.map", folder / "model", radius=NAN),
+        lambda folder: PlaceMap.build(
+            folder / "images", folder / "new.map", folder / "model", options=BuildOptions(radius=NAN)
+        ),
         lambda folder: _town(folder).localize(folder / "images/000.png", k=-1),
         lambda folder: _town(folder).localize(folder / "images/000.png", k=0),
-        lambda folder: _town(folder).localize(folder / "images/000.png", near=((0.0, 0.0), NAN)),
-        lambda folder: _town(folder).localize(folder / "images/000.png", near=((0.0, 0.0), -1.0)),
-        lambda folder: _town(folder).localize(folder / "images/000.png", near=1e308),
-        lambda folder: _town(folder).localize(folder / "images/000.png", near=((0.0,), 1.0)),
+        lambda folder: _town(folder).localize(folder / "images/000.png", area=(0.0, 0.0, NAN)),
+        lambda folder: _town(folder).localize(folder / "images/000.png", area=(0.0, 0.0, -1.0)),
+        lambda folder: _town(folder).localize(folder / "images/000.png", area=1e308),
+        lambda folder: _town(folder).localize(folder / "images/000.png", area=((0.0,), 1.0)),
         lambda folder: _town(folder).localize(folder / "images/000.png", outside_rate=NAN),
         lambda folder: _town(folder).localize(folder / "images/000.png", outside_rate=2.0),
-        lambda folder: _town(folder).localize(folder / "images/000.png", verify=-1),
+        lambda folder: _town(folder).localize(folder / "images/000.png", rerank=-1),
         lambda folder: _town(folder).localize(folder / "images/000.png", batch_size=0),
         lambda folder: _town(folder).localize(folder / "none.png"),
         lambda folder: _town(folder).localize(np.full((5, 5, 3), NAN)),
         lambda folder: _town(folder).localize(np.zeros((0, 5, 3), np.uint8)),
         lambda folder: _town(folder).localize_embeddings(Embeddings(UNIT), ["a"] * 6),
         lambda folder: _town(folder).localize_embeddings(Embeddings(np.full((1, 16), NAN)), ["a"]),
-        lambda folder: _town(folder).add(folder / "images", duplicates="maybe"),
+        lambda folder: _town(folder).add(folder / "images", options=AddOptions(duplicates="maybe")),
         lambda folder: _town(folder).add(folder / "none"),
         lambda folder: _town(folder).remove(["no such name"]),
         lambda folder: _town(folder).compact(storage="float8"),
@@ -264,6 +269,24 @@ CALLS: dict[str, list[Call]] = {
         lambda _: FitOptions(seed=-1),
         lambda _: FitOptions(lr=NAN),
     ],
+    "AddOptions": [
+        lambda _: AddOptions(duplicates="maybe"),
+        lambda _: AddOptions(on_error="perhaps"),
+        lambda _: AddOptions(batch_size=0),
+        lambda _: AddOptions(segment_rows=0),
+        lambda _: AddOptions(ray="auto", embedder=len),
+    ],
+    "BuildOptions": [lambda _: BuildOptions(batch_size=-1)],
+    "LocalizeOptions": [
+        lambda _: LocalizeOptions(k=0),
+        lambda _: LocalizeOptions(rerank=True),
+        lambda _: LocalizeOptions(rerank=-1),
+        lambda _: LocalizeOptions(order="beauty"),
+        lambda _: LocalizeOptions(outside_rate=2.0),
+        lambda _: LocalizeOptions(area=(1.0, 2.0)),
+        lambda _: LocalizeOptions(area=(1.0, 2.0, -1.0)),
+        lambda _: LocalizeOptions(area="here"),
+    ],
     "MapMonitor": [lambda _: MapMonitor(calibration(), window=0)],
     "fit_map": [lambda folder: fit_map(_town(folder), FitOptions(epochs=-1))],
     "estimate_fit": [lambda folder: estimate_fit(_town(folder), FitOptions(views=0))],
@@ -300,6 +323,7 @@ RECORDS = {
     "MatrixReferences": "as ArrayReferences; the matrix is checked when it is searched",
     "Queries": "what is known; whoever needs a part asks for it",
     "References": "a protocol",
+    "LabelOptions": "options, which label_map checks",
     "train": "takes settings and data that check themselves",
     "Conditions": "made by SyntheticCity.views",
     "Engine": "opened by open_engine",
@@ -409,7 +433,7 @@ def test_more_matches_than_references_are_as_many_as_there_are(made: Path) -> No
 
 
 def test_a_circle_too_large_to_be_squared_holds_everything(made: Path) -> None:
-    answer = _town(made).localize(made / "images/000.png", k=99, near=((0.0, 0.0), 1e308))
+    answer = _town(made).localize(made / "images/000.png", k=99, area=(0.0, 0.0, 1e308))
     assert len(answer.matches) == len(_town(made))
 
 

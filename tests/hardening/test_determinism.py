@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from kappaplace.calibration.fit import CalibrateOptions
-from kappaplace.maps import PlaceMap
+from kappaplace.calibration.options import CalibrateOptions
+from kappaplace.maps import BuildOptions, PlaceMap
 from kappaplace.maps.tune.self_calibrate import self_calibrate_map
 from tests.evaluation.conftest import city_folder, saved_model  # noqa: F401  # fixtures
 from tests.hardening.commands import run
@@ -71,7 +71,9 @@ def test_a_map_and_its_calibration(
     made = []
     for number in range(2):
         out = tmp_path / str(number) / "a.map"
-        town = PlaceMap.build(city_folder / "val.parquet", out, str(saved_model), thumbnails=True)
+        town = PlaceMap.build(
+            city_folder / "val.parquet", out, str(saved_model), options=BuildOptions(thumbnails=True)
+        )
         self_calibrate_map(town, CalibrateOptions(max_risk=0.3))
         made.append(contents(out))
     assert made[0].keys() == made[1].keys()

@@ -22,7 +22,7 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.evaluation import evaluate_sets, read_result, write_result
 from kappaplace.evaluation.inputs import from_similarities, read_embeddings, read_positives, read_similarities
 from kappaplace.evaluation.run import Choices
-from kappaplace.maps import PlaceMap
+from kappaplace.maps import BuildOptions, PlaceMap
 from kappaplace.maps.exchange import export_map, import_map
 from kappaplace.maps.tune.label_sheet import Row, Sampling, Sheet, read_labels, sample_id, write_labels
 from kappaplace.models.checkpoint import load_model, save_model
@@ -159,7 +159,7 @@ def _town(folder: Path, names: list[str], where: np.ndarray, model: PlaceModel) 
         rows = [names.index(str(Path(path).relative_to(folder))) for path in paths]
         return Embeddings(made[rows], np.full(len(rows), 9.0, np.float32))
 
-    town = PlaceMap.build(table, folder / "town.map", model, embedder=embedder)
+    town = PlaceMap.build(table, folder / "town.map", model, options=BuildOptions(embedder=embedder))
     export_map(town.store, folder / "exported.npz")
     export_map(town.store, folder / "exported.parquet")
 

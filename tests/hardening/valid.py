@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from kappaplace.calibration.fit import CalibrateOptions
+from kappaplace.calibration.options import CalibrateOptions
 from kappaplace.calibration.sources import save_calibration
 from kappaplace.data.images import Preprocessing
 from kappaplace.data.table import PlaceImages

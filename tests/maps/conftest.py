@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from kappaplace.data.table import PlaceImages
-from kappaplace.maps import PlaceMap
+from kappaplace.maps import BuildOptions, PlaceMap
 from kappaplace_city import SyntheticCity
 
 
@@ -45,7 +45,7 @@ def town(town_folder: Path) -> PlaceImages:
 
 @pytest.fixture
 def town_map(town: PlaceImages, tiny, tmp_path: Path) -> PlaceMap:
-    return PlaceMap.build(town, tmp_path / "town.map", tiny, segment_rows=16)
+    return PlaceMap.build(town, tmp_path / "town.map", tiny, options=BuildOptions(segment_rows=16))
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from PIL import Image
 
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps import PlaceMap
+from kappaplace.maps import AddOptions, BuildOptions, PlaceMap
 from kappaplace.maps import build as extend
 from kappaplace.maps.exchange import export_map
 from tests.maps.fakes import Counting, assert_same
@@ -76,11 +76,11 @@ def few(town: PlaceImages) -> PlaceImages:
 
 
 @pytest.fixture
-def grown(few, tiny, tmp_path, monkeypatch) -> tuple[Path, dict[str, Any]]:
+def grown(few, tiny, tmp_path, monkeypatch) -> tuple[Path, BuildOptions]:
     """A small map of two segments and how it is embedded."""
     monkeypatch.setattr(extend, "BLOCK", 2)
-    options = {"segment_rows": 4, "embedder": Counting(tmp_path / "log")}
-    PlaceMap.build(few.select(np.arange(6)), tmp_path / "before.map", tiny, **options)
+    options = BuildOptions(segment_rows=4, embedder=Counting(tmp_path / "log"))
+    PlaceMap.build(few.select(np.arange(6)), tmp_path / "before.map", tiny, options)
     return tmp_path / "before.map", options
 
 
@@ -93,11 +93,11 @@ def test_a_disk_that_fills_up_at_any_write_loses_nothing(grown, few, town, tiny,
     for name in few.paths[:2].tolist():
         Image.new("RGB", (32, 32), "red").save(changed / name)
     work: dict[str, Callable[[PlaceMap], object]] = {
-        "add": lambda m: m.add(few, **options),
-        "replace": lambda m: m.add(replace(few, root=changed), duplicates="replace", **options),
+        "add": lambda m: m.add(few, options),
+        "replace": lambda m: m.add(replace(few, root=changed), replace(options, duplicates="replace")),
         "remove": lambda m: m.remove(few.paths[:2].tolist()),
         "compact": lambda m: m.compact(),
-        "reembed": lambda m: m.reembed(tiny, **options),
+        "reembed": lambda m: m.reembed(tiny, options),
     }
     names = set(PlaceMap.open(source).store.names())
     calm = PlaceMap.open(shutil.copytree(source, tmp_path / "calm.map"), tiny)
@@ -142,7 +142,7 @@ def test_replacing_by_a_bad_image_keeps_the_good_one(town, town_map, tmp_path):
     Image.new("RGB", (32, 32), "red").save(folder / "001.png")
     old = town_map.store.descriptors[town_map.store.find(["000.png"])]
     table = PlaceImages.create(["000.png", "001.png"], town.positions[:2], root=folder, frame=town.frame)
-    report = town_map.add(table, duplicates="replace")
+    report = town_map.add(table, options=AddOptions(duplicates="replace"))
     assert (report.replaced, [name for name, _ in report.skipped]) == (1, ["000.png"])
     assert len(town_map) == 56
     np.testing.assert_array_equal(town_map.store.descriptors[town_map.store.find(["000.png"])], old)
@@ -158,7 +158,7 @@ def test_nothing_is_removed_before_its_replacement_is_there(town, town_map, tmp_
         raise KappaPlaceError("The cluster is gone.")
 
     with pytest.raises(KappaPlaceError, match="cluster is gone"):
-        town_map.add(table, duplicates="replace", embedder=breaks)
+        town_map.add(table, options=AddOptions(duplicates="replace", embedder=breaks))
     again = PlaceMap.open(town_map.folder)
     assert list(again.store.names()) == town.references.paths.tolist()
 
@@ -166,7 +166,7 @@ def test_nothing_is_removed_before_its_replacement_is_there(town, town_map, tmp_
 def test_a_layout_without_a_folder_is_told(town, town_map):
     for given in (town, town.image_paths()[:2], town.image_path(0)):
         with pytest.raises(KappaPlaceError, match=r"layout \(at-names\) is that of a folder"):
-            town_map.add(given, layout="at-names")
+            town_map.add(given, options=AddOptions(layout="at-names"))
 
 
 def test_positions_that_are_not_numbers(town, tiny, tmp_path):
@@ -186,7 +186,7 @@ def test_positions_that_are_not_numbers(town, tiny, tmp_path):
         made = built(position, f"m{i}")
         assert made.report.unposed == made.manifest.unposed == 1
         assert "1 have no position" in made.report.sentence
-        answer = made.localize(town.image_path(int(rows[1])), near=((x, y), 1e6))
+        answer = made.localize(town.image_path(int(rows[1])), area=(x, y, 1e6))
         assert len(answer.matches) == 3  # what lies nowhere is in no circle
     for position in (f"nan,{y}", f",{y}", f"inf,{y}", "here,there"):
         with pytest.raises(KappaPlaceError, match=r"coordinate|poses\.csv"):
@@ -221,7 +221,7 @@ def test_damage_is_not_compacted_away(town_map, queries):
 @pytest.mark.parametrize("what", ["add", "remove", "compact", "reembed", "localize", "export"])
 def test_a_truncated_segment_stops_every_kind_of_work(town, town_map, tiny, queries, tmp_path, what):
     work: dict[str, Callable[[PlaceMap], object]] = {
-        "add": lambda m: m.add(town, prefix="b/"),
+        "add": lambda m: m.add(town, options=AddOptions(prefix="b/")),
         "remove": lambda m: m.remove(["020.png"]),
         "compact": lambda m: m.compact(),
         "reembed": lambda m: m.reembed(tiny),

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from kappaplace.calibration.calibration import Calibration
-from kappaplace.calibration.fit import CalibrateOptions, Examples, fit_calibration
+from kappaplace.calibration.fit import Examples, fit_calibration
+from kappaplace.calibration.options import CalibrateOptions
 from kappaplace.calibration.sources import ACCEPT_RISK, MODEL, REJECT_RISK, read_shipped
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps import PlaceMap
+from kappaplace.maps import BuildOptions, PlaceMap
 from kappaplace.maps.localize import NOT_CALIBRATED, PRIOR
 from kappaplace.maps.tune.label import open_sheet
 from kappaplace.maps.tune.label_sheet import Sample
@@ -61,9 +62,9 @@ def test_labels_follow_what_a_borrowed_calibration_compares(home, tiny, town, qu
     sample = Sample(tuple(town.paths[town.query_rows].tolist()), str(town.root), 0, 12, 12, "25 m")
     sheet = open_sheet(town_map, sample, tmp_path / "labels.csv")
     assert sheet.sampling.verify == 3
-    answers = town_map.localize(queries, k=1, verify=3)
+    answers = town_map.localize(queries, k=1, rerank=3)
     assert [row.match for row in sheet.rows] == [answer.matches[0].name for answer in answers]
-    assert town_map.localize(queries[0], verify=2).probability is None  # not what was lent
+    assert town_map.localize(queries[0], rerank=2).probability is None  # not what was lent
     shutil.move(town.root, tmp_path / "away")
     try:
         kept = [str(tmp_path / "away" / Path(query).name) for query in queries]
@@ -131,7 +132,7 @@ def test_what_does_not_fit_is_not_lent(case, home, tiny, town, queries, tmp_path
         options["storage"] = "int8"
     if case == "other model":
         tiny.head.start_at(50.0)
-    town_map = PlaceMap.build(town, tmp_path / "m", model, **options)
+    town_map = PlaceMap.build(town, tmp_path / "m", model, BuildOptions(**options))
     assert town_map.borrowed is None
     answer = town_map.localize(queries[0])
     assert answer.probability is None
@@ -157,17 +158,17 @@ def test_a_map_of_one_image_is_answered(home, tiny, town, queries, tmp_path):
 def test_ranking_and_areas_work_as_with_a_calibration(home, tiny, town, queries, tmp_path):
     ship(home, tiny, made_up())
     town_map = PlaceMap.build(town, tmp_path / "m")
-    matches = town_map.localize(queries[0], rerank=True).matches
+    matches = town_map.localize(queries[0], order="probability").matches
     assert [m.probability for m in matches] == sorted((m.probability for m in matches), reverse=True)
     x, y = town.positions[town.reference_rows[0]]
-    assert PRIOR in town_map.localize(queries[0], near=((x, y), 500.0)).notes
+    assert PRIOR in town_map.localize(queries[0], area=(x, y, 500.0)).notes
 
 
 def test_ranking_without_probabilities_of_pairs_is_refused(home, tiny, town, queries, tmp_path):
     ship(home, tiny, made_up(pairs=False))
     town_map = PlaceMap.build(town, tmp_path / "m")
     with pytest.raises(KappaPlaceError, match="needs calibrated matches"):
-        town_map.localize(queries[0], rerank=True)
+        town_map.localize(queries[0], order="probability")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 9}'])

@@ -13,7 +13,7 @@ from PIL import Image
 from kappaplace.data.images import Preprocessing
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps import PlaceMap
+from kappaplace.maps import AddOptions, BuildOptions, PlaceMap
 from kappaplace.maps import references as distinctiveness
 from kappaplace.models.place_model import PlaceModel
 from tests.maps.fakes import Counting, assert_same
@@ -35,7 +35,9 @@ def true_distinctiveness(place_map: PlaceMap) -> np.ndarray:
 def test_distinctiveness_is_the_highest_similarity_to_a_far_reference(town_map, town, tiny, tmp_path):
     np.testing.assert_allclose(town_map.store.distinctiveness, true_distinctiveness(town_map), atol=1e-6)
     rows = town.reference_rows
-    grown = PlaceMap.build(town.select(rows[:25]), tmp_path / "g", tiny, segment_rows=16)
+    grown = PlaceMap.build(
+        town.select(rows[:25]), tmp_path / "g", tiny, options=BuildOptions(segment_rows=16)
+    )
     first = grown.store.distinctiveness.copy()
     grown.add(town.select(rows[25:]))
     np.testing.assert_allclose(grown.store.distinctiveness, true_distinctiveness(grown), atol=1e-6)
@@ -54,13 +56,20 @@ def test_a_large_map_is_sampled_and_says_so(town, tiny, tmp_path, monkeypatch):
 
 def test_build_twice_and_in_pieces_gives_one_map(town, tiny, tmp_path):
     embedder = Counting(tmp_path / "log")
-    whole = PlaceMap.build(town, tmp_path / "a", tiny, embedder=embedder, segment_rows=16)
+    whole = PlaceMap.build(
+        town, tmp_path / "a", tiny, options=BuildOptions(embedder=embedder, segment_rows=16)
+    )
     first = PlaceMap.build(
-        town.select(np.arange(16)), tmp_path / "b", tiny, embedder=embedder, segment_rows=16
+        town.select(np.arange(16)),
+        tmp_path / "b",
+        tiny,
+        options=BuildOptions(embedder=embedder, segment_rows=16),
     )
     assert len(first) == 16
     assert first.report.added == 16
-    both = PlaceMap.build(town, tmp_path / "b", tiny, embedder=embedder, segment_rows=16)
+    both = PlaceMap.build(
+        town, tmp_path / "b", tiny, options=BuildOptions(embedder=embedder, segment_rows=16)
+    )
     assert both.report.already == 16
     np.testing.assert_array_equal(both.store.descriptors[:], whole.store.descriptors[:])
     both.compact()
@@ -73,7 +82,7 @@ def test_a_folder_of_photos_needs_no_poses(pictures, tiny, tmp_path):
     (folder / "a").mkdir(parents=True)
     for i, picture in enumerate(pictures):
         Image.fromarray(picture).save(folder / "a" / f"{i}.png")
-    made = PlaceMap.build(folder, tmp_path / "m", tiny, thumbnails=True)
+    made = PlaceMap.build(folder, tmp_path / "m", tiny, options=BuildOptions(thumbnails=True))
     assert list(made.store.names()) == [f"a/{i}.png" for i in range(6)]
     assert made.report.unposed == made.info()["unposed"] == 6
     assert "6 have no position" in made.report.sentence
@@ -94,7 +103,7 @@ def test_bad_images_are_left_out_or_end_the_work(pictures, tiny, tmp_path):
         Image.fromarray(picture).save(folder / f"{i}.png")
     (folder / "3.png").write_bytes(b"not an image")
     with pytest.raises(KappaPlaceError, match=r"3.png"):
-        PlaceMap.build(folder, tmp_path / "strict", tiny, on_error="raise")
+        PlaceMap.build(folder, tmp_path / "strict", tiny, options=BuildOptions(on_error="stop"))
     made = PlaceMap.build(folder, tmp_path / "m", tiny)
     assert len(made) == 5
     assert [name for name, _ in made.report.skipped] == ["3.png"]
@@ -113,12 +122,12 @@ def test_names_that_come_twice(town, town_map, tiny, tmp_path):
     changed = PlaceImages.create(["000.png"], town.positions[:1], root=folder, frame=town.frame)
     with pytest.raises(KappaPlaceError, match=r"another image under the name '000.png'.*--prefix"):
         town_map.add(changed)
-    assert town_map.add(changed, duplicates="skip").skipped[0][0] == "000.png"
+    assert town_map.add(changed, options=AddOptions(duplicates="skip")).skipped[0][0] == "000.png"
     count, old = len(town_map), town_map.store.descriptors[town_map.store.find(["000.png"])]
-    report = town_map.add(changed, duplicates="replace")
+    report = town_map.add(changed, options=AddOptions(duplicates="replace"))
     assert (report.replaced, report.added, len(town_map)) == (1, 1, count)
     assert not np.allclose(town_map.store.descriptors[town_map.store.find(["000.png"])], old)
-    town_map.add(changed, prefix="red/")
+    town_map.add(changed, options=AddOptions(prefix="red/"))
     assert len(town_map) == count + 1
     assert town_map.store.image_path(count) == str(folder / "000.png")
     assert town_map.verify() == []
@@ -128,7 +137,9 @@ def test_images_that_moved_are_found_again(town, tiny, tmp_path):
     """The same files elsewhere: nothing is embedded, and the map knows where they are."""
     old, new = tmp_path / "old", tmp_path / "new"
     shutil.copytree(town.root, old)
-    made = PlaceMap.build(replace(town, root=old), tmp_path / "m", tiny, segment_rows=16)
+    made = PlaceMap.build(
+        replace(town, root=old), tmp_path / "m", tiny, options=BuildOptions(segment_rows=16)
+    )
     old.rename(new)
     assert made.add(replace(town, root=new)).already == 56
     assert made.store.image_path(20) == str(new / made.store.name(20))
@@ -143,7 +154,7 @@ def test_frames_of_a_route(town, tiny, tmp_path):
     table = PlaceImages.create(
         town.paths[rows], root=town.root, condition=["a"] * 30 + ["b"] * (len(rows) - 30)
     )
-    made = PlaceMap.build(table, tmp_path / "m", tiny, neighborhood="frames:2")
+    made = PlaceMap.build(table, tmp_path / "m", tiny, options=BuildOptions(neighborhood="frames:2"))
     near = made.references.near
     assert near(5, np.array([2, 3, 5, 7, 8])).tolist() == [False, True, True, True, False]
     assert not near(29, np.array([30]))[0]  # another route
@@ -157,12 +168,15 @@ def test_another_model_is_refused_and_reembed_helps(town, town_map, tiny, other,
     with pytest.raises(KappaPlaceError, match="made with another model"):
         PlaceMap.build(town, town_map.folder, other)
     town_map.remove(["005.png"])
-    report = town_map.reembed(other, segment_rows=16)
+    report = town_map.reembed(other, options=AddOptions(segment_rows=16))
     assert report.added == 55
     fresh = PlaceMap.open(town_map.folder)
     assert fresh.verify() == []
     direct = PlaceMap.build(
-        town.select(np.delete(town.reference_rows, 5)), tmp_path / "direct", other, segment_rows=16
+        town.select(np.delete(town.reference_rows, 5)),
+        tmp_path / "direct",
+        other,
+        options=BuildOptions(segment_rows=16),
     )
     assert_same(fresh, direct, apart_from="routes")  # a part of a table counts its frames anew
     assert fresh.localize(queries[0]).matches[0].name == direct.localize(queries[0]).matches[0].name
@@ -182,19 +196,19 @@ def test_an_interrupted_reembedding_leaves_the_map_and_goes_on(town_map, other, 
 
     before = town_map.localize(queries[0]).matches[0].name
     with pytest.raises(KeyboardInterrupt):
-        town_map.reembed(other, segment_rows=16, embedder=breaks)
+        town_map.reembed(other, options=AddOptions(segment_rows=16, embedder=breaks))
     again = PlaceMap.open(town_map.folder)
     assert again.localize(queries[0]).matches[0].name == before
-    again.reembed(other, segment_rows=16, embedder=embedder)
+    again.reembed(other, options=AddOptions(segment_rows=16, embedder=embedder))
     assert len(embedder.calls) == 56
     assert again.verify() == []
 
 
 def test_settings_must_agree_when_a_build_goes_on(town, town_map, tiny, tmp_path):
     with pytest.raises(KappaPlaceError, match="with storage float32, not int8"):
-        PlaceMap.build(town, town_map.folder, tiny, storage="int8")
+        PlaceMap.build(town, town_map.folder, tiny, options=BuildOptions(storage="int8"))
     with pytest.raises(KappaPlaceError, match="with neighborhood metres:25"):
-        PlaceMap.build(town, town_map.folder, tiny, radius=10)
+        PlaceMap.build(town, town_map.folder, tiny, options=BuildOptions(radius=10))
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").touch()
     with pytest.raises(KappaPlaceError, match=r"holds other things \(thesis.tex\)"):
@@ -216,13 +230,13 @@ def test_bad_sources_are_told(town, town_map, tiny, tmp_path):
     assert not (tmp_path / "m").exists()
     local = PlaceImages.create(["000.png"], [[0, 0]], root=town.root)
     with pytest.raises(KappaPlaceError, match="frame EPSG:32610 but these images in local"):
-        town_map.add(local, prefix="x/")
+        town_map.add(local, options=AddOptions(prefix="x/"))
     with pytest.raises(KappaPlaceError, match="only one of its two coordinates"):
         PlaceImages.create(["000.png"], [[np.nan, 0]], root=town.root)
     with pytest.raises(KappaPlaceError, match="stored as one of"):
-        PlaceMap.build(town, tmp_path / "m", tiny, storage="float8")
-    with pytest.raises(KappaPlaceError, match="duplicates is error, skip or replace"):
-        PlaceMap.build(town, tmp_path / "m", tiny, duplicates="both")
+        PlaceMap.build(town, tmp_path / "m", tiny, options=BuildOptions(storage="float8"))
+    with pytest.raises(KappaPlaceError, match="duplicates must be one of error, skip, replace"):
+        PlaceMap.build(town, tmp_path / "m", tiny, options=BuildOptions(duplicates="both"))
 
 
 def test_images_of_the_next_zone_are_brought_into_the_maps_frame(town, town_map):
@@ -233,7 +247,7 @@ def test_images_of_the_next_zone_are_brought_into_the_maps_frame(town, town_map)
     there = np.column_stack(Transformer.from_crs(4326, 32611, always_xy=True).transform(lon, lat))
     table = PlaceImages.create(town.paths[rows], there, root=town.root, frame="EPSG:32611")
     count = len(town_map)
-    town_map.add(table, prefix="z11/")
+    town_map.add(table, options=AddOptions(prefix="z11/"))
     np.testing.assert_allclose(town_map.store.positions[count:], town.positions[rows], atol=1e-3)
 
 
@@ -248,3 +262,10 @@ def test_a_model_without_kappa(town, tmp_path, queries):
     assert "kappaplace" not in answer.signals
     assert answer.to_dict()["kappa"] is None
     assert answer.uncertainty == pytest.approx(1 - answer.matches[0].similarity)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a device that is not there")
+def test_a_device_that_is_not_there_leaves_no_map(town, tiny, tmp_path):
+    with pytest.raises(KappaPlaceError, match="The device 'cuda' cannot be used here"):
+        PlaceMap.build(town, tmp_path / "m", tiny, BuildOptions(device="cuda"))
+    assert not (tmp_path / "m").exists()

@@ -8,7 +8,7 @@ from shutil import copytree
 import numpy as np
 import pytest
 
-from kappaplace.calibration.fit import CalibrateOptions
+from kappaplace.calibration.options import CalibrateOptions
 from kappaplace.data.positives import Positives
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
@@ -60,11 +60,11 @@ def test_labelled_queries(many, ready, tmp_path):
     asked = again.localize(many.image_paths(many.query_rows[:8]), k=5)
     mean = [np.mean([a.probability for a in part]) for part in (answers, asked)]
     assert mean[0] > mean[1]  # references find themselves
-    ranked = again.localize(many.image_paths(many.query_rows[:3]), k=5, rerank=True)
+    ranked = again.localize(many.image_paths(many.query_rows[:3]), k=5, order="probability")
     for answer in ranked:
         found = [match.probability for match in answer.matches]
         assert found == sorted(found, reverse=True)
-    near = again.localize(many.image_path(0), near=(tuple(many.positions[0]), 40.0))
+    near = again.localize(many.image_path(0), area=(tuple(many.positions[0]), 40.0))
     assert any("Only the area asked for" in n and "no risk is guaranteed" in n for n in near.notes)
     outside = again.localize(many.image_path(0), outside_rate=0.9)
     assert any("not for 90 %" in note for note in outside.notes)

@@ -17,17 +17,18 @@ import numpy as np
 import pytest
 import torch
 
-from kappaplace.calibration.fit import CalibrateOptions
+from kappaplace.calibration.options import CalibrateOptions
 from kappaplace.cli.main import BAD_INPUT, main
 from kappaplace.data.images import Preprocessing
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps import PlaceMap
+from kappaplace.maps import AddOptions, BuildOptions, PlaceMap
 from kappaplace.maps.answer import Localization
 from kappaplace.maps.store.writer import writer_of
 from kappaplace.maps.tune.self_calibrate import self_calibrate_map
 from kappaplace.models.checkpoint import save_model
 from kappaplace.models.place_model import PlaceModel
+from kappaplace.retrieval import EngineOptions
 from kappaplace.retrieval.database import References, collection_name
 from tests.retrieval.test_database import postgres_uri  # noqa: F401  # a fixture
 
@@ -43,7 +44,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
         pytest.importorskip("psycopg")
         uri = request.getfixturevalue("postgres_uri")
     name = re.sub(r"\W", "_", request.node.name)[-40:]
-    return {"engine": request.param, "uri": uri, "collection": name}
+    return {"engine": request.param, "engine_options": EngineOptions(uri=uri, collection=name)}
 
 
 def assert_same_answers(ours: list[Localization], theirs: list[Localization]) -> None:
@@ -90,8 +91,8 @@ def spread(tiny: PlaceModel, town: PlaceImages) -> PlaceModel:
 def test_the_same_localization_as_the_embedded_map(database, town, spread, queries, tmp_path, storage):
     tiny, positions = spread, town.positions.copy()
     positions[[3, 20]] = np.nan  # allowed, and in no circle
-    table, kept = replace(town, positions=positions), {"storage": storage, "segment_rows": 16}
-    town_map = PlaceMap.build(table, tmp_path / "m", tiny, **kept)
+    table, kept = replace(town, positions=positions), BuildOptions(storage=storage, segment_rows=16)
+    town_map = PlaceMap.build(table, tmp_path / "m", tiny, kept)
     town_map.remove(["005.png", "030.png"])
     self_calibrate_map(town_map, CalibrateOptions())
     there = PlaceMap.open(town_map.folder, tiny, **database)
@@ -100,10 +101,10 @@ def test_the_same_localization_as_the_embedded_map(database, town, spread, queri
         {},
         {"k": 3},
         {"k": 500},
-        {"near": ((x, y), 30.0)},
-        {"near": ((x, y), 0.001)},
-        {"near": ((0.0, 0.0), 5.0)},
-        {"rerank": True},
+        {"area": (x, y, 30.0)},
+        {"area": (x, y, 0.001)},
+        {"area": (0.0, 0.0, 5.0)},
+        {"order": "probability"},
     ):
         assert_same_answers(there.localize(queries, **asked), town_map.localize(queries, **asked))
     engine = there.references.engine.engine
@@ -132,7 +133,8 @@ def test_a_database_follows_its_map(database, town, town_map, tiny, queries, mon
     assert_same_answers(again.localize(queries), town_map.localize(queries))
     assert len(written) == 1  # the second process compared nothing
     again.add(
-        PlaceImages.create(town.paths[:3], town.positions[:3], root=town.root, frame=town.frame), prefix="b/"
+        PlaceImages.create(town.paths[:3], town.positions[:3], root=town.root, frame=town.frame),
+        options=AddOptions(prefix="b/"),
     )
     again.remove([again.store.name(0)])
     assert len(again.localize(queries[0], k=500).matches) == 58
@@ -269,7 +271,12 @@ def test_a_database_with_another_kappa_is_filled_anew_or_refused(database, town_
         KappaPlaceError, match=r"no longer holds what the map .*copied.map put there.*--collection"
     ):
         PlaceMap.open(copied, tiny, **database).localize(queries[0])
-    mine = PlaceMap.open(copied, tiny, **database, replace=True)
+    mine = PlaceMap.open(
+        copied,
+        tiny,
+        engine=database["engine"],
+        engine_options=replace(database["engine_options"], replace=True),
+    )
     assert_same_answers(mine.localize(queries), PlaceMap.open(copied, tiny).localize(queries))
     mine.close()
 

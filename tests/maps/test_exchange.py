@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps import PlaceMap, exchange
+from kappaplace.maps import AddOptions, BuildOptions, LocalizeOptions, PlaceMap, exchange
 from kappaplace.maps.answer import read_pairs, write_csv, write_pairs
 from kappaplace.maps.exchange import export_map, import_map
 from kappaplace.maps.store import manifest
@@ -23,8 +23,10 @@ from tests.maps.fakes import assert_same
 
 @pytest.mark.parametrize(("suffix", "storage"), [(".parquet", "int8"), (".npz", "float32")])
 def test_there_and_back(town, tiny, queries, tmp_path, suffix, storage):
-    made = PlaceMap.build(town, tmp_path / "m", tiny, storage=storage, segment_rows=16, thumbnails=True)
-    made.add(town.select(town.reference_rows[:5]), prefix="again/")
+    made = PlaceMap.build(
+        town, tmp_path / "m", tiny, options=BuildOptions(storage=storage, segment_rows=16, thumbnails=True)
+    )
+    made.add(town.select(town.reference_rows[:5]), options=AddOptions(prefix="again/"))
     made.remove(["003.png"])
     made.compact()
     file = export_map(made.store, tmp_path / f"town{suffix}")
@@ -39,7 +41,12 @@ def test_there_and_back(town, tiny, queries, tmp_path, suffix, storage):
     assert back.store.image_path(57) == made.store.image_path(57)
     ours, theirs = made.localize(queries[0]), back.localize(queries[0])
     assert [m.name for m in ours.matches] == [m.name for m in theirs.matches]
-    assert back.build(town, tmp_path / "back", tiny, storage=storage, thumbnails=True).report.already == 55
+    assert (
+        back.build(
+            town, tmp_path / "back", tiny, BuildOptions(storage=storage, thumbnails=True)
+        ).report.already
+        == 55
+    )
     with pytest.raises(KappaPlaceError, match="is there already"):
         import_map(file, tmp_path / "back")
 
@@ -132,7 +139,7 @@ def test_answers_as_files(town_map, queries, tmp_path):
     assert [pair[2] for pair in pairs] == [None] * 6
     assert pairs[0][3] == pytest.approx(answers[0].matches[0].similarity, abs=1e-6)
     assert read_pairs(tmp_path / "pairs.txt")[0][:2] == pairs[0][:2]
-    spaced = town_map.localize_embeddings(town_map.embed(queries[:1]), ["a b.png"], 1)
+    spaced = town_map.localize_embeddings(town_map.embed(queries[:1]), ["a b.png"], LocalizeOptions(k=1))
     with pytest.raises(KappaPlaceError, match=r"'a b.png' holds one"):
         write_pairs(spaced, tmp_path / "pairs.txt")
     raw = replace(answers[0], query="caf\udce9.png")  # a name in bytes that are no UTF-8

@@ -13,14 +13,15 @@ from PIL import Image
 from torch import nn
 from typer.testing import CliRunner
 
-from kappaplace.calibration.fit import CalibrateOptions
+from kappaplace.calibration.options import CalibrateOptions
 from kappaplace.cli.map import app
 from kappaplace.data.images import Preprocessing
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps import PlaceMap
+from kappaplace.maps import BuildOptions, PlaceMap
+from kappaplace.maps.options import FitOptions
 from kappaplace.maps.tune import fit
-from kappaplace.maps.tune.fit import FitOptions, choose, estimate_fit
+from kappaplace.maps.tune.fit import choose, estimate_fit
 from kappaplace.models.checkpoint import save_model
 from kappaplace.models.frozen import FrozenEncoder
 from kappaplace.models.place_model import PlaceModel
@@ -45,7 +46,7 @@ def bare() -> PlaceModel:
 
 @pytest.fixture
 def bare_map(town: PlaceImages, bare: PlaceModel, tmp_path: Path) -> PlaceMap:
-    return PlaceMap.build(town, tmp_path / "town.map", bare, segment_rows=20)
+    return PlaceMap.build(town, tmp_path / "town.map", bare, options=BuildOptions(segment_rows=20))
 
 
 def own_encoder() -> nn.Module:
@@ -78,7 +79,7 @@ def test_only_kappa_changes(town, bare, bare_map, tmp_path):
     query = town.image_path(0)
     answers = [PlaceMap.open(after.folder, model).localize(query) for model in (None, bare)]
     assert answers[0].kappa == answers[1].kappa > 0
-    assert PlaceMap.build(town, after.folder, bare, segment_rows=20).report.added == 1
+    assert PlaceMap.build(town, after.folder, bare, options=BuildOptions(segment_rows=20)).report.added == 1
     assert np.isfinite(PlaceMap.open(after.folder).store.whole("kappa")).all()
 
 
@@ -150,7 +151,9 @@ def test_images_keep_the_size_they_were_embedded_at(bare, tmp_path):
     for i, name in enumerate(names):
         Image.fromarray(rng.integers(0, 256, (*sizes[i % 2], 3), dtype=np.uint8)).save(folder / name)
     table = PlaceImages.create(names, rng.uniform(0, 500, (24, 2)), root=folder)
-    made = PlaceMap.build(table, tmp_path / "w.map", bare, preprocessing=Preprocessing(32, "shorter"))
+    made = PlaceMap.build(
+        table, tmp_path / "w.map", bare, options=BuildOptions(preprocessing=Preprocessing(32, "shorter"))
+    )
     made.fit(QUICK, calibrate=False)
     assert made.model.preprocessing == Preprocessing(32, "shorter")
     images = [made.store.image_path(row) for row in range(24)]
@@ -161,7 +164,7 @@ def test_what_cannot_be_fitted(town, bare, bare_map, tmp_path):
     few = PlaceMap.build(town.select(town.reference_rows[:10]), tmp_path / "few.map", bare)
     with pytest.raises(KappaPlaceError, match="10 references; κ is learnt from 16"):
         few.fit()
-    with pytest.raises(KappaPlaceError, match="at least one of its views"):
+    with pytest.raises(KappaPlaceError, match="views must be at least 1"):
         FitOptions(views=0)
     copy = tmp_path / "images"
     shutil.copytree(town.root, copy)
@@ -183,7 +186,9 @@ def test_what_cannot_be_fitted(town, bare, bare_map, tmp_path):
 
 
 def test_descriptors_of_something_else_are_refused(town, bare, tmp_path):
-    made = PlaceMap.build(town, tmp_path / "m", bare, embedder=Counting(tmp_path / "log"))
+    made = PlaceMap.build(
+        town, tmp_path / "m", bare, options=BuildOptions(embedder=Counting(tmp_path / "log"))
+    )
     version = made.manifest.version
     with pytest.raises(KappaPlaceError, match=r"does not give the descriptor of .*map reembed"):
         made.fit(QUICK)

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from kappaplace.data.table import PlaceImages
-from kappaplace.maps import PlaceMap
+from kappaplace.maps import BuildOptions, PlaceMap
 from kappaplace.maps import build as extend
 from tests.maps.fakes import Counting, assert_same
 
@@ -68,23 +68,23 @@ def sound(folder: Path) -> None:
 def test_build_and_add_survive_kills(images, tiny, tmp_path):
     half, out, log = IMAGES // 2, tmp_path / "killed.map", tmp_path / "log"
     embedder = Counting(log, pause=0.006)
-    options = {"segment_rows": SEGMENT, "embedder": embedder}
+    options = BuildOptions(segment_rows=SEGMENT, embedder=embedder)
     first, second = images.select(np.arange(half)), images.select(np.arange(half, IMAGES))
-    PlaceMap.build(first, out, tiny, **options).remove(["003.png"])
+    PlaceMap.build(first, out, tiny, options).remove(["003.png"])
     assert len(embedder.calls) == half
-    calm = PlaceMap.build(images, tmp_path / "calm.map", tiny, **options)
+    calm = PlaceMap.build(images, tmp_path / "calm.map", tiny, options)
 
     rebuilt = tmp_path / "rebuilt.map"
     log.unlink()
     kills = killed_until_done(
-        lambda: PlaceMap.build(images, rebuilt, tiny, **options), lambda: sound(rebuilt), 0.5
+        lambda: PlaceMap.build(images, rebuilt, tiny, options), lambda: sound(rebuilt), 0.5
     )
     assert kills >= 3
     assert_same(PlaceMap.open(rebuilt), calm)
     assert IMAGES <= len(embedder.calls) <= IMAGES + kills * BLOCK  # what a kill loses is the block in hand
 
     def add() -> None:
-        PlaceMap.open(out, tiny).add(second, **options)
+        PlaceMap.open(out, tiny).add(second, options)
 
     log.unlink()
     kills = killed_until_done(add, lambda: sound(out), 0.4)
@@ -97,7 +97,7 @@ def test_build_and_add_survive_kills(images, tiny, tmp_path):
     whole = PlaceMap.open(out)
     assert sorted(os.listdir(out / "segments")) == [s.name for s in whole.manifest.segments]
     expected = PlaceMap.build(
-        images.select(np.delete(np.arange(IMAGES), 3)), tmp_path / "less.map", tiny, **options
+        images.select(np.delete(np.arange(IMAGES), 3)), tmp_path / "less.map", tiny, options
     )
     assert set(whole.store.names()) == set(expected.store.names())
     order = whole.store.find(list(expected.store.names()))
@@ -109,42 +109,47 @@ def test_build_and_add_survive_kills(images, tiny, tmp_path):
 
 def test_a_finished_build_embeds_nothing_again(images, tiny, tmp_path):
     embedder = Counting(tmp_path / "log")
-    options = {"segment_rows": SEGMENT, "embedder": embedder}
-    made = PlaceMap.build(images, tmp_path / "a.map", tiny, **options)
+    options = BuildOptions(segment_rows=SEGMENT, embedder=embedder)
+    made = PlaceMap.build(images, tmp_path / "a.map", tiny, options)
     assert len(embedder.calls) == IMAGES
-    again = PlaceMap.build(images, tmp_path / "a.map", tiny, **options)
+    again = PlaceMap.build(images, tmp_path / "a.map", tiny, options)
     assert len(embedder.calls) == IMAGES
     assert again.report.already == IMAGES
     assert again.manifest.version == made.manifest.version
     # A copied file has a new date but the same content; an exchanged one has not.
     file = images.image_path(5)
     os.utime(file, ns=(time.time_ns(), time.time_ns()))
-    assert made.add(images, **options).already == IMAGES
+    assert made.add(images, options).already == IMAGES
     assert len(embedder.calls) == IMAGES
 
 
 def test_a_dead_writer_leaves_no_lock(images, tiny, tmp_path):
     slow = Counting(tmp_path / "log", pause=5.0)
     out = tmp_path / "a.map"
-    process = FORK.Process(target=lambda: PlaceMap.build(images, out, tiny, embedder=slow))
+    process = FORK.Process(
+        target=lambda: PlaceMap.build(images, out, tiny, options=BuildOptions(embedder=slow))
+    )
     process.start()
     while not (out / "writer.lock").exists() or not (out / "writer.lock").read_text():
         time.sleep(0.01)
     with pytest.raises(Exception, match=f"being written by process {process.pid} on .*one writer"):
-        PlaceMap.build(images, out, tiny, embedder=Counting(tmp_path / "log"))
+        PlaceMap.build(images, out, tiny, options=BuildOptions(embedder=Counting(tmp_path / "log")))
     os.kill(process.pid, signal.SIGKILL)
     process.join()
-    assert len(PlaceMap.build(images, out, tiny, embedder=Counting(tmp_path / "log"))) == IMAGES
+    assert (
+        len(PlaceMap.build(images, out, tiny, options=BuildOptions(embedder=Counting(tmp_path / "log"))))
+        == IMAGES
+    )
 
 
 def test_readers_keep_working_while_a_writer_appends(images, tiny, tmp_path):
-    options = {"segment_rows": SEGMENT, "embedder": Counting(tmp_path / "log", pause=0.01)}
+    options = BuildOptions(segment_rows=SEGMENT, embedder=Counting(tmp_path / "log", pause=0.01))
     out = tmp_path / "a.map"
-    PlaceMap.build(images.select(np.arange(20)), out, tiny, **options)
+    PlaceMap.build(images.select(np.arange(20)), out, tiny, options)
     reader, queries = PlaceMap.open(out, tiny), images.image_paths([0, 1])
     made = reader.embed(queries)
     before = [m.name for a in reader.localize_embeddings(made, queries) for m in a.matches]
-    process = FORK.Process(target=lambda: PlaceMap.open(out, tiny).add(images, **options))
+    process = FORK.Process(target=lambda: PlaceMap.open(out, tiny).add(images, options))
     process.start()
     sizes = set()
     while process.is_alive():

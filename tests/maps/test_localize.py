@@ -11,14 +11,15 @@ from PIL import Image
 
 from kappaplace.calibration.calibration import QUERY_SIGNALS, query_features
 from kappaplace.calibration.combination import features_of
-from kappaplace.calibration.fit import CalibrateOptions, Examples, fit_calibration
+from kappaplace.calibration.fit import Examples, fit_calibration
+from kappaplace.calibration.options import CalibrateOptions
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps import PlaceMap
+from kappaplace.maps import LocalizeOptions, PlaceMap
 from kappaplace.maps.answer import fused_pose
 from kappaplace.maps.localize import _reranked
 from kappaplace.maps.tune.self_calibrate import self_calibrate_map
+from kappaplace.retrieval import EngineOptions, faiss
 from kappaplace.retrieval import engine as engines
-from kappaplace.retrieval import faiss
 from kappaplace.retrieval.evidence import Evidence
 from kappaplace.retrieval.exact import search
 from kappaplace.retrieval.references import ArrayReferences, Queries
@@ -143,7 +144,7 @@ def test_the_spatial_prior_is_brute_force_within_the_circle(town, town_map, quer
     centre = town.positions[town.reference_rows[20]]
     inside = np.flatnonzero(np.hypot(*(store.positions - centre).T) <= radius)
     order = np.argsort(-(made.descriptor @ store.descriptors[:][inside].T), axis=1, kind="stable")
-    answers = town_map.localize(queries, k=6, near=(tuple(centre), radius))
+    answers = town_map.localize(queries, k=6, area=(tuple(centre), radius))
     for row, answer in enumerate(answers):
         assert [m.reference for m in answer.matches] == inside[order[row, :6]].tolist()
 
@@ -156,11 +157,11 @@ def test_a_map_of_one_reference(town, tiny, queries, tmp_path, posed):
         one = replace(one, positions=np.full((1, 2), np.nan))
     made = PlaceMap.build(one, tmp_path / "one", tiny)
     for verify in (0, 10):
-        answer = made.localize(queries[0], k=20, verify=verify)
+        answer = made.localize(queries[0], k=20, rerank=verify)
         assert [match.name for match in answer.matches] == ["000.png"]
         assert (answer.pose is not None) == posed
         assert answer.sentence.startswith("Best match 000.png")
-    assert made.localize(queries[0], verify=10, near=((0.0, 0.0), 1.0)).matches == ()
+    assert made.localize(queries[0], rerank=10, area=(0.0, 0.0, 1.0)).matches == ()
     with pytest.raises(KappaPlaceError, match=r"too small|cannot tell"):
         self_calibrate_map(made)
     made.remove(["000.png"])
@@ -173,24 +174,24 @@ def test_an_iterator_is_a_list_of_images(town_map, queries):
 
 
 def test_nothing_near(town_map, queries):
-    answer = town_map.localize(queries[0], near=((0, 0), 5))
+    answer = town_map.localize(queries[0], area=(0, 0, 5))
     assert answer.matches == ()
     assert "no reference in the area" in answer.sentence
     assert answer.to_dict()["pose"] is None
 
 
 def test_bad_questions_are_told(town_map, queries):
-    for wrong in ((1, 2), "here", ((1, 2), "far"), ((1, 2, 3), 4)):
-        with pytest.raises(KappaPlaceError, match=r"\(\(x, y\), radius\)"):
-            town_map.localize(queries[0], near=wrong)
+    for wrong in ((1, 2), "here", (1, 2, "far"), ((1, 2, 3), 4)):
+        with pytest.raises(KappaPlaceError, match="x, y and radius in meters"):
+            town_map.localize(queries[0], area=wrong)
     with pytest.raises(KappaPlaceError, match="radius of at least 0"):
-        town_map.localize(queries[0], near=((1, 2), -1))
-    with pytest.raises(KappaPlaceError, match="At least one match"):
+        town_map.localize(queries[0], area=(1, 2, -1))
+    with pytest.raises(KappaPlaceError, match="k must be at least 1"):
         town_map.localize(queries[0], k=0)
     with pytest.raises(KappaPlaceError, match="nothing to localize"):
         town_map.localize([])
     with pytest.raises(KappaPlaceError, match="needs calibrated matches"):
-        town_map.localize(queries[0], rerank=True)
+        town_map.localize(queries[0], order="probability")
     with pytest.raises(KappaPlaceError, match="do not fit 1 queries and 32 dimensions"):
         town_map.localize_embeddings(Embeddings(np.ones((1, 8), np.float32)), ["q"])
     assert len(town_map.localize(queries[0], k=10**6).matches) == 56
@@ -232,7 +233,9 @@ def test_ranked_anew_the_margin_is_to_places_other_than_the_new_best(town_map, q
 def test_an_address_without_a_database_is_told(town_map, queries):
     for engine in ("auto", "exact", "ivf-pq"):
         with pytest.raises(KappaPlaceError, match="belongs to a database"):
-            PlaceMap.open(town_map.folder, engine=engine, uri="town.db").localize(queries[0])
+            PlaceMap.open(
+                town_map.folder, engine=engine, engine_options=EngineOptions(uri="town.db")
+            ).localize(queries[0])
 
 
 def test_a_read_only_map_is_searched_without_an_index_on_disk(town_map, queries, monkeypatch):
@@ -252,6 +255,30 @@ def test_engines_give_the_same_answer(town_map, queries, monkeypatch):
     monkeypatch.setattr(faiss, "FEWEST", 50)  # so that some dozens of references will do
     town_map.remove(list(town_map.store.names())[:3])
     made = town_map.embed(queries)
-    exact = town_map.localize_embeddings(made, queries, 5)
-    other = PlaceMap.open(town_map.folder, engine="ivf-pq").localize_embeddings(made, queries, 5)
+    exact = town_map.localize_embeddings(made, queries, LocalizeOptions(k=5))
+    other = PlaceMap.open(town_map.folder, engine="ivf-pq").localize_embeddings(
+        made, queries, LocalizeOptions(k=5)
+    )
     assert [[m.name for m in a.matches] for a in exact] == [[m.name for m in a.matches] for a in other]
+
+
+def test_old_names_work_and_warn(town_map, queries, town):
+    x, y = town.positions[0]
+    with pytest.warns(DeprecationWarning, match="near= is now area="):
+        old = town_map.localize(queries[0], near=((x, y), 40.0))
+    new = town_map.localize(queries[0], area=(x, y, 40.0))
+    assert old.to_dict()["matches"] == new.to_dict()["matches"]
+    with pytest.warns(DeprecationWarning, match="verify= is now rerank="):
+        town_map.localize(queries[0], verify=0)
+    with pytest.raises(KappaPlaceError, match='order="probability"'):
+        town_map.localize(queries[0], rerank=True)
+
+
+def test_a_map_has_every_verb_of_the_command_line():
+    from kappaplace.cli.main import app
+
+    (group,) = (each.typer_instance for each in app.registered_groups if each.name == "map")
+    names = {each.name or each.callback.__name__ for each in group.registered_commands}
+    verbs = {"import_" if name == "import" else name for name in names - {"push", "pull"}}
+    assert all(callable(getattr(PlaceMap, verb)) for verb in verbs)
+    assert len(verbs) > 12

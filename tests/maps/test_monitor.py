@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from kappaplace.calibration.calibration import Calibration
-from kappaplace.calibration.fit import CalibrateOptions, Examples, fit_calibration
+from kappaplace.calibration.fit import Examples, fit_calibration
+from kappaplace.calibration.options import CalibrateOptions
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import PlaceMap
 from kappaplace.maps.answer import Localization, Match, write_csv

@@ -24,7 +24,7 @@ from kappaplace.cli.main import BAD_INPUT, main
 from kappaplace.data.images import Preprocessing
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps import PlaceMap
+from kappaplace.maps import AddOptions, BuildOptions, PlaceMap
 from kappaplace.maps import build as extend
 from kappaplace.models.checkpoint import save_model
 from kappaplace.models.embedding import embed_images
@@ -68,7 +68,7 @@ def runs(log: Path) -> list[int]:
 
 @pytest.mark.slow
 def test_a_killed_worker_changes_nothing(two_workers, town, tiny, tmp_path):
-    here = PlaceMap.build(town, tmp_path / "here.map", tiny, segment_rows=16)
+    here = PlaceMap.build(town, tmp_path / "here.map", tiny, options=BuildOptions(segment_rows=16))
     log = tmp_path / "log"
     tiny.register_forward_hook(slowed(log, 0.6))
     killed: list[int] = []
@@ -81,7 +81,7 @@ def test_a_killed_worker_changes_nothing(two_workers, town, tiny, tmp_path):
 
     killer = threading.Thread(target=kill_one)
     killer.start()
-    made = PlaceMap.build(town, tmp_path / "ray.map", tiny, segment_rows=16, ray="auto")
+    made = PlaceMap.build(town, tmp_path / "ray.map", tiny, options=BuildOptions(segment_rows=16, ray="auto"))
     killer.join()
     pids, blocks = runs(log), len(town.reference_rows) // BLOCK
     assert os.getpid() not in pids
@@ -103,12 +103,14 @@ def test_add_and_reembed_on_a_cluster(two_workers, town, tiny, tmp_path):
     rows = town.reference_rows
     maps = []
     for ray in ("", "auto"):
-        made = PlaceMap.build(town.select(rows[:24]), tmp_path / f"m{ray}", tiny, ray=ray)
-        assert made.add(town, ray=ray).added == 32
+        made = PlaceMap.build(
+            town.select(rows[:24]), tmp_path / f"m{ray}", tiny, options=BuildOptions(ray=ray)
+        )
+        assert made.add(town, options=AddOptions(ray=ray)).added == 32
         maps.append(made)
     assert_same(*maps)
     for ray, made in zip(("", "auto"), maps, strict=True):
-        assert made.reembed(other, ray=ray).added == 56
+        assert made.reembed(other, options=AddOptions(ray=ray)).added == 56
     assert_same(*maps)
     assert maps[1].manifest.model.dim == 8
 
@@ -122,8 +124,8 @@ def test_bad_images_are_named_as_they_are_here(two_workers, town, tiny, tmp_path
     (folder / "3.png").write_bytes(b"not an image")
     table = PlaceImages.create([f"{i}.png" for i in range(10)], root=folder)
     with pytest.raises(KappaPlaceError, match=r"photos/3\.png is not an image"):
-        PlaceMap.build(table, tmp_path / "strict", tiny, on_error="raise", ray="auto")
-    made = PlaceMap.build(folder, tmp_path / "m", tiny, ray="auto")
+        PlaceMap.build(table, tmp_path / "strict", tiny, options=BuildOptions(on_error="stop", ray="auto"))
+    made = PlaceMap.build(folder, tmp_path / "m", tiny, options=BuildOptions(ray="auto"))
     assert ([name for name, _ in made.report.skipped], len(made)) == (["3.png"], 9)
     assert_same(made, PlaceMap.build(folder, tmp_path / "here", tiny))
 
@@ -131,12 +133,14 @@ def test_bad_images_are_named_as_they_are_here(two_workers, town, tiny, tmp_path
 @pytest.mark.slow
 def test_a_block_that_kills_every_worker_ends_in_a_sentence(two_workers, town, tiny, tmp_path):
     log = tmp_path / "log"
-    good = PlaceMap.build(town, tmp_path / "m", tiny, embedder=Counting(tmp_path / "c"))
+    good = PlaceMap.build(town, tmp_path / "m", tiny, options=BuildOptions(embedder=Counting(tmp_path / "c")))
     handle = tiny.register_forward_hook(slowed(log, 0, lambda: os.kill(os.getpid(), signal.SIGKILL)))
     with pytest.raises(
         KappaPlaceError, match=rf"workers died {RETRIES + 1} times .*the same command goes on"
     ):
-        PlaceMap.open(good.folder, tiny).add(town.select(town.reference_rows[:2]), prefix="x/", ray="auto")
+        PlaceMap.open(good.folder, tiny).add(
+            town.select(town.reference_rows[:2]), options=AddOptions(prefix="x/", ray="auto")
+        )
     handle.remove()
     assert len(set(runs(log))) == RETRIES + 1
     assert PlaceMap.open(good.folder).verify() == []
@@ -165,7 +169,9 @@ def test_a_cluster_that_is_not_there_is_told_quickly(town, tiny, tmp_path):
             RayEmbedder(tiny, tiny.preprocessing, address)
     assert time.monotonic() - start < 5
     with pytest.raises(KappaPlaceError, match="not both"):
-        PlaceMap.build(town, tmp_path / "m", tiny, ray="auto", embedder=Counting(tmp_path / "log"))
+        PlaceMap.build(
+            town, tmp_path / "m", tiny, options=BuildOptions(ray="auto", embedder=Counting(tmp_path / "log"))
+        )
 
 
 def test_the_command_tells_of_a_cluster_that_is_not_there(town_folder, tiny, tmp_path, monkeypatch, capsys):
@@ -240,9 +246,9 @@ def test_blocks_under_way_are_bounded_and_stay_in_order(town, tiny, tmp_path, mo
 
         yield Eager(embed, events)
 
-    here = PlaceMap.build(town, tmp_path / "here", tiny, segment_rows=16)
+    here = PlaceMap.build(town, tmp_path / "here", tiny, options=BuildOptions(segment_rows=16))
     monkeypatch.setattr(extend, "starter", eager)
-    made = PlaceMap.build(town, tmp_path / "ahead", tiny, segment_rows=16)
+    made = PlaceMap.build(town, tmp_path / "ahead", tiny, options=BuildOptions(segment_rows=16))
     assert_same(made, here)
     under_way = np.cumsum([1 if event.startswith("begin") else -1 for event in events])
     assert (under_way.max(), under_way[-1]) == (4, 0)

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from kappaplace.cli.main import app
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps import PlaceMap, change
+from kappaplace.maps import LocalizeOptions, PlaceMap, change
 from kappaplace.maps import references as distinctiveness
 from kappaplace.maps.exchange import export_map, import_map
 from kappaplace.maps.store.manifest import Manifest, ModelRecord, read_manifest
@@ -65,7 +65,9 @@ def made(tmp_path: Path) -> PlaceMap:
 def answers(place_map: PlaceMap, **options: object) -> list:
     queries = town()[1]
     embeddings = Embeddings(queries, np.full(len(queries), 50, np.float32))
-    return place_map.localize_embeddings(embeddings, [str(i) for i in range(20)], 5, **options)
+    return place_map.localize_embeddings(
+        embeddings, [str(i) for i in range(20)], LocalizeOptions(k=5, **options)
+    )
 
 
 @pytest.mark.parametrize("storage", ["float32", "float16", "int8"])
@@ -94,7 +96,7 @@ def test_a_map_of_codes_answers_with_every_signal(made: PlaceMap) -> None:
         same = new.matches[0].name == old.matches[0].name
         for name in SIGNALS if same else SIGNALS - {"aliasing"}:
             assert new.signals[name] == pytest.approx(old.signals[name], abs=0.05, rel=0.2), name
-    near = answers(made, near=((100.0, 0.0), 50.0))[1]
+    near = answers(made, area=(100.0, 0.0, 50.0))[1]
     assert {match.x for match in near.matches} == {100.0}
 
 
@@ -104,7 +106,7 @@ def test_margin_beyond_the_list_is_found_among_codes(made: PlaceMap, monkeypatch
     monkeypatch.setattr("kappaplace.maps.localize.DEEP", 1)  # the list ends within the place: all are asked
     asked = PlaceMap.open(made.folder)
     few = asked.localize_embeddings(
-        Embeddings(town()[1], np.full(20, 50, np.float32)), [str(i) for i in range(20)], 1
+        Embeddings(town()[1], np.full(20, 50, np.float32)), [str(i) for i in range(20)], LocalizeOptions(k=1)
     )
     for one, other in zip(direct, few, strict=True):
         assert one.signals["margin"] == pytest.approx(other.signals["margin"], abs=1e-5)

@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from kappaplace.calibration import fit
-from kappaplace.calibration.fit import CalibrateOptions, Examples
+from kappaplace.calibration.fit import Examples
+from kappaplace.calibration.options import CalibrateOptions
 from kappaplace.data.images import Preprocessing
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps import PlaceMap
+from kappaplace.maps import LocalizeOptions, PlaceMap
 from kappaplace.maps.localize import verified_by
 from kappaplace.maps.tune.calibrate import calibrate_map, no_longer_compared
 from kappaplace.maps.tune.label import calibrate_map_on_labels, open_sheet
@@ -44,8 +45,8 @@ def maps_of(model: PlaceModel, path: str) -> torch.Tensor:
 
 
 def test_the_first_matches_are_ordered_by_agreement(shown, model, queries):
-    plain = shown.localize(queries[:4], k=8, verify=0)
-    found = shown.localize(queries[:4], k=8, verify=5)
+    plain = shown.localize(queries[:4], k=8, rerank=0)
+    found = shown.localize(queries[:4], k=8, rerank=5)
     for query, before, after in zip(queries[:4], plain, found, strict=True):
         asked = maps_of(model, query)
         agreement = [
@@ -60,13 +61,13 @@ def test_the_first_matches_are_ordered_by_agreement(shown, model, queries):
 
 
 def test_fewer_matches_shown_than_compared(shown, queries):
-    few, many = (shown.localize(queries[0], k=k, verify=6) for k in (2, 6))
+    few, many = (shown.localize(queries[0], k=k, rerank=6) for k in (2, 6))
     assert [match.name for match in few.matches] == [match.name for match in many.matches[:2]]
     assert few.signals == pytest.approx(many.signals)
 
 
 def test_signals_are_of_the_matches_compared_however_many_are_shown(shown, queries):
-    few, many = (shown.localize(queries[:6], k=k, verify=3) for k in (1, 20))
+    few, many = (shown.localize(queries[:6], k=k, rerank=3) for k in (1, 20))
     for one, other in zip(few, many, strict=True):
         assert one.signals == pytest.approx(other.signals)
 
@@ -90,7 +91,7 @@ def test_a_map_is_asked_as_it_was_calibrated(again, shown, queries):
     assert answer.signals.keys() >= {"patches", "patch-margin"}
     assert answer.probability is not None
     assert not any("was asked" in note for note in answer.notes)
-    assert no_longer_compared(made, replace(made, facts={})).endswith("--verify 4 to keep that.")
+    assert no_longer_compared(made, replace(made, facts={})).endswith("--rerank 4 to keep that.")
     assert no_longer_compared(None, made) == no_longer_compared(made, made) == ""
 
 
@@ -100,7 +101,7 @@ def test_asked_otherwise_than_calibrated_there_is_no_probability(again, shown, q
     assert verified_by(made) == fitted
     ways = {0: "without comparing cells", 4: "with 4 matches compared", 7: "with 7 matches compared"}
     for asked in sorted(set(ways) - {fitted}):
-        answer = shown.localize(queries[0], k=3, verify=asked)
+        answer = shown.localize(queries[0], k=3, rerank=asked)
         assert (answer.probability, answer.inside, answer.decision, answer.calibration) == (None,) * 3 + ("",)
         assert all(match.probability is None and match.decision is None for match in answer.matches)
         (said,) = (note for note in answer.notes if "was asked" in note)
@@ -108,10 +109,10 @@ def test_asked_otherwise_than_calibrated_there_is_no_probability(again, shown, q
         assert f"asked {ways[asked]}" in said
         assert not any("is not calibrated" in note for note in answer.notes)
         with pytest.raises(KappaPlaceError, match="was asked"):
-            shown.localize(queries[0], verify=asked, rerank=True)
+            shown.localize(queries[0], rerank=asked, order="probability")
     (blind,) = shown.localize_embeddings(shown.embed(queries[:1]), ["q"])  # nothing to compare with
     assert (blind.probability is None) == bool(fitted)
-    assert shown.localize(queries[0], rerank=True).probability is not None
+    assert shown.localize(queries[0], order="probability").probability is not None
 
 
 def labelled(sheet: Sheet) -> Sheet:
@@ -122,15 +123,15 @@ def labelled(sheet: Sheet) -> Sheet:
 
 def test_labels_are_about_matches_as_they_were_found(again, shown, queries, tmp_path):
     sample = Sample(tuple(again.paths.tolist()), str(again.root), 0, len(again), len(again), "25 m")
-    plain, file = (open_sheet(shown, sample, tmp_path / name, verify=v) for name, v in (("p", 0), ("f", 5)))
+    plain, file = (open_sheet(shown, sample, tmp_path / name, rerank=v) for name, v in (("p", 0), ("f", 5)))
     assert (plain.sampling.verify, file.sampling.verify) == (0, 5)
     assert [row.match for row in plain.rows] != [row.match for row in file.rows]
     assert open_sheet(shown, sample, tmp_path / "f") == file  # gone on with
-    with pytest.raises(KappaPlaceError, match=r"found with 5 matches compared.*without --verify"):
-        open_sheet(shown, sample, tmp_path / "f", verify=2)
+    with pytest.raises(KappaPlaceError, match=r"found with 5 matches compared.*without --rerank"):
+        open_sheet(shown, sample, tmp_path / "f", rerank=2)
     write_labels(labelled(file), tmp_path / "f")
     for other in (0, 2):
-        with pytest.raises(KappaPlaceError, match=rf"with 5 matches compared.*map label --verify {other}`"):
+        with pytest.raises(KappaPlaceError, match=rf"with 5 matches compared.*map label --rerank {other}`"):
             calibrate_map_on_labels(shown, tmp_path / "f", replace(LAX, rerank=other))
     made = calibrate_map_on_labels(shown, tmp_path / "f", LAX)
     assert (made.rerank, made.facts["stale"]) == (5, 0)
@@ -180,10 +181,10 @@ def test_a_map_compares_cells_of_its_own_damaged_images(shown, queries, monkeypa
 def test_what_is_missing_is_told(shown, queries, town, monkeypatch):
     made = shown.embed(queries[:1])
     with pytest.raises(KappaPlaceError, match="give images, not embeddings"):
-        shown.localize_embeddings(made, ["q"], verify=3)
+        shown.localize_embeddings(made, ["q"], LocalizeOptions(rerank=3))
     with pytest.raises(KappaPlaceError, match="0 or more, not -1"):
-        shown.localize(queries[0], verify=-1)
+        shown.localize(queries[0], rerank=-1)
     monkeypatch.setattr(type(shown.store), "image_path", lambda self, reference: "/nowhere/a.png")
     with pytest.raises(KappaPlaceError, match="nowhere"):
-        shown.localize(queries[0], verify=3)
+        shown.localize(queries[0], rerank=3)
     assert shown.localize(queries[0]).matches  # unasked, nothing is compared

@@ -13,9 +13,9 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
-from kappaplace.calibration.fit import CalibrateOptions
+from kappaplace.calibration.options import CalibrateOptions
 from kappaplace.data.images import Preprocessing
-from kappaplace.maps import PlaceMap
+from kappaplace.maps import BuildOptions, PlaceMap
 from kappaplace.maps.tune.self_calibrate import self_calibrate_map
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.serve.app import create_app
@@ -35,7 +35,7 @@ def served_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     table = town_table(folder / "val")
     table.save(folder / "val.parquet")
     model = PlaceModel.create("resnet_tiny", dim=32, preprocessing=Preprocessing(64, "exact")).eval()
-    made = PlaceMap.build(table, folder / "town.map", model, thumbnails=True)
+    made = PlaceMap.build(table, folder / "town.map", model, options=BuildOptions(thumbnails=True))
     self_calibrate_map(made, CalibrateOptions(), queries=40)
     return folder
 

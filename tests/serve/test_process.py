@@ -75,7 +75,7 @@ def test_the_client_gives_the_answers_of_the_map(
         assert found.probability == pytest.approx(direct.probability, rel=1e-4)
         assert found.sentence == direct.sentence
         assert found.calibration == direct.calibration
-    batch = client.localize_batch(query_files[:3], near=((0.0, 0.0), 1.0), max_risk=0.3)
+    batch = client.localize_batch(query_files[:3], area=(0.0, 0.0, 1.0), max_risk=0.3)
     assert [answer.matches for answer in batch] == [(), (), ()]
     assert np.isnan(batch[0].uncertainty)
     np.testing.assert_allclose(

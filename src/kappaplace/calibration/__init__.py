@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from kappaplace.calibration.expected import reject_risk as reject_risk
     from kappaplace.calibration.expected import rule_for as rule_for
     from kappaplace.calibration.expected import stated_risk as stated_risk
-    from kappaplace.calibration.fit import CalibrateOptions as CalibrateOptions
     from kappaplace.calibration.fit import Examples as Examples
     from kappaplace.calibration.fit import examples_of as examples_of
     from kappaplace.calibration.fit import fit_calibration as fit_calibration
     from kappaplace.calibration.fit import join as join
+    from kappaplace.calibration.options import CalibrateOptions as CalibrateOptions
     from kappaplace.calibration.outside import shift_prior as shift_prior
     from kappaplace.calibration.risk import RiskRefused as RiskRefused
     from kappaplace.calibration.risk import RiskThreshold as RiskThreshold
@@ -65,7 +65,8 @@ _EXPORTS = {
     "decision": "Decision DecisionRule decide_matches fit_rule rule_by_probability",
     "drift": "SHOWN DriftMonitor DriftWarning Sketch",
     "expected": "expected_at expected_curve reject_risk rule_for stated_risk",
-    "fit": "CalibrateOptions Examples examples_of fit_calibration join",
+    "fit": "Examples examples_of fit_calibration join",
+    "options": "CalibrateOptions",
     "outside": "shift_prior",
     "risk": "RiskRefused RiskThreshold control_risk needed_acceptances",
     "sources": "MODEL calibration_with load_calibration save_calibration",

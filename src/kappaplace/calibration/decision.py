@@ -26,12 +26,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kappaplace.calibration.options import REJECT_RISK
 from kappaplace.calibration.risk import RiskRefused, RiskThreshold, control_risk
 from kappaplace.checks import booleans, finite, outcomes, percent, share
 from kappaplace.errors import KappaPlaceError
 
 UNCERTAINTY, PROBABILITY = "uncertainty", "probability"
-REJECT_RISK = 0.2
 NO_GUARANTEE = "No guarantee: these thresholds are an estimate, not a proof."
 SELF_CALIBRATED = (
     "Self-calibrated on degraded images of the map itself, not on labelled queries: the share of errors in "

@@ -15,8 +15,9 @@ import numpy as np
 
 from kappaplace.calibration.calibration import UNCERTAINTY as SKETCHED
 from kappaplace.calibration.calibration import Calibration
-from kappaplace.calibration.decision import PROBABILITY, REJECT_RISK, UNCERTAINTY, DecisionRule
+from kappaplace.calibration.decision import PROBABILITY, UNCERTAINTY, DecisionRule
 from kappaplace.calibration.decision import rule_by_probability as by_probability
+from kappaplace.calibration.options import REJECT_RISK
 from kappaplace.checks import Floats, share
 
 ESTIMATED = "Thresholds for this risk are estimated from the calibration's own probabilities, not proven."

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,20 +25,19 @@ from kappaplace.calibration.calibration import (
 )
 from kappaplace.calibration.combination import Combination, Signal, fit_signal
 from kappaplace.calibration.decision import (
-    REJECT_RISK,
     SELF_CALIBRATED,
     DecisionRule,
     fit_rule,
     rule_by_probability,
 )
 from kappaplace.calibration.drift import Sketch
+from kappaplace.calibration.options import CalibrateOptions
 from kappaplace.calibration.outside import OutsideAware, fit_outside_aware, thin_to_rate
 from kappaplace.calibration.risk import RiskRefused
 from kappaplace.calibration.splits import Split, split_queries
-from kappaplace.checks import Bools, Floats, Rows, booleans, checked_seed, percent, share
+from kappaplace.checks import Bools, Floats, Rows, booleans, percent
 from kappaplace.errors import KappaPlaceError
 from kappaplace.metrics.probability import mass_bins
-from kappaplace.records import Help
 from kappaplace.retrieval.evidence import Evidence
 from kappaplace.types import Json
 from kappaplace.uncertainty import SCORES
@@ -50,56 +49,6 @@ EACH_BIN = 20
 """Queries in a bin of the reliability that is kept with a calibration."""
 DISTANCE = "cosine distance"
 """The score `cosine` by a name that says which way is worse, for messages that people read."""
-
-
-def check_compared(count: int) -> None:
-    """Refuse a number of matches to compare that is none."""
-    if count < 0:
-        raise KappaPlaceError(f"A number of matches to compare cell by cell is 0 or more, not {count}.")
-
-
-@dataclass(frozen=True)
-class CalibrateOptions:
-    """How a calibration is fitted and what it guarantees.
-
-    Raises:
-        KappaPlaceError: If a value is out of range.
-    """
-
-    max_risk: Annotated[float | None, Help("Maximum error rate among accepted answers.")] = 0.05
-    """None: no decisions, and every query is used to fit the score."""
-    confidence: Annotated[float, Help("Confidence level of the risk guarantee.")] = 0.95
-    outside_rate: Annotated[
-        float | None,
-        Help("Expected fraction of out-of-map queries. Default: the fraction among the labelled queries."),
-    ] = None
-    rerank: Annotated[
-        int | None,
-        Help(
-            "Number of top matches to re-rank by patch matching, now and whenever the map is queried "
-            "(10 works well). Default: the number used for the labels, or 0."
-        ),
-    ] = None
-    thin: Annotated[bool, Help("Use only one labelled query per place.")] = True
-    """Neighbouring queries fail together; the guarantee counts independent ones."""
-    seed: Annotated[int, Help("Random seed for the data split and the image degradation.")] = 0
-    calibrator: str = "best"
-    """A name of `CALIBRATORS`, or "best"."""
-    reject_risk: float | None = REJECT_RISK
-    """Maximum fraction of correct answers among the rejected; None: nothing is rejected."""
-    method: str = "fixed-sequence"
-    """How thresholds are tested, see `control_risk`."""
-    fit_share: float = 0.5
-    """Fraction of the queries that the score is fitted on; the thresholds are set on the others."""
-
-    def __post_init__(self) -> None:
-        if self.max_risk is not None:
-            share(self.max_risk, "risk")
-        share(self.confidence, "confidence")
-        if self.outside_rate is not None:
-            share(self.outside_rate, "stated share", ends=True)
-        checked_seed(self.seed)
-        check_compared(self.rerank or 0)
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,7 +27,7 @@ def export(
         Path | None, typer.Option(help="For int8: a folder or table of images; 128 of them are taken.")
     ] = None,
     half: Annotated[bool, typer.Option("--half", help="Weights in float16: half the file.")] = False,
-    patches: Annotated[bool, typer.Option(help="Give the maps that `localize --verify` compares.")] = True,
+    patches: Annotated[bool, typer.Option(help="Give the maps that `localize --rerank` compares.")] = True,
     calibration: Annotated[
         Path | None,
         typer.Option(help="A calibrated map, or a calibration file; without it, what came with the model."),

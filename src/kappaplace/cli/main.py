@@ -11,7 +11,6 @@ from typer.core import TyperGroup
 
 from kappaplace.cli import (
     bench,
-    calibrate,
     compare,
     data,
     demo,
@@ -25,6 +24,7 @@ from kappaplace.cli import (
     train,
 )
 from kappaplace.cli import map as place_map
+from kappaplace.cli.options import command
 from kappaplace.errors import KappaPlaceError
 
 BAD_INPUT, INTERRUPTED = 2, 130
@@ -63,8 +63,7 @@ app.command("compare", rich_help_panel=RESEARCH)(compare.compare)
 app.add_typer(models.app, name="models", rich_help_panel=TOOLS)
 app.command("doctor", rich_help_panel=TOOLS)(doctor.doctor)
 app.command("bench", rich_help_panel=TOOLS)(bench.bench)
-place_map.app.command("localize")(localize.localize)
-place_map.app.command("calibrate")(calibrate.calibrate)
+command(place_map.app, "localize")(localize.localize)
 models.app.command("export")(export.export)
 ALIASES = {"localize": place_map.app, "calibrate": place_map.app, "city": data.app, "export": models.app}
 """Commands that are also found at the top, with the group that has them."""
@@ -72,9 +71,9 @@ ALIASES = {"localize": place_map.app, "calibrate": place_map.app, "city": data.a
 
 def _alias(name: str, group: typer.Typer) -> None:
     """Register a command of a group at the top, too, but not in ``--help``."""
-    verbs = [each.callback for each in group.registered_commands if each.callback is not None]
-    names = [each.name or verb.__name__ for each, verb in zip(group.registered_commands, verbs, strict=True)]
-    app.command(name, hidden=True)(verbs[names.index(name)])
+    for each in group.registered_commands:
+        if each.callback is not None and name == (each.name or each.callback.__name__):
+            app.command(name, cls=each.cls, hidden=True)(each.callback)
 
 
 for _name, _group in ALIASES.items():

@@ -8,63 +8,34 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kappaplace.cli import map_fit, map_label, map_monitor, map_share
+from kappaplace.cli import map_share, map_tune
+from kappaplace.cli.options import AsJson, BatchSize, Device, MapFolder, MapModel, command
 from kappaplace.errors import KappaPlaceError
+from kappaplace.maps.options import AddOptions, BuildOptions, LocalizeOptions, OnError
 
 if TYPE_CHECKING:
     from kappaplace.maps.build import Report
 
 app = typer.Typer(no_args_is_help=True, help="Build and keep maps of images in which queries are localized.")
 
-_Map = Annotated[Path, typer.Argument(metavar="MAP", help="A map made by `map build`.")]
 _Images = Annotated[
     list[Path],
     typer.Argument(metavar="IMAGES…", help="A folder, a table (.parquet, .csv) or image files."),
 ]
-_Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-_Layout = Annotated[str, typer.Option(help="Layout of the folder; see `kappaplace data layouts` (photos).")]
-_Prefix = Annotated[str, typer.Option(help="Put before each name, to keep two sources apart.")]
-_OnError = Annotated[str, typer.Option(help="Images that cannot be read: skip (and list them) or raise.")]
-_Duplicates = Annotated[
-    str, typer.Option(help="Another image under a name of the map: error, skip or replace.")
-]
-_Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")]
-_Batch = Annotated[int, typer.Option(help="Images embedded together.")]
-_Ray = Annotated[
-    str, typer.Option(help="Embed on a Ray cluster: auto (one is started if none runs), HOST:PORT, ray://….")
-]
-_Model = Annotated[str, typer.Option(help="The map's model, if it does not lie where it did.")]
 
 
-@app.command()
+@command(app)
 def build(
     images: _Images,
-    out: Annotated[Path, typer.Option(help="The map to make; one that was not finished is gone on with.")],
+    out: Annotated[Path, typer.Option(help="Map folder to write. A build that was stopped resumes.")],
+    options: BuildOptions,
     model: Annotated[
         str,
-        typer.Option(
-            help="A model: folder, weights file or name (`kappaplace models`); without it our pretrained one."
-        ),
+        typer.Option(help="Model: a folder, weights file or name. Default: the pretrained model."),
     ] = "",
-    layout: _Layout = "",
-    prefix: _Prefix = "",
-    radius: Annotated[
-        float | None, typer.Option(help="Metres within which two images show one place.")
-    ] = None,
-    neighborhood: Annotated[
-        str,
-        typer.Option("--neighborhood", "--neighbourhood", help="What is near: metres:25, frames:5 or self."),
-    ] = "",
-    storage: Annotated[str, typer.Option(help="Descriptors as float32, float16 or int8.")] = "float32",
-    thumbnails: Annotated[bool, typer.Option(help="Keep a small picture of each image.")] = False,
-    duplicates: _Duplicates = "error",
-    on_error: _OnError = "skip",
-    device: _Device = "",
-    batch_size: _Batch = 32,
-    ray: _Ray = "",
-    as_json: _Json = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Make a map. Stopped at any moment, the same command goes on and embeds nothing twice.
+    """Build a map. A build that was stopped resumes with the same command.
 
     Examples:
 
@@ -80,40 +51,19 @@ def build(
     """
     from kappaplace.maps import PlaceMap
 
-    made = PlaceMap.build(
-        _images(images),
-        out,
-        model or None,
-        layout=layout,
-        prefix=prefix,
-        radius=radius,
-        neighborhood=neighborhood,
-        storage=storage,
-        thumbnails=thumbnails,
-        duplicates=duplicates,
-        on_error=on_error,
-        device=device or None,
-        batch_size=batch_size,
-        ray=ray,
-    )
-    _show_report(out, made.report, made.info(), as_json)
+    place_map = PlaceMap.build(_images(images), out, model or None, options)
+    _show_report(out, place_map.report, place_map.info(), as_json)
 
 
-@app.command()
+@command(app)
 def add(
-    place_map: _Map,
+    place_map: MapFolder,
     images: _Images,
-    layout: _Layout = "",
-    prefix: _Prefix = "",
-    model: _Model = "",
-    duplicates: _Duplicates = "error",
-    on_error: _OnError = "skip",
-    device: _Device = "",
-    batch_size: _Batch = 32,
-    ray: _Ray = "",
-    as_json: _Json = False,
+    options: AddOptions,
+    model: MapModel = "",
+    as_json: AsJson = False,
 ) -> None:
-    """Add images; those that are there already and unchanged are left alone.
+    """Add images to a map; unchanged images of the map are left alone.
 
     Examples:
 
@@ -121,25 +71,17 @@ def add(
 
         kappaplace map add town.map winter.parquet --prefix winter/
     """
-    opened = _open(place_map, model, device)
-    opened.add(
-        _images(images),
-        layout=layout,
-        prefix=prefix,
-        duplicates=duplicates,
-        on_error=on_error,
-        batch_size=batch_size,
-        ray=ray,
-    )
+    opened = _open(place_map, model, options.device)
+    opened.add(_images(images), options)
     _show_report(place_map, opened.report, opened.info(), as_json)
 
 
 @app.command()
 def remove(
-    place_map: _Map,
+    place_map: MapFolder,
     names: Annotated[list[str] | None, typer.Argument(help="Names of references.")] = None,
     names_from: Annotated[Path | None, typer.Option("--from", help="A text file, one name a line.")] = None,
-    as_json: _Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Take references out, all of those named or none; `map compact` frees their space.
 
@@ -168,11 +110,11 @@ def remove(
 
 @app.command()
 def compact(
-    place_map: _Map,
+    place_map: MapFolder,
     storage: Annotated[
         str, typer.Option(help="Keep descriptors as float32, float16, int8 or pq (at most 128 bytes each).")
     ] = "",
-    as_json: _Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Free the space of removed references and compare all places with each other anew.
 
@@ -195,7 +137,7 @@ def compact(
 
 
 @app.command()
-def info(place_map: _Map, as_json: _Json = False) -> None:
+def info(place_map: MapFolder, as_json: AsJson = False) -> None:
     """Tell what a map holds and what made it.
 
     Examples:
@@ -219,7 +161,7 @@ def info(place_map: _Map, as_json: _Json = False) -> None:
 
 
 @app.command()
-def verify(place_map: _Map, as_json: _Json = False) -> None:
+def verify(place_map: MapFolder, as_json: AsJson = False) -> None:
     """Compare every file with its checksum and every number with what it can be; exit code 1 if one is wrong.
 
     Examples:
@@ -241,15 +183,17 @@ def verify(place_map: _Map, as_json: _Json = False) -> None:
 
 @app.command()
 def reembed(
-    place_map: _Map,
-    model: Annotated[str, typer.Option(help="The new model: folder, weights file or name.")],
-    on_error: Annotated[str, typer.Option(help="Images that cannot be read: raise or skip.")] = "raise",
-    device: _Device = "",
-    batch_size: _Batch = 32,
-    ray: _Ray = "",
-    as_json: _Json = False,
+    place_map: MapFolder,
+    model: Annotated[str, typer.Option(help="The new model: a folder, weights file or name.")],
+    on_error: Annotated[
+        OnError, typer.Option(help="What to do with an unreadable image: stop, or list and skip it.")
+    ] = "stop",
+    device: Device = "",
+    batch_size: BatchSize = 32,
+    ray: Annotated[str, typer.Option(help="Embed on a Ray cluster: auto, HOST:PORT or ray://….")] = "",
+    as_json: AsJson = False,
 ) -> None:
-    """Embed all images again with another model. Until that is done, the map answers with the old one.
+    """Embed all images of a map again with another model. Until then, the map answers with the old one.
 
     Examples:
 
@@ -257,23 +201,23 @@ def reembed(
     """
     opened = _open(place_map, "", device)
     calibrated = opened.manifest.calibration is not None
-    opened.reembed(model, on_error=on_error, batch_size=batch_size, ray=ray)
+    opened.reembed(model, AddOptions(on_error=on_error, batch_size=batch_size, ray=ray))
     _show_report(place_map, opened.report, opened.info(), as_json)
     if calibrated and not as_json:
-        typer.echo("The calibration belonged to the old model and is gone; run `kappaplace calibrate`.")
+        typer.echo("The calibration of the old model was dropped; run `kappaplace calibrate`.")
 
 
 @app.command()
 def export(
-    place_map: _Map,
+    place_map: MapFolder,
     out: Annotated[Path, typer.Option(help=".parquet, .npz, .geojson, or .txt (hloc pairs).")],
     queries: Annotated[
         list[Path] | None, typer.Option(help="For pairs: images, a folder or a table of queries; repeatable.")
     ] = None,
     k: Annotated[int, typer.Option(help="For pairs: matches a query.")] = 10,
     least: Annotated[float, typer.Option(help="For pairs: leave out those less probable.")] = 0.0,
-    model: _Model = "",
-    device: _Device = "",
+    model: MapModel = "",
+    device: Device = "",
 ) -> None:
     """Write a map for other programs; pairs of queries and references with their probabilities for hloc.
 
@@ -287,11 +231,9 @@ def export(
     """
     opened = _open(place_map, model, device)
     if out.suffix.lower() != ".txt":
-        from kappaplace.maps.exchange import export_map
-
         if queries:
             raise KappaPlaceError("--queries belong to pairs: write them into a .txt file.")
-        export_map(opened.store, out)
+        opened.export(out)
         typer.echo(f"{len(opened):,} references written to {out}.")
         return
     if not queries:
@@ -302,7 +244,9 @@ def export(
     table = as_table(_images(queries))
     table = table.queries if len(table.query_rows) else table
     images = table.image_paths()
-    answers = opened.localize_embeddings(opened.embed(images), table.paths.tolist(), k, images=images)
+    answers = opened.localize_embeddings(
+        opened.embed(images), table.paths.tolist(), LocalizeOptions(k=k), images=images
+    )
     beside = write_pairs(answers, out, least=least)
     typer.echo(f"Pairs of {len(answers):,} queries written to {out}, with probabilities to {beside}.")
 
@@ -321,15 +265,13 @@ def import_(
 
         kappaplace map import descriptors.npz --out mine.map --model cosplace-resnet50-512
     """
-    from kappaplace.maps.exchange import import_map
+    from kappaplace.maps import PlaceMap
 
-    import_map(file, out, model or None)
-    typer.echo(f"{len(_open(out)):,} references imported into {out}.")
+    typer.echo(f"{len(PlaceMap.import_(file, out, model or None)):,} references imported into {out}.")
 
 
-app.command("fit")(map_fit.fit)
-app.command("label")(map_label.label)
-app.command("monitor")(map_monitor.monitor)
+for _verb in (map_tune.calibrate, map_tune.fit, map_tune.label, map_tune.monitor):
+    command(app)(_verb)
 app.command("push")(map_share.push)
 app.command("pull")(map_share.pull)
 

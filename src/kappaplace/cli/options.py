@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import builtins
 import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, TypeAlias, get_args, get_type_hints
+from typing import Annotated, Any, TypeAlias, get_args, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
 from kappaplace.records import Help, Hint
 
@@ -22,7 +25,25 @@ MapFolder = Annotated[
     Path, typer.Argument(metavar="MAP", help="Map folder, written by `kappaplace map build`.")
 ]
 MapModel = Annotated[str, typer.Option(help="Model of the map, if it has moved: a folder, a file or a name.")]
+USAGE: type[Exception] = typer.BadParameter.__bases__[0]
+"""Errors of the command line: click's class, or that of the copy inside newer versions of typer."""
 Function: TypeAlias = Callable[..., None]
+
+
+class _Command(TyperCommand):
+    """Names what `--rerank` was in earlier versions: a flag."""
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        try:
+            return super().make_context(*arguments, **options)
+        except USAGE as error:
+            said = str(getattr(error, "format_message", error.__str__)())
+            if "--rerank" not in said:
+                raise
+            raise typer.BadParameter(
+                f"{said.rstrip('.')}: it is the number of matches to compare. To order matches by "
+                "probability, use --order probability."
+            ) from None
 
 
 def command(
@@ -44,12 +65,12 @@ def command(
     def register(function: Function) -> Function:
         hints = get_type_hints(function, include_extras=True)
         records = {key: hint for key, hint in hints.items() if isinstance(hint, type) and is_dataclass(hint)}
-        own = [
-            parameter.replace(annotation=hints[parameter.name])
-            for parameter in inspect.signature(function).parameters.values()
-            if parameter.name not in records
-        ]
-        options = [option for record in records.values() for option in _options(record)]
+        parameters: list[inspect.Parameter] = []
+        for parameter in inspect.signature(function).parameters.values():
+            if parameter.name in records:
+                parameters += _options(records[parameter.name])
+            else:
+                parameters.append(parameter.replace(annotation=hints[parameter.name]))
 
         @wraps(function)
         def run(**values: object) -> None:
@@ -60,19 +81,31 @@ def command(
             function(**values, **built)
 
         required = inspect.Parameter.empty
-        parameters = sorted([*own, *options], key=lambda each: each.default is not required)
+        parameters.sort(key=lambda each: each.default is not required)
         parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {each.name: each.annotation for each in parameters}
-        app.command(name, rich_help_panel=panel, hidden=hidden)(run)
+        app.command(name, cls=_Command, rich_help_panel=panel, hidden=hidden)(run)
         return function
 
     return register
 
 
+class _Names(dict[str, object]):
+    """Names of a module; types that are imported for type checking alone are `object`."""
+
+    def __missing__(self, name: str) -> object:
+        return getattr(builtins, name, object)
+
+
+def _hints(record: type) -> dict[str, Hint]:
+    names = _Names(vars(sys.modules[record.__module__]))
+    return get_type_hints(record, localns=names, include_extras=True)
+
+
 def _shown(record: type) -> list[Field[object]]:
     """Return the fields that have a help text: the others are for Python alone."""
-    hints = get_type_hints(record, include_extras=True)
+    hints = _hints(record)
     return [field for field in fields(record) if _help(hints[field.name]) is not None]
 
 
@@ -82,7 +115,7 @@ def _help(hint: Hint) -> Help | None:
 
 
 def _options(record: type) -> list[inspect.Parameter]:
-    hints = get_type_hints(record, include_extras=True)
+    hints = _hints(record)
     return [_option(field, hints[field.name]) for field in _shown(record)]
 
 

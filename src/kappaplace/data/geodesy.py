@@ -118,6 +118,20 @@ def unproject(positions: NDArray[np.float64], frame: str) -> tuple[NDArray[np.fl
     return lat, lon
 
 
+def project_point(latitude: float, longitude: float, frame: str) -> tuple[float, float]:
+    """Return x and y of a point in a frame that exists, in its nearest zone.
+
+    >>> x, y = project_point(37.77, -122.42, "EPSG:32610")
+    >>> round(x), round(y)
+    (551081, 4180455)
+    """
+    one = np.array([latitude]), np.array([longitude])
+    _check_degrees(*one, np.array([0]))
+    found = [_transformer(4326, code).transform(longitude, latitude) for code in frame_codes(frame)]
+    number = int(np.argmin([abs(east - FALSE_EASTING) for east, _ in found]))
+    return float(found[number][0] + number * ZONE_SHIFT), float(found[number][1])
+
+
 def circular_median(longitude: NDArray[np.float64]) -> float:
     """Median of longitudes, counted from their mean direction, so that 179.9° and −179.9° are neighbours.
 

@@ -7,6 +7,7 @@ one formula for a distance: every other part of the package asks here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,6 +29,8 @@ Rule: TypeAlias = tuple[Sequence[Numbers] | Numbers, float, Numbers | None]
 Kind = Literal["metres", "frames", "self"]
 FARTHEST = 1e9
 """Metres or frames: more than any two places on Earth, and a number that can be squared."""
+LARGEST = 1e150
+"""A radius that can still be squared."""
 
 
 @dataclass(frozen=True)
@@ -153,3 +156,15 @@ class Near:
         placed = np.flatnonzero(np.isfinite(positions).all(axis=1))
         # Neither balanced nor compact: built several times faster, and no slower on streets.
         return cKDTree(positions[placed], balanced_tree=False, compact_nodes=False), placed
+
+
+def checked_circle(area: Circle) -> Circle:
+    try:
+        x, y, radius = map(float, area)
+    except (TypeError, ValueError):
+        raise KappaPlaceError(f"The area to search must be x, y and a radius, got {area!r}.") from None
+    if not all(map(math.isfinite, (x, y, radius))) or radius < 0:
+        raise KappaPlaceError(
+            f"The area to search needs a finite x and y and a radius of at least 0, got {area}."
+        )
+    return x, y, min(radius, LARGEST)

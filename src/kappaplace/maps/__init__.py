@@ -12,9 +12,13 @@ if TYPE_CHECKING:
     from kappaplace.maps.answer import Localization as Localization
     from kappaplace.maps.answer import Match as Match
     from kappaplace.maps.answer import Pose as Pose
+    from kappaplace.maps.options import AddOptions as AddOptions
+    from kappaplace.maps.options import BuildOptions as BuildOptions
+    from kappaplace.maps.options import FitOptions as FitOptions
+    from kappaplace.maps.options import LabelOptions as LabelOptions
+    from kappaplace.maps.options import LocalizeOptions as LocalizeOptions
     from kappaplace.maps.place_map import PlaceMap as PlaceMap
     from kappaplace.maps.tune.calibrate import calibrate_map as calibrate_map
-    from kappaplace.maps.tune.fit import FitOptions as FitOptions
     from kappaplace.maps.tune.fit import estimate_fit as estimate_fit
     from kappaplace.maps.tune.fit import fit_map as fit_map
     from kappaplace.maps.tune.label import calibrate_map_on_labels as calibrate_map_on_labels
@@ -23,9 +27,10 @@ if TYPE_CHECKING:
 
 _EXPORTS = {
     "answer": "Localization Match Pose",
+    "options": "AddOptions BuildOptions FitOptions LabelOptions LocalizeOptions",
     "place_map": "PlaceMap",
     "tune.calibrate": "calibrate_map",
-    "tune.fit": "FitOptions estimate_fit fit_map",
+    "tune.fit": "estimate_fit fit_map",
     "tune.label": "calibrate_map_on_labels",
     "tune.monitor": "MapMonitor",
     "tune.self_calibrate": "self_calibrate_map",

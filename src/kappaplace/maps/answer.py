@@ -8,6 +8,7 @@ An answer decided anew for the risk that a client accepts.
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -23,7 +24,7 @@ from kappaplace.calibration.decision import rule_by_probability as by_probabilit
 from kappaplace.calibration.expected import reject_risk, rule_for, stated_risk
 from kappaplace.checks import percent, share
 from kappaplace.errors import KappaPlaceError
-from kappaplace.files import replace_file
+from kappaplace.files import not_written, replace_file
 
 SAME_VIEW = 60.0
 """Degrees within which two matches look the same way."""
@@ -161,16 +162,67 @@ COLUMNS = (
 
 
 def write_csv(answers: Sequence[Localization], file: str | Path) -> None:
-    """One row a match; what is unknown is an empty cell."""
+    """Write one row per match; what is unknown is an empty cell."""
+    replace_file(Path(file), lambda part: _append(part, [",".join(COLUMNS)], answers))
 
-    def write(part: Path) -> None:
-        with open(part, "w", newline="", encoding="utf-8", errors="backslashreplace") as stream:
-            writer = csv.writer(stream)
-            writer.writerow(COLUMNS)
-            for answer in answers:
-                writer.writerows(_rows(answer))
 
-    replace_file(Path(file), write)
+class AnswerFile:
+    """A CSV file to which answers are added as they come; a run that was stopped resumes there.
+
+    Args:
+        file: The file.
+        calibration: Fingerprint of the calibration that the answers come from.
+
+    Raises:
+        KappaPlaceError: If the file holds something else, or answers of another calibration.
+    """
+
+    def __init__(self, file: Path, calibration: str) -> None:
+        self.file = file
+        self.answered: set[str] = set()
+        """Queries that the file has answers of."""
+        if file.exists():
+            self._resume(calibration)
+        else:
+            write_csv([], file)
+
+    def _resume(self, calibration: str) -> None:
+        text = self.file.read_text(encoding="utf-8", errors="backslashreplace")
+        rows = list(csv.DictReader(text[: text.rfind("\n") + 1].splitlines()))  # without a half-written line
+        if text and text.partition("\n")[0].strip() != ",".join(COLUMNS):
+            raise KappaPlaceError(f"{self.file} is no file of answers. Choose another name, or remove it.")
+        if any(row["calibration"] != calibration for row in rows):
+            raise KappaPlaceError(
+                f"{self.file} has answers of another calibration. Choose another name, or remove it."
+            )
+        last = rows[-1]["query"] if rows else ""  # perhaps not complete
+        kept = [row for row in rows if row["query"] != last]
+        self.answered = {row["query"] for row in kept}
+
+        def write(part: Path) -> None:
+            with open(part, "w", newline="", encoding="utf-8", errors="backslashreplace") as stream:
+                writer = csv.DictWriter(stream, COLUMNS)
+                writer.writeheader()
+                writer.writerows(kept)
+
+        replace_file(self.file, write)
+
+    def add(self, answers: Sequence[Localization]) -> None:
+        """Add answers at the end of the file."""
+        _append(self.file, [], answers)
+
+
+def _append(file: Path, head: Sequence[str], answers: Sequence[Localization]) -> None:
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    text.writelines(f"{line}\r\n" for line in head)
+    for answer in answers:
+        writer.writerows(_rows(answer))
+    try:
+        with open(file, "a", newline="", encoding="utf-8", errors="backslashreplace") as stream:
+            stream.write(text.getvalue())
+    except OSError as error:
+        raise not_written(file, error) from None
 
 
 def _rows(answer: Localization) -> list[list[Any]]:

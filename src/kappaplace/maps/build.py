@@ -1,8 +1,7 @@
-"""Images into a map: a new one, one that a killed process left, or one that grows.
+"""Building a map, adding images to it, and embedding its images again with another model.
 
-Embed what a map lacks: in blocks, a segment whenever enough are there, resumed where it was stopped.
-
-Another model for a map: all its images embedded again, while the map stays usable until that is done.
+Images are embedded in blocks and written in segments. A build that was killed resumes at the last block; a
+map that is embedded again remains usable until all of its images are done.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +24,7 @@ from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.change import removal, remove_references, rewrite
 from kappaplace.maps.models import as_fitted, keep_model, loaded, record_of
+from kappaplace.maps.options import AddOptions, BuildOptions, OnError
 from kappaplace.maps.references import finish
 from kappaplace.maps.sources import Images, Wanted, as_table, into_frame, wanted_again, wanted_images
 from kappaplace.maps.store.manifest import Manifest, ModelRecord, read_manifest
@@ -34,45 +33,14 @@ from kappaplace.maps.store.reader import MapStore
 from kappaplace.maps.store.segments import Rows
 from kappaplace.maps.store.writer import PENDING, MapWriter, writer_of
 from kappaplace.models.checkpoint import AnyModel
-from kappaplace.models.embedding.ray import Embedder, Started, Starter, starter
+from kappaplace.models.embedding import usable_device
+from kappaplace.models.embedding.ray import Started, Starter, starter
 from kappaplace.progress import track
 from kappaplace.types import Embeddings
 
 SEGMENT_ROWS = 2048
 BLOCK = 64
 """Images embedded between two savings: what a killed process may have to embed again."""
-Duplicates = Literal["error", "skip", "replace"]
-OnError = Literal["skip", "raise"]
-
-
-@dataclass(frozen=True)
-class Options:
-    """How images are put into a map."""
-
-    duplicates: Duplicates = "error"
-    """Another image under a name that the map has: error, skip it, or replace the one that is there."""
-    on_error: OnError = "skip"
-    """Images that cannot be read are left out and listed, or end the work."""
-    batch_size: int = 32
-    device: str | None = None
-    segment_rows: int = SEGMENT_ROWS
-    embedder: Embedder | None = None
-    """A function of your own in the place of the model."""
-    ray: str = ""
-    """Embed on a Ray cluster: auto, or its address; see `kappaplace.models.embedding.ray`."""
-
-    def __post_init__(self) -> None:
-        if self.duplicates not in ("error", "skip", "replace") or self.on_error not in ("skip", "raise"):
-            raise KappaPlaceError(
-                "duplicates is error, skip or replace and on_error is skip or raise; got "
-                f"{self.duplicates!r} and {self.on_error!r}."
-            )
-        if self.segment_rows < 1:
-            raise KappaPlaceError(f"A segment needs at least one row, not {self.segment_rows}.")
-        if self.batch_size < 1:
-            raise KappaPlaceError(f"The batch size must be at least 1, got {self.batch_size}.")
-        if self.ray and self.embedder is not None:
-            raise KappaPlaceError("Embed on a Ray cluster or with an embedder of your own, not both.")
 
 
 @dataclass
@@ -99,7 +67,7 @@ class Report:
         return ", ".join(said) + "."
 
 
-def extend(writer: MapWriter, wanted: Wanted, model: AnyModel, options: Options) -> Report:
+def extend(writer: MapWriter, wanted: Wanted, model: AnyModel, options: AddOptions) -> Report:
     """Embed what the map does not have yet, segment by segment, then bring its statistics up to date."""
     report = Report()
     preprocessing = Preprocessing.from_dict(writer.manifest.model.preprocessing)
@@ -108,7 +76,7 @@ def extend(writer: MapWriter, wanted: Wanted, model: AnyModel, options: Options)
     if len(todo):
         key = json.dumps([writer.manifest.model.fingerprint, preprocessing.to_dict()], sort_keys=True)
         pending = Pending(writer.folder / PENDING, key)
-        machine = {"batch_size": options.batch_size, "device": options.device, "images": len(todo)}
+        machine = {"batch_size": options.batch_size, "device": options.device or None, "images": len(todo)}
         by = {"embedder": options.embedder, "ray": options.ray}
         waiting: list[Rows] = []
         append = partial(_append, writer, wanted, options, report)
@@ -140,7 +108,7 @@ def extend(writer: MapWriter, wanted: Wanted, model: AnyModel, options: Options)
 
 
 def _missing(
-    writer: MapWriter, wanted: Wanted, stats: NDArray[np.int64], options: Options, report: Report
+    writer: MapWriter, wanted: Wanted, stats: NDArray[np.int64], options: AddOptions, report: Report
 ) -> NDArray[np.int64]:
     """Rows that must be embedded: not in the map, or there with another content and to be replaced."""
     store = writer.store
@@ -190,7 +158,7 @@ def _parts(rows: NDArray[np.int64], size: int) -> Iterator[NDArray[np.int64]]:
         yield rows[start : start + size]
 
 
-def _append(writer: MapWriter, wanted: Wanted, options: Options, report: Report, rows: Rows) -> None:
+def _append(writer: MapWriter, wanted: Wanted, options: AddOptions, report: Report, rows: Rows) -> None:
     """Write a segment; what it replaces goes in the same swap, so that a name never has no image or two."""
     changes = {}
     if options.duplicates == "replace":
@@ -284,7 +252,7 @@ class _Blocks:
         try:
             made = begun()
         except KappaPlaceError:
-            if self.on_error == "raise":
+            if self.on_error == "stop":
                 raise
             kept = self._readable(rows)
             if len(kept) == len(rows):  # it was not the images
@@ -337,82 +305,58 @@ def _thumbnail(path: str) -> bytes:
     return b"" if small is None else small.jpeg
 
 
-def new_manifest(
-    table: PlaceImages,
-    record: ModelRecord,
-    *,
-    radius: float | None = None,
-    neighborhood: str = "",
-    storage: str = "float32",
-    thumbnails: bool = False,
-    name: str = "",
-) -> Manifest:
-    """The manifest of a map that is still empty; what is not stated is the table's."""
-    table = table if radius is None else table.with_radius(radius)
-    near = Neighborhood.parse(neighborhood) if neighborhood else table.neighborhood
-    if not neighborhood and near.kind == "metres" and not table.references.posed.any():
+def new_manifest(table: PlaceImages, record: ModelRecord, name: str, options: BuildOptions) -> Manifest:
+    """Return the manifest of a map that is still empty; what is not stated is the table's."""
+    table = table if options.radius is None else table.with_radius(options.radius)
+    stated = options.neighborhood
+    near = Neighborhood.parse(stated) if stated else table.neighborhood
+    if not stated and near.kind == "metres" and not table.references.posed.any():
         near = Neighborhood("self")  # nothing is known of where anything lies
     return Manifest(
         record,
         frame=table.frame,
         radius=table.radius,
         neighborhood=str(near),
-        storage=storage,
-        thumbnails=thumbnails,
-        name=name or table.name,
+        storage=options.storage,
+        thumbnails=options.thumbnails,
+        name=options.name or name or table.name,
     )
 
 
 def build_map(
-    images: Images,
-    out: str | Path,
-    model: AnyModel | str | Path | None = None,
-    *,
-    layout: str = "",
-    prefix: str = "",
-    preprocessing: Preprocessing | None = None,
-    radius: float | None = None,
-    neighborhood: str = "",
-    storage: str = "float32",
-    thumbnails: bool = False,
-    name: str = "",
-    options: Options | None = None,
-) -> Report:
-    """Make a map of images, or go on with one that was not finished; the same command does both."""
-    options, out = options or Options(), Path(out)
-    table = as_table(images, layout, skip_unreadable=options.on_error == "skip")
+    images: Images, out: Path, model: AnyModel | str | Path | None, options: BuildOptions
+) -> tuple[Report, AnyModel]:
+    """Build a map, or continue one that was not finished; return what was done, and the model."""
+    if options.device:
+        usable_device(options.device)
+    table = as_table(images, options.layout, skip_unreadable=options.on_error == "skip")
     ready, source = loaded(model)
-    record = record_of(ready, source, preprocessing)
-    given = {"radius": radius, "neighborhood": neighborhood, "storage": storage, "thumbnails": thumbnails}
-    manifest = new_manifest(table, record, name=name or out.stem, **given)  # type: ignore[arg-type]
-    wanted = wanted_images(table, prefix)
-    with writer_of(out, create=manifest) as writer:
-        ready = as_fitted(out, writer.manifest.model, ready)
-        _refuse_another(out, manifest, writer.manifest)
-        keep_model(out, writer.manifest.model, ready)
-        return extend(writer, _in_frame(writer, table, prefix, wanted), ready, options)
+    manifest = new_manifest(table, record_of(ready, source, options.preprocessing), out.stem, options)
+    wanted, fresh = wanted_images(table, options.prefix), not out.exists()
+    try:
+        with writer_of(out, create=manifest) as writer:
+            ready = as_fitted(out, writer.manifest.model, ready)
+            _refuse_another(out, manifest, writer.manifest)
+            keep_model(out, writer.manifest.model, ready)
+            return extend(writer, _in_frame(writer, table, options.prefix, wanted), ready, options), ready
+    except KappaPlaceError:
+        if fresh and not any((out / PENDING).glob("*")) and not read_manifest(out).count:
+            shutil.rmtree(out)  # an empty map is of no use
+        raise
 
 
 def add_images(
-    folder: Path,
-    images: Images,
-    model: AnyModel,
-    fingerprint: str,
-    *,
-    layout: str = "",
-    prefix: str = "",
-    options: Options | None = None,
+    folder: Path, images: Images, model: AnyModel, fingerprint: str, options: AddOptions
 ) -> Report:
-    """Put more images into a map; ``fingerprint`` is that of the model."""
-    options = options or Options()
-    table = as_table(images, layout, skip_unreadable=options.on_error == "skip")
-    wanted = wanted_images(table, prefix)
+    """Add images to a map; ``fingerprint`` is that of the model."""
+    table = as_table(images, options.layout, skip_unreadable=options.on_error == "skip")
+    wanted = wanted_images(table, options.prefix)
     with writer_of(folder) as writer:
         if writer.manifest.model.fingerprint != fingerprint:
             raise KappaPlaceError(
                 f"The map {folder} was embedded with another model meanwhile; open it again."
             )
-        return extend(writer, _in_frame(writer, table, prefix, wanted), model, options)
+        return extend(writer, _in_frame(writer, table, options.prefix, wanted), model, options)
 
 
 def _refuse_another(out: Path, asked: Manifest, found: Manifest) -> None:
@@ -448,12 +392,11 @@ def _in_frame(writer: MapWriter, table: PlaceImages, prefix: str, wanted: Wanted
 REEMBED = "reembed"
 
 
-def reembed_map(folder: Path, model: AnyModel | str | Path, options: Options | None = None) -> Report:
+def reembed_map(folder: Path, model: AnyModel | str | Path, options: AddOptions) -> Report:
     """Embed all images of a map again with another model; until that is done the map stays as it is.
 
     The new references grow in a map of their own inside this one, so that a killed run goes on where it was.
     """
-    options = options or Options(on_error="raise")
     ready, source = loaded(model)
     with writer_of(folder) as writer:
         record = record_of(ready, source)

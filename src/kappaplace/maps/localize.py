@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +20,11 @@ from kappaplace.calibration.calibration import (
     usable_signals,
 )
 from kappaplace.calibration.decision import decide_matches
-from kappaplace.calibration.fit import check_compared
 from kappaplace.calibration.sources import borrowed_note
 from kappaplace.checks import percent
-from kappaplace.data.near import Circle
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.answer import Localization, Match, fused_pose
+from kappaplace.maps.options import LocalizeOptions
 from kappaplace.maps.references import MapReferences
 from kappaplace.retrieval.evidence import Evidence
 from kappaplace.retrieval.patches import reordered
@@ -51,7 +49,7 @@ MORE_OUTSIDE = (
 )
 VERIFIED = "The first {count} matches are ordered by how many of their cells agree with the query."
 NOT_SO_CALIBRATED = (
-    "Probabilities were calibrated {then}, and the query was asked {now}, so it has none: leave `verify` to "
+    "Probabilities were calibrated {then}, and the query was asked {now}, so it has none: leave `rerank` to "
     "the map and give it the image, or calibrate so."
 )
 NO_IMAGES = "Comparing matches cell by cell needs the query images themselves; give images, not embeddings."
@@ -67,44 +65,51 @@ def locate(
     references: MapReferences,
     queries: Queries,
     names: Sequence[str],
+    options: LocalizeOptions,
     *,
-    k: int,
-    near: Circle | None = None,
-    rerank: bool = False,
     calibration: Calibration | None = None,
     borrowed: Calibration | None = None,
-    outside_rate: float | None = None,
     notes: Sequence[str] = (),
     seconds: dict[str, float] | None = None,
-    verify: int | None = None,
 ) -> list[Localization]:
-    """The answers to some queries that are embedded already.
+    """Answer queries that are embedded already.
 
-    ``verify`` is how many matches are compared cell by cell; None: as many as when it was calibrated.
-    ``borrowed`` is a calibration on other places; it stands in where the map has none and its scores are at
-    hand.
+    Args:
+        references: The map.
+        queries: Embeddings, and images if patches are compared.
+        names: Of the queries.
+        options: How they are answered.
+        calibration: That of the map.
+        borrowed: One of other places, used if the map has none and all of its scores are known.
+        notes: What every answer must say.
+        seconds: Time spent before, per query.
+
+    Returns:
+        One answer per query.
     """
+    k, area, outside_rate = options.k, options.area, options.outside_rate
     judge_by, images = calibration or borrowed, queries.images
-    count = _compared(verify, judge_by, images)
-    _check_request(references, k, count, images, rerank, judge_by)
+    count = _compared(options.rerank, judge_by, images)
+    by_probability = options.order == "probability"
+    _check_request(references, count, images, by_probability, judge_by)
     clock = _Clock(seconds, len(names))
-    pool = references.search(queries.vectors, max(k, DEEP), near)
+    pool = references.search(queries.vectors, max(k, DEEP), area)
     clock.lap("search")
-    said = [*notes, *((PRIOR,) if near is not None and judge_by is not None else ())]
+    said = [*notes, *((PRIOR,) if area is not None and judge_by is not None else ())]
     if not pool.indices.shape[1]:
         return [_nothing(name, kappa, said) for name, kappa in zip(names, _kappas(queries), strict=True)]
     evidence = None
     if count:
         try:
-            evidence = from_pool(queries, references, pool, k, area=near, rerank=count)
+            evidence = from_pool(queries, references, pool, k, area=area, rerank=count)
             said.append(VERIFIED.format(count=count))
         except KappaPlaceError as error:
-            if verify is not None or calibration is not None:
+            if options.rerank is not None or calibration is not None:
                 raise
             count = 0  # nobody asked for it: without the map's images there is no borrowed probability
             said.append(f"Matches were not compared cell by cell: {error}")
-        clock.lap("verify")
-    evidence = evidence or from_pool(queries, references, pool, k, area=near)
+        clock.lap("rerank")
+    evidence = evidence or from_pool(queries, references, pool, k, area=area)
     shown = (*QUERY_SIGNALS, *(PATCH_SIGNALS if count else ()))
     signals = {name: SCORES[name].query(evidence) for name in usable_signals(evidence, shown)}
     clock.lap("signals")
@@ -117,7 +122,7 @@ def locate(
         said.append(_not_so_calibrated(calibration, count))
         calibration = None
     judged = judge(evidence, calibration, outside_rate=outside_rate)
-    if rerank:
+    if by_probability:
         if judged.pairs is None:
             raise KappaPlaceError(NO_RANKING)
         said.append(RERANKED)
@@ -134,24 +139,25 @@ def locate(
     ]
 
 
-def _compared(verify: int | None, judge_by: Calibration | None, images: Any) -> int:
-    """How many matches are compared cell by cell."""
-    return verified_by(judge_by) if verify is None and images is not None else verify or 0
+def _compared(rerank: int | None, judge_by: Calibration | None, images: object) -> int:
+    """How many matches are compared patch by patch."""
+    return verified_by(judge_by) if rerank is None and images is not None else rerank or 0
 
 
 def _check_request(
-    references: MapReferences, k: int, compared: int, images: Any, rerank: bool, judge_by: Calibration | None
+    references: MapReferences,
+    compared: int,
+    images: object,
+    by_probability: bool,
+    judge_by: Calibration | None,
 ) -> None:
-    if k < 1:
-        raise KappaPlaceError(f"At least one match must be asked for, not {k}.")
     if not len(references.store):
         raise KappaPlaceError(f"The map {references.store.folder} is empty; add images to it first.")
-    check_compared(compared)
     if compared and images is None:
         raise KappaPlaceError(NO_IMAGES)
-    if rerank and (judge_by is None or not judge_by.pair_scores):
+    if by_probability and (judge_by is None or not judge_by.pair_scores):
         raise KappaPlaceError(NO_RANKING)
-    if rerank and judge_by is not None and verified_by(judge_by) != compared:
+    if by_probability and judge_by is not None and verified_by(judge_by) != compared:
         raise KappaPlaceError(_not_so_calibrated(judge_by, compared))
 
 

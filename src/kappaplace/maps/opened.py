@@ -10,11 +10,14 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
+import PIL.Image
+from numpy.typing import NDArray
 from torch import Tensor
 
+from kappaplace._moved import renamed
 from kappaplace.calibration.calibration import Calibration
 from kappaplace.calibration.sources import calibration_with
 from kappaplace.data.images import Source
@@ -23,6 +26,7 @@ from kappaplace.maps.answer import Localization
 from kappaplace.maps.localize import locate
 from kappaplace.maps.models import model_of, preprocessing_of
 from kappaplace.maps.notes import map_info, standing_notes
+from kappaplace.maps.options import LocalizeOptions, Order
 from kappaplace.maps.references import MapReferences
 from kappaplace.maps.store.manifest import Manifest, read_manifest
 from kappaplace.maps.store.reader import MapStore
@@ -36,9 +40,6 @@ from kappaplace.retrieval import Circle, EngineOptions, open_search
 from kappaplace.retrieval.columns import COARSE
 from kappaplace.retrieval.references import Queries
 from kappaplace.types import Embeddings
-
-Near = tuple[tuple[float, float], float]
-"""((x, y), radius)"""
 
 
 def is_one_image(images: Any) -> bool:
@@ -54,19 +55,6 @@ def query_names(sources: Sequence[Source]) -> list[str]:
         os.fspath(source) if isinstance(source, str | os.PathLike) else f"query {i}"
         for i, source in enumerate(sources)
     ]
-
-
-def circle_of(near: Near | None) -> Circle | None:
-    """The circle that engines search in."""
-    if near is None:
-        return None
-    try:
-        (x, y), radius = near
-        return float(x), float(y), float(radius)
-    except (TypeError, ValueError):
-        raise KappaPlaceError(
-            f"A place to search near is given as ((x, y), radius) in metres of the map, not {near!r}."
-        ) from None
 
 
 LOOKS = 5
@@ -184,82 +172,123 @@ class OpenMap:
             writer.commit(calibration=record)
         self.refresh()
 
+    @overload
+    def localize(  # type: ignore[overload-overlap]  # text is a sequence of text
+        self,
+        images: str | os.PathLike[str] | bytes | PIL.Image.Image | NDArray[np.uint8],
+        k: int = 10,
+        *,
+        area: Circle | None = None,
+        order: Order = "similarity",
+        outside_rate: float | None = None,
+        rerank: int | None = None,
+        batch_size: int = 32,
+    ) -> Localization: ...
+
+    @overload
+    def localize(
+        self,
+        images: Iterable[Source],
+        k: int = 10,
+        *,
+        area: Circle | None = None,
+        order: Order = "similarity",
+        outside_rate: float | None = None,
+        rerank: int | None = None,
+        batch_size: int = 32,
+    ) -> list[Localization]: ...
+
+    @renamed(near="area", verify="rerank")
     def localize(
         self,
         images: Iterable[Source] | Source,
         k: int = 10,
         *,
-        near: Near | None = None,
-        rerank: bool = False,
+        area: Circle | None = None,
+        order: Order = "similarity",
         outside_rate: float | None = None,
-        verify: int | None = None,
+        rerank: int | None = None,
         batch_size: int = 32,
-    ) -> Any:
-        """Where images were taken: one `Localization` for one image, a list for several.
+    ) -> Localization | list[Localization]:
+        """Find where images were taken.
 
-        ``near`` is ((x, y), radius): only references in this circle are searched. ``rerank`` orders matches
-        by probability. ``outside_rate`` is the share of queries expected from outside the map, if it differs
-        from the one at calibration. ``verify`` is how many matches are compared with the query cell by cell
-        and ordered by it, which reads their images; None: as many as the calibration was fitted with.
+        Args:
+            images: One image, or several: files, bytes, arrays H×W×3 of uint8 or PIL images.
+            k: Number of matches per query.
+            area: Search only this circle: x, y and radius in meters of the map.
+            order: Order of the matches: similarity or probability.
+            outside_rate: Expected fraction of queries from outside the map. Default: as at calibration.
+            rerank: Number of top matches to compare patch by patch and to order by agreement; this reads
+                their images. Default: as at calibration.
+            batch_size: Number of images to embed at once.
+
+        Returns:
+            One answer for one image, a list for several.
+
+        Raises:
+            KappaPlaceError: If an image cannot be read, or the map cannot answer so.
 
         >>> import tempfile
         >>> from PIL import Image
-        >>> from kappaplace.data.images import Preprocessing
-        >>> from kappaplace.maps import PlaceMap
-        >>> from kappaplace.models.place_model import PlaceModel
+        >>> from kappaplace import PlaceMap, PlaceModel, Preprocessing
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     names = [f"{folder}/{colour}.png" for colour in ("red", "green", "blue")]
-        ...     for name, colour in zip(names, ("red", "green", "blue"), strict=True):
-        ...         Image.new("RGB", (32, 32), colour).save(name)
+        ...     names = [f"{folder}/{color}.png" for color in ("red", "green", "blue")]
+        ...     for name, color in zip(names, ("red", "green", "blue"), strict=True):
+        ...         Image.new("RGB", (32, 32), color).save(name)
         ...     model = PlaceModel.create("resnet_tiny", dim=8, preprocessing=Preprocessing(32, "exact"))
         ...     town = PlaceMap.build(names, f"{folder}/town.map", model.eval())
         ...     answer = town.localize(names[1], k=2)
         >>> answer.matches[0].name, round(answer.matches[0].similarity, 3), answer.probability
         ('green.png', 1.0, None)
         """
+        options = LocalizeOptions(k, area, order, outside_rate, rerank)
         sources = as_sources(images)
         if not sources:
             raise KappaPlaceError("There is nothing to localize: the list of images is empty.")
         start = time.perf_counter()
-        made = self.embed(sources, batch_size)
+        embeddings = self.embed(sources, batch_size)
         seconds = {"embed": (time.perf_counter() - start) / len(sources)}
-        options: dict[str, Any] = {"k": k, "near": near, "rerank": rerank, "outside_rate": outside_rate}
-        options |= {"verify": verify, "images": sources, "seconds": seconds}
-        answers = self.localize_embeddings(made, query_names(sources), **options)
+        names = query_names(sources)
+        answers = self.localize_embeddings(embeddings, names, options, images=sources, seconds=seconds)
         return answers[0] if is_one_image(images) and len(answers) == 1 else answers
 
     def localize_embeddings(
         self,
         embeddings: Embeddings,
         names: Sequence[str],
-        k: int = 10,
+        options: LocalizeOptions | None = None,
         *,
-        near: Near | None = None,
-        rerank: bool = False,
-        outside_rate: float | None = None,
-        verify: int | None = None,
         images: Sequence[Source] | None = None,
         seconds: dict[str, float] | None = None,
     ) -> list[Localization]:
-        """The same for queries that the map's model has embedded already; ``verify`` needs their images."""
+        """Answer queries that the map's model has embedded already.
+
+        Args:
+            embeddings: Of the queries.
+            names: Of the queries.
+            options: How they are answered.
+            images: Of the queries, to compare patches.
+            seconds: Time spent before, per query.
+
+        Returns:
+            One answer per query.
+        """
         if np.shape(embeddings.descriptor) != (len(names), self.manifest.model.dim):
             raise KappaPlaceError(
                 f"Descriptors of shape {np.shape(embeddings.descriptor)} do not fit {len(names)} queries and "
                 f"{self.manifest.model.dim} dimensions; embed them with the map's own model."
             )
-        settings: dict[str, Any] = {"k": k, "near": circle_of(near), "rerank": rerank}
-        settings |= {"outside_rate": outside_rate, "verify": verify}
         for left in reversed(range(LOOKS)):
             try:
                 return locate(
                     self.references,
                     self.queries(embeddings, images),
                     names,
+                    options or LocalizeOptions(),
                     calibration=self.calibration,
                     borrowed=self.borrowed,
                     notes=self.notes(),
                     seconds=seconds,
-                    **settings,
                 )
             except StaleMap:  # compacted while we looked: the new files hold the same references
                 fingerprint = self.manifest.model.fingerprint

@@ -14,11 +14,11 @@ from typing import Literal, Protocol, get_args, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.data.near import Circle
+from kappaplace.data.near import Circle, checked_circle
 from kappaplace.errors import KappaPlaceError
 from kappaplace.retrieval.columns import Columns, Descriptors, as_columns
 from kappaplace.retrieval.database import DatabaseEngine, MapSource, References, collection_name, import_map
-from kappaplace.retrieval.exact import ExactEngine, checked_circle, circles, no_matches
+from kappaplace.retrieval.exact import ExactEngine, circles, no_matches
 from kappaplace.retrieval.faiss import FEWEST, Rebuild, open_faiss
 from kappaplace.retrieval.milvus import MilvusEngine
 from kappaplace.retrieval.postgres import PostgresEngine

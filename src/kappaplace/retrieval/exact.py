@@ -6,7 +6,6 @@ or GPU, without an index to build.
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -16,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kappaplace.data.near import Circle, Near
+from kappaplace.data.near import Circle, Near, checked_circle
 from kappaplace.errors import KappaPlaceError
 from kappaplace.retrieval.columns import Columns, Descriptors, as_columns
 from kappaplace.types import Matches
@@ -31,7 +30,6 @@ IsNear: TypeAlias = Callable[[Any, Any], NDArray[np.bool_]]
 Similarities: TypeAlias = Callable[[Any, Any], Tensor]
 """Similarities of some rows (queries) and columns (references) as float32, each an index array or a slice."""
 
-_FARTHEST = 1e150  # a radius that can still be squared
 _NOT_FINITE = "Some descriptors are NaN or infinite. Check the model and the images."
 ROWS = 256
 COLUMNS = 1 << 14  # 4 M pairs a step: 17 MB of similarities, and a few times that to ask what is near
@@ -292,18 +290,6 @@ class BaseEngine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def checked_circle(area: Circle) -> Circle:
-    try:
-        x, y, radius = map(float, area)
-    except (TypeError, ValueError):
-        raise KappaPlaceError(f"The area to search must be x, y and a radius, got {area!r}.") from None
-    if not all(map(math.isfinite, (x, y, radius))) or radius < 0:
-        raise KappaPlaceError(
-            f"The area to search needs a finite x and y and a radius of at least 0, got {area}."
-        )
-    return x, y, min(radius, _FARTHEST)
 
 
 def best_first(

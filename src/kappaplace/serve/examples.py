@@ -8,7 +8,7 @@ from typing import Any
 IMAGE = "/9j/4AAQSkZJRgABAQAAAQABAAD…"
 
 BODIES: dict[str, dict[str, Any]] = {
-    "LocalizeBody": {"image": IMAGE, "k": 5, "near": [550700.0, 4180050.0, 100.0], "max_risk": 0.05},
+    "LocalizeBody": {"image": IMAGE, "k": 5, "area": [550700.0, 4180050.0, 100.0], "max_risk": 0.05},
     "BatchBody": {"images": [IMAGE, IMAGE], "k": 5},
     "EmbedBody": {"images": [IMAGE]},
     "ReferenceBody": {"image": IMAGE, "x": 550690.0, "y": 4180005.0, "heading": 90.0},

@@ -28,12 +28,12 @@ router = APIRouter(prefix="/v1", tags=["localize"], dependencies=[Depends(may_re
 
 def body_of(shape: type[BaseModel], *, single: bool) -> dict[str, Any]:
     """What OpenAPI says of a body that comes as JSON, as a form, or as one bare image."""
-    schema = shape.model_json_schema()
+    schema = shape.model_json_schema(by_alias=False)
     file = {"type": "string", "format": "binary"}
     key = "image" if single else "images"
     fields = {name: part for name, part in schema["properties"].items() if name != key}
-    if "near" in fields:
-        fields["near"] = {"type": "string", "description": "x,y,radius in metres", "pattern": _THREE}
+    if "area" in fields:
+        fields["area"] = {"type": "string", "description": "x,y,radius in meters", "pattern": _THREE}
     form = {
         "type": "object",
         "required": ["image"],

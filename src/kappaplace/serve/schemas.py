@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+
+from kappaplace.maps.options import LocalizeOptions, Order, area_of
 
 FAR = 1e9
 """Metres: no map reaches so far, and squares of what does overflow."""
 Metres = Annotated[float, Field(ge=-FAR, le=FAR)]
 Risk = Annotated[float, Field(gt=0, lt=1, description="Share of errors allowed among accepted answers.")]
-Near = Annotated[
+Area = Annotated[
     list[Metres],
     Field(min_length=3, max_length=3, description="x, y, radius: metres of the map's frame."),
 ]
@@ -27,12 +29,26 @@ class Body(BaseModel):
 class Options(Body):
     """How to localize."""
 
-    k: int = Field(10, ge=1, le=2**31, description="Matches a query.")
-    near: Near | None = Field(None, examples=[[550700.0, 4180050.0, 100.0]])
+    k: int = Field(10, ge=1, le=2**31, description="Number of matches per query.")
+    area: Area | None = Field(
+        None, validation_alias=AliasChoices("area", "near"), examples=[[550700.0, 4180050.0, 100.0]]
+    )
+    order: Order = Field("similarity", description="Order of the matches.")
+    rerank: int | None = Field(
+        None,
+        ge=0,
+        le=1000,
+        description="Number of top matches to re-rank by patch matching. Default: as at calibration.",
+    )
     max_risk: Risk | None = Field(
         None, description="Decide for this risk instead of the calibrated one; estimated, not proven."
     )
     map: MapName | None = None
+
+    def asked(self) -> LocalizeOptions:
+        """Return what the map is asked for."""
+        area = None if self.area is None else area_of(self.area)
+        return LocalizeOptions(self.k, area, self.order, rerank=self.rerank)
 
 
 class LocalizeBody(Options):

@@ -23,9 +23,9 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.files import make_folder, replace_file
 from kappaplace.maps import Localization, PlaceMap
 from kappaplace.maps.answer import Decided, decided
-from kappaplace.maps.build import Options as AddOptions
 from kappaplace.maps.build import Report, add_images
 from kappaplace.maps.models import preprocessing_of
+from kappaplace.maps.options import AddOptions, LocalizeOptions
 from kappaplace.maps.store.manifest import MANIFEST
 from kappaplace.models.embedding import embed_images
 from kappaplace.serve.batching import Batcher
@@ -102,7 +102,7 @@ class ServedMap:
         """Load the model and open the search, so that the first client does not wait for it."""
         if len(self.map):
             blank = Image.new("RGB", (64, 64), (128, 128, 128))
-            self.map.localize_embeddings(self.map.embed([blank]), ["warm-up"], 1)
+            self.map.localize_embeddings(self.map.embed([blank]), ["warm-up"], LocalizeOptions(k=1))
         else:
             assert self.map.model is not None
         self.ready = True
@@ -152,19 +152,17 @@ class ServedMap:
         made = self._embedded([query.image for query in queries])
         seconds = {"embed": (time.perf_counter() - start) / len(queries)}
         answers: list[Any] = [None] * len(queries)
-        groups: dict[tuple[Any, ...], list[int]] = {}
+        groups: dict[LocalizeOptions, list[int]] = {}
         for row, query in enumerate(queries):
             if query.options is None:
                 answers[row] = made.take(row)
             else:
-                near = query.options.near
-                groups.setdefault((query.options.k, None if near is None else tuple(near)), []).append(row)
-        for (k, near), rows in groups.items():
-            circle = None if near is None else (near[:2], near[2])
+                groups.setdefault(query.options.asked(), []).append(row)
+        for asked, rows in groups.items():
             names = ["query"] * len(rows)
             images = [queries[row].image for row in rows]  # for maps that compare matches cell by cell
             found = self.map.localize_embeddings(
-                made.take(rows), names, k, near=circle, images=images, seconds=seconds
+                made.take(rows), names, asked, images=images, seconds=seconds
             )
             for row, answer in zip(rows, found, strict=True):
                 options = queries[row].options
@@ -263,8 +261,8 @@ class ServedMap:
             frame = self.map.manifest.frame
             images = PlaceImages.create([file.name], at, **given, root=file.parent, frame=frame)
         made_by = (self.map.model, self.map.manifest.model.fingerprint)
-        options = AddOptions(on_error="raise", device=self.map.device)
-        return add_images(self.map.folder, images, *made_by, prefix=PREFIX, options=options)
+        options = AddOptions(prefix=PREFIX, on_error="stop", device=self.map.device or "")
+        return add_images(self.map.folder, images, *made_by, options)
 
 
 PREFIX = "appended/"

@@ -59,8 +59,9 @@ async def read_request(request: Request, shape: type[Model], *, single: bool) ->
 def _checked(shape: type[Model], values: Mapping[str, Any], images: list[bytes], single: bool) -> Model:
     """Options as the schema wants them; of the images only that they are there."""
     parts = dict(values)
-    if isinstance(parts.get("near"), str):
-        parts["near"] = parts["near"].split(",")
+    for name in {"area", "near"} & parts.keys():
+        if isinstance(parts[name], str):
+            parts[name] = parts[name].split(",")
     parts |= {"image": ""} if single else {"images": [""] * len(images)}
     try:
         return shape.model_validate(parts)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from kappaplace.calibration import fit
 from kappaplace.calibration.calibration import PATCH_SIGNALS, Calibration
+from kappaplace.calibration.options import CalibrateOptions
 from kappaplace.calibration.sources import calibration_with, load_calibration
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.place_map import PlaceMap
@@ -117,7 +118,7 @@ def fit_closures(
     examples = fit.Examples(
         features, right, drives[0].scores, outside=outside, facts={"origin": origin}, rerank=drives[0].verify
     )
-    return fit.fit_calibration(examples, fit.CalibrateOptions(max_risk=max_risk, seed=seed))
+    return fit.fit_calibration(examples, CalibrateOptions(max_risk=max_risk, seed=seed))
 
 
 def _thinned(drive: Examples, least_support: int, spacing: float) -> NDArray[np.int64]:

@@ -10,13 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.calibration.calibration import Calibration
-from kappaplace.calibration.fit import (
-    CalibrateOptions,
-    examples_of,
-    fit_calibration,
-    join,
-    reliability,
-)
+from kappaplace.calibration.fit import examples_of, fit_calibration, join, reliability
+from kappaplace.calibration.options import CalibrateOptions
 from kappaplace.calibration.splits import thin_to_places
 from kappaplace.data.near import within
 from kappaplace.data.table import PlaceImages
@@ -118,7 +113,7 @@ def no_longer_compared(before: Calibration | None, now: Calibration) -> str:
         return ""
     return (
         f"So far {count} matches of a query were compared cell by cell, from now on none are; calibrate with "
-        f"--verify {count} to keep that."
+        f"--rerank {count} to keep that."
     )
 
 

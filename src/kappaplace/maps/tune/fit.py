@@ -31,6 +31,7 @@ from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import make_folder, replace_file
 from kappaplace.maps.models import preprocessing_of, record_of
+from kappaplace.maps.options import FitOptions
 from kappaplace.maps.store.reader import Indices, MapStore
 from kappaplace.maps.store.writer import MapWriter, writer_of
 from kappaplace.maps.tune.fit_check import (
@@ -57,7 +58,7 @@ from kappaplace.training.settings import Settings
 from kappaplace.training.start import with_head
 
 if TYPE_CHECKING:
-    from kappaplace.calibration.fit import CalibrateOptions
+    from kappaplace.calibration.options import CalibrateOptions
     from kappaplace.maps.opened import OpenMap
 
 
@@ -159,47 +160,24 @@ LEAST_STEPS = 6
 """Steps an epoch: a small map must not end before κ has travelled; more would learn its images by heart."""
 
 
-@dataclass(frozen=True)
-class FitOptions:
-    """How κ is fitted; the defaults take some minutes on a CPU with a small encoder."""
-
-    images: int = 500
-    """References that are learnt from, at most: the head is small, and 200 were nearly as good."""
-    views: int = 2
-    """Damaged views of each."""
-    epochs: int = 40
-    lr: float = 1e-2
-    """κ travels over hundreds in some hundred steps, so it is ten times that of the paper's long runs."""
-    batch_size: int = 64
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("images", "views", "epochs", "batch_size"):
-            if getattr(self, name) < 1:
-                raise KappaPlaceError(f"A fit needs at least one of its {name}, not {getattr(self, name)}.")
-        if self.seed < 0 or not self.lr > 0:
-            raise KappaPlaceError(
-                f"The seed must not be negative and lr above 0, got {self.seed}, {self.lr}."
-            )
-
-    def settings(self, images: int) -> Settings:
-        """The recipe kappa-pt without labels, on so many images."""
-        options = {
-            "model.size": 0,  # as the map's images were embedded
-            "anchors.source": "clean",
-            "anchors.views": self.views,
-            "augment.damage": 1.0,  # an undamaged view is its own anchor and teaches nothing
-            "augment.scale": 1.0,
-            **{f"augment.{colour}": 0.0 for colour in ("brightness", "contrast", "saturation", "hue")},
-            "optimiser.epochs": self.epochs,
-            "optimiser.iterations": max(LEAST_STEPS, images // self.batch_size),
-            "optimiser.lr": self.lr,
-            "optimiser.batch_size": min(self.batch_size, images),
-            "optimiser.schedule": "warm-cosine",
-            "run.seed": self.seed,
-            "run.trackers": [],
-        }
-        return settings_for("kappa-pt").changed(options)
+def settings_of(options: FitOptions, images: int) -> Settings:
+    """Return the recipe kappa-pt without labels, on so many images."""
+    changes = {
+        "model.size": 0,  # as the map's images were embedded
+        "anchors.source": "clean",
+        "anchors.views": options.views,
+        "augment.damage": 1.0,  # an undamaged view is its own anchor and teaches nothing
+        "augment.scale": 1.0,
+        **{f"augment.{colour}": 0.0 for colour in ("brightness", "contrast", "saturation", "hue")},
+        "optimiser.epochs": options.epochs,
+        "optimiser.iterations": max(LEAST_STEPS, images // options.batch_size),
+        "optimiser.lr": options.lr,
+        "optimiser.batch_size": min(options.batch_size, images),
+        "optimiser.schedule": "warm-cosine",
+        "run.seed": options.seed,
+        "run.trackers": [],
+    }
+    return settings_for("kappa-pt").changed(changes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -285,7 +263,7 @@ def _fit(
         np.full((len(chosen.learn), 2), np.nan),
         name=f"{len(chosen.learn):,} images of the map {writer.manifest.name}".strip(),
     )
-    settings = options.settings(len(chosen.learn))
+    settings = settings_of(options, len(chosen.learn))
     if isinstance(old_head, LayersKappaHead) and isinstance(model, PlaceModel):
         settings = settings.changed({"model.head": model.architecture.head})  # a head of the kind it had
     made = train(
@@ -384,7 +362,7 @@ def _estimate(
 ) -> Estimate:
     from kappaplace.maps.tune.self_calibrate import QUERIES
 
-    views = Views.create(options.settings(1).augment, 0, model.preprocessing)
+    views = Views.create(settings_of(options, 1).augment, 0, model.preprocessing)
     weight = next(model.parameters())
 
     def load(files: list[str]) -> torch.Tensor:

@@ -28,20 +28,16 @@ from numpy.typing import NDArray
 
 from kappaplace.calibration.calibration import PATCH_SIGNALS, Calibration
 from kappaplace.calibration.decision import DecisionRule
-from kappaplace.calibration.fit import (
-    CalibrateOptions,
-    Examples,
-    examples_of,
-    fit_calibration,
-    join,
-    reliability,
-)
+from kappaplace.calibration.fit import Examples, examples_of, fit_calibration, join, reliability
+from kappaplace.calibration.options import CalibrateOptions
 from kappaplace.calibration.splits import split_queries
+from kappaplace.data.table import PlaceImages
 from kappaplace.data.thumbnails import side_by_side, small_picture
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import replace_file
 from kappaplace.maps.localize import how_compared, verified_by
 from kappaplace.maps.opened import OpenMap
+from kappaplace.maps.options import LabelOptions
 from kappaplace.maps.sources import is_same_image
 from kappaplace.maps.tune.calibrate import BLOCK, FEWEST, collect_evidence, keep
 from kappaplace.maps.tune.label_sheet import (
@@ -51,6 +47,7 @@ from kappaplace.maps.tune.label_sheet import (
     Row,
     Sample,
     Sheet,
+    draw_sample,
     new_sheet,
     read_labels,
     sample_id,
@@ -138,7 +135,7 @@ def _verify(sheet: Sheet, options: CalibrateOptions, file: str | Path) -> int:
     if options.rerank not in (None, shown):
         raise KappaPlaceError(
             f"The matches in {file} were found {how_compared(shown)}, so labels of them calibrate nothing "
-            f"else; leave --verify out, or label anew with `kappaplace map label --verify {options.rerank}`."
+            f"else; leave --rerank out, or label again with `kappaplace map label --rerank {options.rerank}`."
         )
     return shown
 
@@ -219,19 +216,36 @@ def _honest(rule: DecisionRule, sheet: Sheet, labels: int, found: Outcomes) -> D
     return replace(rule, assumptions=(*rule.assumptions, *notes), **changes)
 
 
+def label_map(
+    place_map: OpenMap, table: PlaceImages, file: str | Path, options: LabelOptions | None = None
+) -> Sheet:
+    """Draw queries at random and write their best matches to a file, see `PlaceMap.label`."""
+    options = options or LabelOptions()
+    sample = draw_sample(
+        table, place_map.manifest.radius, size=options.size, seed=options.seed, thin=options.thin
+    )
+    return open_sheet(place_map, sample, file, rerank=options.rerank, batch_size=options.batch_size)
+
+
 def open_sheet(
     place_map: OpenMap,
     sample: Sample,
     file: str | Path,
     *,
-    verify: int | None = None,
+    rerank: int | None = None,
     batch_size: int = 32,
 ) -> Sheet:
-    """The sheet of this sample: the one in ``file`` with its labels, or a new one, which is written there.
+    """Return the sheet of a sample: that in ``file`` with its labels, or a new one, which is written there.
 
-    A file of another sample is refused, never overwritten. ``verify`` is that of `PlaceMap.localize`: None
-    shows the answers that the map gives now. The sheet says how many were compared, for labels of its matches
-    can calibrate nothing else.
+    A file of another sample is refused, never overwritten. The sheet states how many matches were compared,
+    because labels of its matches cannot calibrate anything else.
+
+    Args:
+        place_map: The map.
+        sample: The queries.
+        file: A .csv file.
+        rerank: As for `PlaceMap.localize`.
+        batch_size: Number of images to embed at once.
     """
     file, model = Path(file), place_map.manifest.model.fingerprint
     if file.exists():
@@ -242,14 +256,14 @@ def open_sheet(
                 f"{file} holds labels of another sample (other queries, size, seed or model); go on with the "
                 "options it was made with, or write to another file."
             )
-        if verify not in (None, sheet.sampling.verify):
+        if rerank not in (None, sheet.sampling.verify):
             raise KappaPlaceError(
                 f"The matches in {file} were found {how_compared(sheet.sampling.verify)}; go on without "
-                "--verify, or write to another file."
+                "--rerank, or write to another file."
             )
         return sheet
     paths = [os.path.join(sample.root, name) for name in sample.names]
-    answers = place_map.localize(paths, 1, verify=verify, batch_size=batch_size)
+    answers = place_map.localize(paths, 1, rerank=rerank, batch_size=batch_size)
     themselves = sum(is_same_image(path, a.matches[0].image) for path, a in zip(paths, answers, strict=True))
     if themselves:
         raise KappaPlaceError(
@@ -258,10 +272,10 @@ def open_sheet(
         )
     matches = [answer.matches[0].name for answer in answers]
     name = place_map.manifest.name or place_map.folder.name
-    if verify is None:
-        verify = verified_by(place_map.calibration or place_map.borrowed)
+    if rerank is None:
+        rerank = verified_by(place_map.calibration or place_map.borrowed)
     # A map that only borrows probabilities does without comparing where its own images are gone.
-    compared = verify if PATCH_SIGNALS[0] in answers[0].signals else 0
+    compared = rerank if PATCH_SIGNALS[0] in answers[0].signals else 0
     sheet = new_sheet(sample, matches, model=model, map_name=name, verify=compared)
     write_labels(sheet, file)
     return sheet

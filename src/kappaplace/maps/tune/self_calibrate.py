@@ -34,14 +34,8 @@ import torch
 from numpy.typing import NDArray
 
 from kappaplace.calibration.calibration import Calibration
-from kappaplace.calibration.fit import (
-    CalibrateOptions,
-    Examples,
-    examples_of,
-    fit_calibration,
-    join,
-    reliability,
-)
+from kappaplace.calibration.fit import Examples, examples_of, fit_calibration, join, reliability
+from kappaplace.calibration.options import CalibrateOptions
 from kappaplace.checks import Bools, Rows, booleans, finite
 from kappaplace.data.augment import crop_resize, sample_crops
 from kappaplace.data.degradation import random_degradation

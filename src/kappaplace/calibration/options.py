@@ -1,0 +1,56 @@
+"""Options of a calibration, for Python and the command line alike. Nothing heavy is loaded here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from kappaplace.checks import check_compared, checked_seed, share
+from kappaplace.records import Help
+
+REJECT_RISK = 0.2
+
+
+@dataclass(frozen=True)
+class CalibrateOptions:
+    """How a calibration is fitted and what it guarantees.
+
+    Raises:
+        KappaPlaceError: If a value is out of range.
+    """
+
+    max_risk: Annotated[float | None, Help("Maximum error rate among accepted answers.")] = 0.05
+    """None: no decisions, and every query is used to fit the score."""
+    confidence: Annotated[float, Help("Confidence level of the risk guarantee.")] = 0.95
+    outside_rate: Annotated[
+        float | None,
+        Help("Expected fraction of out-of-map queries. Default: the fraction among the labelled queries."),
+    ] = None
+    rerank: Annotated[
+        int | None,
+        Help(
+            "Number of top matches to re-rank by patch matching, now and whenever the map is queried "
+            "(10 works well). Default: the number used for the labels, or 0.",
+            ("--rerank", "--verify"),
+        ),
+    ] = None
+    thin: Annotated[bool, Help("Use only one labelled query per place.")] = True
+    """Neighbouring queries fail together; the guarantee counts independent ones."""
+    seed: Annotated[int, Help("Random seed for the data split and the image degradation.")] = 0
+    calibrator: str = "best"
+    """A name of `CALIBRATORS`, or "best"."""
+    reject_risk: float | None = REJECT_RISK
+    """Maximum fraction of correct answers among the rejected; None: nothing is rejected."""
+    method: str = "fixed-sequence"
+    """How thresholds are tested, see `control_risk`."""
+    fit_share: float = 0.5
+    """Fraction of the queries that the score is fitted on; the thresholds are set on the others."""
+
+    def __post_init__(self) -> None:
+        if self.max_risk is not None:
+            share(self.max_risk, "risk")
+        share(self.confidence, "confidence")
+        if self.outside_rate is not None:
+            share(self.outside_rate, "stated share", ends=True)
+        checked_seed(self.seed)
+        check_compared(self.rerank or 0)

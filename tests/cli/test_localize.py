@@ -1,0 +1,98 @@
+"""``kappaplace localize`` on many images: answers as they come, bad files, a run that was stopped."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from kappaplace.cli.main import BAD_INPUT, app
+from kappaplace.data.geodesy import unproject
+from kappaplace.maps import BuildOptions, PlaceMap
+from tests.cli.test_map import kappaplace, town, town_folder  # noqa: F401
+
+
+@pytest.fixture
+def world(tiny, town, tmp_path) -> Path:  # noqa: F811
+    """A map, and a folder of eight queries of which one is broken."""
+    folder = tmp_path / "world"
+    folder.mkdir()
+    PlaceMap.build(town.references, folder / "town.map", tiny, BuildOptions(name="town")).self_calibrate()
+    (folder / "asked").mkdir()
+    for row in town.query_rows[:8].tolist():
+        shutil.copy(town.image_path(row), folder / "asked" / Path(town.image_path(row)).name)
+    sorted((folder / "asked").iterdir())[4].write_bytes(b"no image")
+    return folder
+
+
+def test_many_images_print_a_line_each_and_their_decisions(kappaplace, world):  # noqa: F811
+    said = kappaplace("localize", world / "town.map", world / "asked", "--batch-size", 3)
+    lines = said.splitlines()
+    answers = [line for line in lines if "Best match" in line]
+    assert len(answers) == 7
+    counts = [int(word) for word in lines[-1].replace(",", "").split() if word.isdigit()]
+    assert sum(counts) == 8
+    assert lines[-1].endswith("1 unreadable")
+    assert "κ of the query" not in said
+
+
+def test_more_is_told_when_asked_for(kappaplace, world):  # noqa: F811
+    one = next(iter(sorted((world / "asked").iterdir())))
+    assert "κ" not in kappaplace("localize", world / "town.map", one).split("Best match")[1]
+    said = kappaplace("localize", world / "town.map", one, "--verbose")
+    assert "κ of the query" in said
+    assert "Search exact" in said
+
+
+def test_a_broken_image_can_stop_and_loses_nothing(kappaplace, world, tmp_path):  # noqa: F811
+    words = ("localize", world / "town.map", world / "asked", "--batch-size", 2, "--csv", tmp_path / "a.csv")
+    said = kappaplace(*words, "--on-error", "stop", code=BAD_INPUT)
+    assert "is not an image" in said
+    rows = (tmp_path / "a.csv").read_text().splitlines()[1:]
+    assert len({row.split(",")[0] for row in rows}) == 4
+
+
+@pytest.mark.parametrize("cut", [0, 7, 60])
+def test_a_csv_file_resumes(kappaplace, world, tmp_path, cut):  # noqa: F811
+    words = ("localize", world / "town.map", world / "asked", "--batch-size", 3)
+    kappaplace(*words, "--csv", tmp_path / "whole.csv")
+    whole = (tmp_path / "whole.csv").read_bytes()
+    half = whole[: whole.index(b"\n", len(whole) // 2) + 1 - cut]
+    (tmp_path / "half.csv").write_bytes(half)
+    kappaplace(*words, "--csv", tmp_path / "half.csv")
+    assert (tmp_path / "half.csv").read_bytes() == whole
+
+
+def test_files_of_something_else_are_refused(kappaplace, world, tmp_path):  # noqa: F811
+    words = ("localize", world / "town.map", world / "asked", "--csv")
+    (tmp_path / "own.csv").write_text("a,b\n1,2\n")
+    assert "no file of answers" in kappaplace(*words, tmp_path / "own.csv", code=BAD_INPUT)
+    kappaplace(*words, tmp_path / "a.csv")
+    other = (tmp_path / "a.csv").read_text().splitlines(keepends=True)
+    changed = [row.rsplit(",", 1)[0] + ",x\n" for row in other[1:]]
+    (tmp_path / "a.csv").write_text("".join([other[0], *changed]))
+    assert "another calibration" in kappaplace(*words, tmp_path / "a.csv", code=BAD_INPUT)
+    assert (tmp_path / "own.csv").read_text() == "a,b\n1,2\n"
+
+
+def test_an_area_in_degrees_is_that_in_meters(kappaplace, world, town):  # noqa: F811
+    x, y = town.positions[0]
+    latitude, longitude = (float(value[0]) for value in unproject(town.positions[:1], town.frame))
+    one = next(iter(sorted((world / "asked").iterdir())))
+    answers = [
+        json.loads(kappaplace("localize", world / "town.map", one, "--area", area, "--json", "-k", 99))
+        for area in (f"{latitude},{longitude},33", f"{x},{y},33")
+    ]
+    assert answers[0]["matches"] == answers[1]["matches"]
+    assert 0 < len(answers[0]["matches"]) < 56
+    assert "three numbers" in kappaplace("localize", world / "town.map", one, "--area", "1,2", code=BAD_INPUT)
+
+
+@pytest.mark.parametrize("words", [("--rerank",), ("--rerank", "q.jpg")])
+def test_the_flag_of_before_names_the_order(words):
+    result = CliRunner().invoke(app, ["localize", "town.map", "x.jpg", *words])
+    assert result.exit_code == BAD_INPUT
+    assert "--order probability" in " ".join(result.output.replace("│", " ").split())
