@@ -9,20 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from kappaplace.cli import (
-    bench,
-    compare,
-    data,
-    demo,
-    doctor,
-    evaluate,
-    export,
-    localize,
-    models,
-    serve,
-    slam,
-    train,
-)
+from kappaplace.cli import bench, data, demo, doctor, evaluate, localize, models, serve, slam, train
 from kappaplace.cli import map as place_map
 from kappaplace.cli.options import command
 from kappaplace.errors import KappaPlaceError
@@ -59,12 +46,11 @@ app.command("serve", rich_help_panel=USE)(serve.serve)
 app.add_typer(slam.app, name="slam", rich_help_panel=USE)
 app.command("train", rich_help_panel=RESEARCH)(train.train)
 app.command("evaluate", rich_help_panel=RESEARCH)(evaluate.evaluate)
-app.command("compare", rich_help_panel=RESEARCH)(compare.compare)
+app.command("compare", rich_help_panel=RESEARCH)(evaluate.compare)
 app.add_typer(models.app, name="models", rich_help_panel=TOOLS)
 app.command("doctor", rich_help_panel=TOOLS)(doctor.doctor)
 app.command("bench", rich_help_panel=TOOLS)(bench.bench)
 command(place_map.app, "localize")(localize.localize)
-models.app.command("export")(export.export)
 ALIASES = {"localize": place_map.app, "calibrate": place_map.app, "city": data.app, "export": models.app}
 """Commands that are also found at the top, with the group that has them."""
 

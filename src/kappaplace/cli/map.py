@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kappaplace.cli import map_share, map_tune
+from kappaplace.cli import map_tune
 from kappaplace.cli.options import AsJson, BatchSize, Device, MapFolder, MapModel, command
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.options import AddOptions, BuildOptions, LocalizeOptions, OnError
 
 if TYPE_CHECKING:
     from kappaplace.maps.build import Report
+from kappaplace.cli.models import show_pull, show_push
+from kappaplace.cli.options import Out, Public, Repo, Revision
 
 app = typer.Typer(no_args_is_help=True, help="Build and keep maps of images in which queries are localized.")
 
@@ -272,8 +274,6 @@ def import_(
 
 for _verb in (map_tune.calibrate, map_tune.fit, map_tune.label, map_tune.monitor):
     command(app)(_verb)
-app.command("push")(map_share.push)
-app.command("pull")(map_share.pull)
 
 
 def _open(folder: Path, model: str = "", device: str = "") -> Any:
@@ -305,3 +305,36 @@ def _segments(facts: dict[str, Any]) -> str:
 
 def _size(count: int) -> str:
     return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
+
+
+@app.command()
+def push(
+    place_map: Annotated[Path, typer.Argument(metavar="MAP", help="A map made by `map build`.")],
+    repo: Repo,
+    public: Public = False,
+    as_json: AsJson = False,
+) -> None:
+    """Upload a map, its model too where that is not one that everybody can name; images stay here.
+
+    Positions, names, and thumbnails if the map keeps them, are part of it: think before `--public`.
+
+    Examples:
+
+        kappaplace map push town.map me/town
+    """
+    from kappaplace.sharing import push_map
+
+    show_push(push_map, place_map, repo, public, as_json)
+
+
+@app.command()
+def pull(repo: Repo, out: Out, revision: Revision = "", as_json: AsJson = False) -> None:
+    """Download a map; it appears when every file has its checksum.
+
+    Examples:
+
+        kappaplace map pull me/town --out town.map
+    """
+    from kappaplace.sharing import pull_map
+
+    show_pull(pull_map, repo, out, revision, as_json)

@@ -25,6 +25,10 @@ MapFolder = Annotated[
     Path, typer.Argument(metavar="MAP", help="Map folder, written by `kappaplace map build`.")
 ]
 MapModel = Annotated[str, typer.Option(help="Model of the map, if it has moved: a folder, a file or a name.")]
+Repo = Annotated[str, typer.Argument(metavar="OWNER/NAME", help="A repository of the Hugging Face hub.")]
+Public = Annotated[bool, typer.Option("--public", help="Let everybody see a new repository; else private.")]
+Out = Annotated[Path, typer.Option(help="The folder to make.")]
+Revision = Annotated[str, typer.Option(help="A branch, tag or commit; without it the newest.")]
 USAGE: type[Exception] = typer.BadParameter.__bases__[0]
 """Errors of the command line: click's class, or that of the copy inside newer versions of typer."""
 Function: TypeAlias = Callable[..., None]
