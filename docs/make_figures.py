@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kappaplace.reports.html import png_of
-from kappaplace.reports.rescaling import rescaling_figure
+from kappaplace.reports.score_tables import rescaling_figure
 
 ASSETS = Path(__file__).parent / "assets"
 

@@ -12,7 +12,7 @@ EXCEPTIONS: set[str] = set()
 CYCLES: set[tuple[str, str]] = set()
 """Pairs of modules that still import each other."""
 LIMITS = architecture.Counts(
-    files=253, code_lines=32339, all_code_lines=39098, wide_functions=15, any_lines=498
+    files=237, code_lines=32229, all_code_lines=38988, wide_functions=15, any_lines=498
 )
 """Lower them when you can; a feature may raise one in its own commit, with one line of reason here.
 

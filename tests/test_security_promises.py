@@ -80,7 +80,7 @@ def test_foreign_code_asks_first() -> None:
 
 
 def test_tokens_are_compared_in_constant_time() -> None:
-    assert [file for file, name, _ in CALLS if name == "hmac.compare_digest"] == ["serve/security.py"]
+    assert [file for file, name, _ in CALLS if name == "hmac.compare_digest"] == ["serve/protect.py"]
 
 
 def test_no_program_of_a_model_file_is_run() -> None:

@@ -9,7 +9,7 @@ from torch import nn
 from kappaplace.models.backbones.efficientnet_lite import SameConv2d
 from kappaplace.models.checkpoint import load_model
 from kappaplace.models.export.formats import OPSET
-from kappaplace.models.export.same_conv import translations, with_one_operator
+from kappaplace.models.export.graph import translations, with_one_operator
 
 SIZES = [(64, 64), (65, 64), (33, 47), (40, 51)]
 

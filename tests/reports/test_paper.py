@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from kappaplace.reports.paper import write_paper_report
+from kappaplace.reports.evaluation import write_paper_report
 
 
 def test_page_shows_numbers_differences_and_reasons(tmp_path: Path) -> None:

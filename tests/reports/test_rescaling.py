@@ -6,7 +6,7 @@ import numpy as np
 
 from kappaplace.metrics import UPPER_TAIL, expected_calibration_error, score_summary
 from kappaplace.reports.html import png_of
-from kappaplace.reports.rescaling import rescaling_example, rescaling_figure
+from kappaplace.reports.score_tables import rescaling_example, rescaling_figure
 
 
 def test_rescaling_moves_ece_and_nothing_else() -> None:

@@ -215,7 +215,7 @@ def test_schemathesis_finds_nothing_to_complain_of(served_folder: Path, tmp_path
 
 
 def test_tokens_come_from_a_file(tmp_path: Path) -> None:
-    from kappaplace.serve.tokens import read_tokens
+    from kappaplace.serve.settings import read_tokens
 
     file = tmp_path / "tokens"
     file.write_text(f"# fleet\nread {READ}\n\nwrite {WRITE}\n")

@@ -295,7 +295,7 @@ def test_appending_takes_no_decoder_from_queries_and_no_longer_than_allowed(
 
 
 def test_too_many_requests_at_once_are_told_when_to_come_back() -> None:
-    from kappaplace.serve.limits import Limits
+    from kappaplace.serve.protect import Limits
 
     async def main() -> list[tuple[int, dict]]:
         release = asyncio.Event()
@@ -358,7 +358,7 @@ def test_what_an_error_quotes_need_not_be_text(serve: Serve) -> None:
     ],
 )
 def test_only_loopback_is_loopback(host: str, local: bool) -> None:
-    from kappaplace.serve.run import is_loopback
+    from kappaplace.serve.app import is_loopback
 
     assert is_loopback(host) is local
 

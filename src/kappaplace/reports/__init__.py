@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kappaplace.reports.drift import write_drift as write_drift
+    from kappaplace.reports.evaluation import write_paper_report as write_paper_report
     from kappaplace.reports.evaluation import write_report as write_report
     from kappaplace.reports.figures import GalleryRow as GalleryRow
     from kappaplace.reports.figures import gallery_figure as gallery_figure
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from kappaplace.reports.localization import write_answers as write_answers
     from kappaplace.reports.map_fit import fit_verdict as fit_verdict
     from kappaplace.reports.map_fit import write_fit_report as write_fit_report
-    from kappaplace.reports.paper import write_paper_report as write_paper_report
     from kappaplace.reports.slam import draw_trajectory as draw_trajectory
     from kappaplace.reports.slam import write_slam as write_slam
     from kappaplace.reports.table_map import write_table_map as write_table_map
@@ -33,7 +33,7 @@ _MODULES = {
     "write_drift": "drift",
     "write_fit_report": "map_fit",
     "write_label_page": "labels",
-    "write_paper_report": "paper",
+    "write_paper_report": "evaluation",
     "write_report": "evaluation",
     "write_slam": "slam",
     "write_table_map": "table_map",

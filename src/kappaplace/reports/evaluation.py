@@ -7,16 +7,45 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.reports import group_figures, how_to_read, html
+from kappaplace.reports import groups, how_to_read, html
 from kappaplace.reports.artifacts import Artefacts, slug
-from kappaplace.reports.comparison import comparison_pieces
 from kappaplace.reports.groups import Group, group_of, pooled_group
 from kappaplace.reports.score_tables import left_out_table, mean_table, retrieval_table
-from kappaplace.reports.set_chapter import score_pieces, set_chapter
 from kappaplace.reports.tables import Table
 
 if TYPE_CHECKING:
     from kappaplace.evaluation.results import EvaluationResult
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kappaplace.reports.figures import kappa_histogram_figure
+from kappaplace.reports.gallery import (
+    confident_queries,
+    gallery_html,
+    gallery_picture,
+    gallery_rows,
+    has_confidence,
+    has_pictures,
+    shown_score,
+    worst_failures,
+)
+from kappaplace.reports.ground import map_figure, thinning
+from kappaplace.reports.score_tables import match_table, probability_table, score_table
+
+if TYPE_CHECKING:
+    from kappaplace.evaluation.results import ScoreColumns, SetResult
+from typing import TYPE_CHECKING
+
+from kappaplace.reports.figures import comparison_figure
+from kappaplace.reports.score_tables import comparison_table
+
+if TYPE_CHECKING:
+    from kappaplace.evaluation.results import EvaluationResult
+import math
+
+from kappaplace.reports.tables import paper_table
 
 
 def write_report(result: EvaluationResult, folder: Path, others: Sequence[EvaluationResult] = ()) -> Path:
@@ -67,10 +96,10 @@ def _verdict(made: Artefacts, group: Group, result: EvaluationResult) -> list[st
     if several and result.metrics.get("mean"):
         labels = {name: column.label for name, column in group.scores.items()}
         pieces.append(made.table("scores-mean", mean_table(result.metrics["mean"], labels)))
-    figures = [group_figures.ece_bars(made, group), group_figures.risk_coverage(made, group)]
+    figures = [groups.ece_bars(made, group), groups.risk_coverage(made, group)]
     if several:  # one set alone has them in its own chapter
-        figures += [group_figures.reliability(made, group), group_figures.histograms(made, group)]
-    figures.append(group_figures.ece_sensitivity(made, group))
+        figures += [groups.reliability(made, group), groups.histograms(made, group)]
+    figures.append(groups.ece_sensitivity(made, group))
     return [*pieces, html.paragraph(how_to_read.SCORES, small=True), html.grid(figures)]
 
 
@@ -107,3 +136,153 @@ def _text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(_text, value))
     return str(value)
+
+
+def set_chapter(made: Artefacts, part: SetResult, group: Group, alone: bool) -> list[str]:
+    """All of one set; ``alone``: it is the only one, so its table stands above already."""
+    score = shown_score(part)
+    if score is None:
+        return [html.paragraph("No score could be computed on this set.")]
+    pieces = [] if alone else score_pieces(made, group)
+    figures = [] if alone else [groups.risk_coverage(made, group)]
+    figures += [groups.reliability(made, group), groups.histograms(made, group)]
+    missing = []
+    for figure, reason in (
+        (_kappa(made, part, group), "No κ histogram: the model gives no κ."),
+        (_map(made, part, score, group), "No map: there are no poses."),
+    ):
+        if figure:
+            figures.append(figure)
+        else:
+            missing.append(html.paragraph(reason, small=True))
+    return [*pieces, html.grid(figures), *missing, *_galleries(made, part, score, group)]
+
+
+def score_pieces(made: Artefacts, group: Group) -> list[str]:
+    """The tables of a group: scores, and matches and probabilities where there are any."""
+    pieces = [made.table(f"scores-{group.name}", score_table(group))]
+    for name, table in (("match", match_table(group)), ("probabilities", probability_table(group))):
+        if table is not None:
+            pieces.append(made.table(f"{name}-{group.name}", table))
+    return pieces
+
+
+def _kappa(made: Artefacts, part: SetResult, group: Group) -> str:
+    if part.query_kappa is None:
+        return ""
+    figure = kappa_histogram_figure(part.query_kappa, part.reference_kappa, group.success)
+    alternative = f"Histograms of κ of queries and references, {part.name}"
+    return made.figure(f"kappa-{part.name}", figure, alternative, how_to_read.KAPPA)
+
+
+def _map(made: Artefacts, part: SetResult, score: ScoreColumns, group: Group) -> str:
+    if part.query_positions is None or part.reference_positions is None:
+        return ""
+    placed = np.isfinite(part.query_positions).all(axis=1)
+    ground = part.reference_positions[np.isfinite(part.reference_positions).all(axis=1)]
+    if not placed.any():
+        return ""
+    figure = map_figure(ground, part.query_positions[placed], score.query[placed], group.success[placed])
+    how = how_to_read.MAP.format(score=score.label) + thinning(len(ground), int(placed.sum()))
+    alternative = f"Map of references and queries coloured by uncertainty, {part.name}"
+    return made.figure(f"map-{part.name}", figure, alternative, how)
+
+
+def _galleries(made: Artefacts, part: SetResult, score: ScoreColumns, group: Group) -> list[str]:
+    if not len(part.query_images) or not len(part.reference_images):
+        return [html.paragraph("No gallery: the image files are not known.", small=True)]
+    failures = worst_failures(score.query, group.success)
+    pieces = [html.heading(f"Sure, middling and unsure queries ({score.label})", level=3)]
+    chosen, how = confident_queries(score.query), how_to_read.GALLERY
+    if has_confidence(score):
+        how += how_to_read.CONFIDENCE
+    pieces += _gallery(made, part, score, f"gallery-{part.name}", chosen, how)
+    pieces.append(html.heading(f"Wrong and sure of it ({score.label})", level=3))
+    if not failures:
+        return [*pieces, html.paragraph("No top match is wrong.", small=True)]
+    titled = [(f"Failure {number}", query) for number, query in enumerate(failures, 1)]
+    return [*pieces, *_gallery(made, part, score, f"failures-{part.name}", titled, how_to_read.FAILURES)]
+
+
+def _gallery(
+    made: Artefacts,
+    part: SetResult,
+    score: ScoreColumns,
+    name: str,
+    chosen: Sequence[tuple[str, int]],
+    how: str,
+) -> list[str]:
+    rows = gallery_rows(part, score, chosen)
+    if not has_pictures(rows):
+        first = PurePath(part.query_images[chosen[0][1]]).name
+        text = f"No gallery: none of its image files can be opened, {first or 'unnamed'} among them."
+        return [html.paragraph(text, small=True)]
+    return [html.paragraph(how, small=True), made.piece(name, gallery_picture(rows), gallery_html(rows))]
+
+
+def comparison_pieces(made: Artefacts, results: Sequence[EvaluationResult]) -> list[str]:
+    """Tables for every set that two runs share, pooled where all sets are the same; then the curves."""
+    runs = unique_names(results)
+    names = list(dict.fromkeys(part.name for result in results for part in result.sets))
+    shared: list[dict[str, Group]] = []
+    if all([part.name for part in result.sets] == names for result in results):
+        pooled = {run: pooled_group(result) for run, result in runs.items()}
+        shared.append({run: group for run, group in pooled.items() if group is not None})
+    for name in names:
+        shared.append(
+            {
+                run: group_of(result, part)
+                for run, result in runs.items()
+                for part in result.sets
+                if part.name == name
+            }
+        )
+    shared = [runs for runs in shared if len(runs) > 1]
+    if not shared:
+        return [html.paragraph("These runs share no set, so there is nothing to compare.")]
+    pieces, figures = [], []
+    for group in shared:
+        first = next(iter(group.values()))
+        pieces.append(made.table(f"comparison-{first.name}", comparison_table(group, first.title)))
+        figures.append(_curves(made, group))
+    note = html.paragraph(how_to_read.COMPARISON_TABLE, small=True)
+    return [*pieces, note, html.grid([figure for figure in figures if figure])]
+
+
+def unique_names(results: Sequence[EvaluationResult]) -> dict[str, EvaluationResult]:
+    """Runs by name; a name that comes again gets a number."""
+    runs: dict[str, EvaluationResult] = {}
+    for result in results:
+        name, count = result.name, 1
+        while name in runs:
+            count += 1
+            name = f"{result.name} ({count})"
+        runs[name] = result
+    return runs
+
+
+def _curves(made: Artefacts, groups: Mapping[str, Group]) -> str:
+    first = next(iter(groups.values()))
+    labels = {name: column.label for group in groups.values() for name, column in group.scores.items()}
+    curves = {
+        label: {run: group.risk_coverage(name) for run, group in groups.items() if name in group.scores}
+        for name, label in labels.items()
+    }
+    curves = {label: lines for label, lines in curves.items() if len(lines) > 1}
+    if not curves:
+        return ""
+    alternative = f"Risk over coverage of {', '.join(groups)} for each score, {first.title}"
+    how = f"{first.title}. {how_to_read.COMPARISON}"
+    return made.figure(f"comparison-{first.name}", comparison_figure(curves), alternative, how)
+
+
+def write_paper_report(rows: Sequence[Mapping[str, Any]], folder: str | Path) -> Path:
+    """report.html with one table for each of the paper's, and the same tables as LaTeX beside it."""
+    files = Artefacts(folder)
+    measured = sum(math.isfinite(row["ours"]) for row in rows)
+    sections = []
+    for name in dict.fromkeys(str(row["table"]) for row in rows):
+        mine = [row for row in rows if row["table"] == name]
+        sections += [html.heading(name), files.table(f"paper {name}", paper_table(mine))]
+    lead = f"{measured} of {len(rows)} published numbers could be measured with the data and models given."
+    return files.page(html.page("The paper's numbers and ours", lead, sections))

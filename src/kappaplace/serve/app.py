@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
+import socket
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
+from ipaddress import ip_address
 
+import uvicorn
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -17,22 +22,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kappaplace.data.loader import default_workers
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import PlaceMap
-from kappaplace.serve import (
-    routes_demo,
-    routes_localize,
-    routes_map,
-    routes_page,
-    routes_status,
-    routes_write,
-)
-from kappaplace.serve.errors import add_handlers
-from kappaplace.serve.limits import Limits
+from kappaplace.serve import routes_localize, routes_map, routes_other
 from kappaplace.serve.metrics import Metrics
-from kappaplace.serve.routes_demo import demo_files
-from kappaplace.serve.routes_page import page_files
-from kappaplace.serve.security import SecureHeaders
+from kappaplace.serve.protect import Limits, SecureHeaders, add_handlers
+from kappaplace.serve.routes_other import demo_files, page_files
 from kappaplace.serve.served_map import ServedMap
-from kappaplace.serve.settings import Settings
+from kappaplace.serve.settings import LOOPBACK, Settings
 from kappaplace.version import package_version
 
 log = logging.getLogger("kappaplace.serve")
@@ -80,8 +75,15 @@ def create_app(maps: Mapping[str, PlaceMap], settings: Settings | None = None) -
     )
     app.state.settings, app.state.served, app.state.metrics = settings, served, metrics
     app.state.demo, app.state.page = demo_files(settings), page_files()
-    for routes in (routes_localize, routes_map, routes_write, routes_demo, routes_status, routes_page):
-        app.include_router(routes.router)
+    for router in (
+        routes_localize.router,
+        routes_map.router,
+        routes_other.write,
+        routes_other.demo,
+        routes_other.operation,
+        routes_other.page,
+    ):
+        app.include_router(router)
     add_handlers(app, {name: one.folder for name, one in maps.items()})
     # The last one added is the first one asked.
     app.add_middleware(
@@ -134,3 +136,71 @@ class _Counted:
             route = getattr(scope.get("route"), "path", "other")
             method = scope["method"] if scope["method"] in ("GET", "POST", "HEAD", "OPTIONS") else "other"
             self.metrics.request(method, route, status, time.perf_counter() - start)
+
+
+MOST_CONNECTIONS = 1000
+"""Open ones, most of them idle: below the 1,024 files that a process may usually open."""
+GRACE = 5
+"""Seconds beyond the time limit of a request that a shutdown waits for answers on their way."""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach it."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:  # a name, which may begin with 127 and lie anywhere
+        return host in LOOPBACK
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens there, or one sentence why not; port 0 takes any that is free."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
+        made = socket.socket(family, kind, protocol)
+    except (OSError, OverflowError) as error:
+        raise KappaPlaceError(f"Cannot listen at {host}, port {port}: {error}.") from None
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+        made.listen(2048)
+    except OSError as error:
+        made.close()
+        raise KappaPlaceError(
+            f"Cannot listen at {host}, port {port}: {os.strerror(error.errno or 0).lower()}; choose another "
+            "with --port (0 takes any that is free)."
+        ) from None
+    return made
+
+
+def address_of(listening: socket.socket) -> str:
+    """The address to open in a browser."""
+    host, port = listening.getsockname()[:2]
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{shown}:{port}"
+
+
+def run(
+    app: FastAPI, settings: Settings, listening: socket.socket, ready: Callable[[str], None], log_level: str
+) -> None:
+    """Serve until SIGTERM or Ctrl-C; what was taken is answered first."""
+    config = uvicorn.Config(
+        app,
+        log_level=log_level,
+        access_log=log_level in ("info", "debug"),
+        server_header=False,
+        proxy_headers=False,  # a client could state any address
+        timeout_keep_alive=10,
+        timeout_graceful_shutdown=int(settings.timeout) + GRACE,
+        limit_concurrency=MOST_CONNECTIONS,  # requests are counted by `Limits`, which says when to come back
+    )
+    # uvicorn raises the signal once more when all is done; for us one that was obeyed is no failure.
+    stops = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal(each, lambda number, frame: None) for each in stops]
+    try:
+        ready(address_of(listening))
+        uvicorn.Server(config).run(sockets=[listening])
+    finally:
+        for each, handler in zip(stops, before, strict=True):
+            signal.signal(each, handler)
+        listening.close()

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, TypeVar
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.serve.errors import busy
+from kappaplace.serve.protect import busy
 
 log = logging.getLogger("kappaplace.serve")
 Job = TypeVar("Job")

@@ -7,11 +7,10 @@ from typing import Any
 from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel
 
-from kappaplace.serve.answers import localization
-from kappaplace.serve.asking import ASK, map_named
-from kappaplace.serve.errors import ApiError
-from kappaplace.serve.examples import ANSWER, BODIES
+from kappaplace.serve.protect import ApiError, may_read
 from kappaplace.serve.schemas import (
+    ANSWER,
+    BODIES,
     BatchBody,
     BatchOut,
     EmbedBody,
@@ -20,7 +19,7 @@ from kappaplace.serve.schemas import (
     LocalizeBody,
     Options,
 )
-from kappaplace.serve.security import may_read
+from kappaplace.serve.served_map import ASK, localization, map_named
 from kappaplace.serve.uploads import read_request
 
 router = APIRouter(prefix="/v1", tags=["localize"], dependencies=[Depends(may_read)])

@@ -15,9 +15,7 @@ from kappaplace.data.geodesy import unproject
 from kappaplace.data.thumbnails import thumbnail as small_picture
 from kappaplace.maps.store.reader import MapStore
 from kappaplace.records import to_plain
-from kappaplace.serve.answers import thumbnail_address
-from kappaplace.serve.asking import READ, Asked
-from kappaplace.serve.errors import ApiError
+from kappaplace.serve.protect import ApiError, may_read
 from kappaplace.serve.schemas import (
     CalibrationOut,
     MapOut,
@@ -26,8 +24,7 @@ from kappaplace.serve.schemas import (
     ReferencesOut,
     RiskOut,
 )
-from kappaplace.serve.security import may_read
-from kappaplace.serve.served_map import ServedMap
+from kappaplace.serve.served_map import READ, Asked, ServedMap, thumbnail_address
 
 router = APIRouter(prefix="/v1", tags=["map"], dependencies=[Depends(may_read)], responses=READ)
 

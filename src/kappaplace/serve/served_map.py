@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+from fastapi import Depends, Query, Request
 from PIL import Image
 
 from kappaplace.calibration.calibration import Calibration
@@ -29,8 +30,8 @@ from kappaplace.maps.options import AddOptions, LocalizeOptions
 from kappaplace.maps.store.manifest import MANIFEST
 from kappaplace.models.embedding import embed_images
 from kappaplace.serve.batching import Batcher
-from kappaplace.serve.errors import busy
-from kappaplace.serve.schemas import Options, Placed
+from kappaplace.serve.protect import ApiError, busy
+from kappaplace.serve.schemas import ErrorOut, Options, Placed
 from kappaplace.serve.settings import Settings
 from kappaplace.serve.uploads import prepared
 from kappaplace.types import Embeddings
@@ -45,7 +46,7 @@ _SUFFIX = {"JPEG": ".jpg", "MPO": ".jpg", "PNG": ".png", "WEBP": ".webp", "HEIF"
 
 
 @dataclass(frozen=True, eq=False)
-class Query:
+class Asking:
     """One image on its way; without options it shall only be embedded."""
 
     image: Image.Image
@@ -71,7 +72,7 @@ class ServedMap:
         seen: Callable[[int], None] = lambda size: None,
     ) -> None:
         self.name, self.map, self.settings, self._decoders = name, place_map, settings, decoders
-        self.batcher: Batcher[Query, Any] = Batcher(
+        self.batcher: Batcher[Asking, Any] = Batcher(
             self._work,
             batch_size=settings.batch_size,
             window=settings.window,
@@ -142,11 +143,11 @@ class ServedMap:
                     raise KappaPlaceError(f"Image {number}: {one}")
                 if isinstance(one, BaseException):
                     raise one
-            jobs = [Query(one, options) for one in made if isinstance(one, Image.Image)]
+            jobs = [Asking(one, options) for one in made if isinstance(one, Image.Image)]
             futures = self.batcher.enqueue(jobs)
         return await self.batcher.answers(futures)
 
-    def _work(self, queries: list[Query]) -> list[Any]:
+    def _work(self, queries: list[Asking]) -> list[Any]:
         """In the map's own thread."""
         start = time.perf_counter()
         made = self._embedded([query.image for query in queries])
@@ -278,3 +279,71 @@ def images_folder(folder: Path) -> Path:
 def _suffix(data: bytes, settings: Settings) -> str:
     with open_image(data, settings.formats) as image:
         return _SUFFIX.get(image.format or "", ".jpg")
+
+
+_SAID = {
+    400: "The request cannot be read.",
+    401: "A token is asked for, or it is the wrong one.",
+    403: "This service does not do that.",
+    404: "There is no such map, reference or query.",
+    405: "This address is not asked in that way.",
+    408: "The request took too long to arrive.",
+    409: "Another process is changing the map.",
+    413: "Too large, or too many images.",
+    415: "Not a content type that is read here.",
+    422: "The image or an option is not usable; the sentence says why.",
+    429: "The queue is full; come back after `Retry-After` seconds.",
+    503: "Not ready, or it took too long; come back after `Retry-After` seconds.",
+}
+
+
+def errors(*codes: int) -> dict[int | str, dict[str, Any]]:
+    """Errors of a route for OpenAPI."""
+    return {code: {"model": ErrorOut, "description": _SAID[code]} for code in codes}
+
+
+READ = errors(401, 404, 422, 503)
+ASK = errors(400, 401, 404, 408, 413, 415, 422, 429, 503)
+
+
+def map_named(request: Request, name: str | None) -> ServedMap:
+    """The map of this name, or the first one."""
+    served: dict[str, ServedMap] = request.app.state.served
+    if name is None or name == "":
+        return next(iter(served.values()))
+    if name not in served:
+        raise ApiError(404, f"There is no map {name[:80]!r} here; there are: {', '.join(served)}.")
+    return served[name]
+
+
+def _asked(
+    request: Request,
+    map: Annotated[str | None, Query(description="Which map; the first one unless stated.")] = None,
+) -> ServedMap:
+    return map_named(request, map)
+
+
+Asked = Annotated[ServedMap, Depends(_asked)]
+
+
+def localization(found: Found, served: ServedMap) -> dict[str, Any]:
+    """One answer, as `LocalizationOut` describes it."""
+    decided = found.decided
+    values = decided.answer.to_dict()
+    for match in values["matches"]:
+        del match["image"]
+        match["thumbnail"] = thumbnail_address(served, match["reference"])
+    return {
+        "map": served.name,
+        "version": found.version,
+        "max_risk": decided.max_risk,
+        "guaranteed": decided.guaranteed,
+        **values,
+    }
+
+
+def thumbnail_address(served: ServedMap, reference: int) -> str:
+    """Where the small picture of a reference is found."""
+    from urllib.parse import quote
+
+    return f"/v1/references/{reference}/thumbnail?map={quote(served.name, safe='')}"

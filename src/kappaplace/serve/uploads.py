@@ -18,7 +18,7 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from kappaplace.data.images import Preprocessing, decode
-from kappaplace.serve.errors import ApiError, invalid_sentence
+from kappaplace.serve.protect import ApiError, invalid_sentence
 from kappaplace.serve.settings import Settings
 
 Model = TypeVar("Model", bound=BaseModel)

@@ -22,8 +22,7 @@ from torch import Tensor
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.models.checkpoint import SMALL
-from kappaplace.models.export.graph import INPUT, ExportGraph
-from kappaplace.models.export.same_conv import translations, with_one_operator
+from kappaplace.models.export.graph import INPUT, ExportGraph, translations, with_one_operator
 from kappaplace.models.exported import BIN, KEY, XML, imported
 
 OPSET = 18
