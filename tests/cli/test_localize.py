@@ -69,7 +69,7 @@ def test_a_csv_file_resumes(kappaplace, world, tmp_path, cut):  # noqa: F811
 def test_files_of_something_else_are_refused(kappaplace, world, tmp_path):  # noqa: F811
     words = ("localize", world / "town.map", world / "asked", "--csv")
     (tmp_path / "own.csv").write_text("a,b\n1,2\n")
-    assert "no file of answers" in kappaplace(*words, tmp_path / "own.csv", code=BAD_INPUT)
+    assert "not a file of answers" in kappaplace(*words, tmp_path / "own.csv", code=BAD_INPUT)
     kappaplace(*words, tmp_path / "a.csv")
     other = (tmp_path / "a.csv").read_text().splitlines(keepends=True)
     changed = [row.rsplit(",", 1)[0] + ",x\n" for row in other[1:]]

@@ -104,7 +104,7 @@ def test_calibrate_and_what_it_promises(kappaplace, model, town_folder, tmp_path
     assert json.loads(kappaplace("calibrate", out, "--self", "--json"))["guaranteed"] is False
     said = kappaplace("localize", out, town_folder / "val" / "060.png", "--k", 2)
     assert "no risk is guaranteed" in " ".join(said.split())
-    assert "right with probability" in " ".join(said.split())
+    assert "correct with probability" in " ".join(said.split())
     assert "one of them" in kappaplace("calibrate", out, code=BAD_INPUT)
     assert "--no-thin" in kappaplace("calibrate", out, "--queries", table, code=BAD_INPUT)
 

@@ -167,7 +167,7 @@ def test_ranking_and_areas_work_as_with_a_calibration(home, tiny, town, queries,
 def test_ranking_without_probabilities_of_pairs_is_refused(home, tiny, town, queries, tmp_path):
     ship(home, tiny, made_up(pairs=False))
     town_map = PlaceMap.build(town, tmp_path / "m")
-    with pytest.raises(KappaPlaceError, match="needs calibrated matches"):
+    with pytest.raises(KappaPlaceError, match="needs a calibration of all matches"):
         town_map.localize(queries[0], order="probability")
 
 

@@ -140,7 +140,7 @@ def test_answers_as_files(town_map, queries, tmp_path):
     assert pairs[0][3] == pytest.approx(answers[0].matches[0].similarity, abs=1e-6)
     assert read_pairs(tmp_path / "pairs.txt")[0][:2] == pairs[0][:2]
     spaced = town_map.localize_embeddings(town_map.embed(queries[:1]), ["a b.png"], LocalizeOptions(k=1))
-    with pytest.raises(KappaPlaceError, match=r"'a b.png' holds one"):
+    with pytest.raises(KappaPlaceError, match=r"spaces, got 'a b.png'"):
         write_pairs(spaced, tmp_path / "pairs.txt")
     raw = replace(answers[0], query="caf\udce9.png")  # a name in bytes that are no UTF-8
     assert read_pairs(write_pairs([raw], tmp_path / "raw.txt"))[0][0] == raw.query

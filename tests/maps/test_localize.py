@@ -176,7 +176,7 @@ def test_an_iterator_is_a_list_of_images(town_map, queries):
 def test_nothing_near(town_map, queries):
     answer = town_map.localize(queries[0], area=(0, 0, 5))
     assert answer.matches == ()
-    assert "no reference in the area" in answer.sentence
+    assert "area has no references" in answer.sentence
     assert answer.to_dict()["pose"] is None
 
 
@@ -190,7 +190,7 @@ def test_bad_questions_are_told(town_map, queries):
         town_map.localize(queries[0], k=0)
     with pytest.raises(KappaPlaceError, match="nothing to localize"):
         town_map.localize([])
-    with pytest.raises(KappaPlaceError, match="needs calibrated matches"):
+    with pytest.raises(KappaPlaceError, match="needs a calibration of all matches"):
         town_map.localize(queries[0], order="probability")
     with pytest.raises(KappaPlaceError, match="do not fit 1 queries and 32 dimensions"):
         town_map.localize_embeddings(Embeddings(np.ones((1, 8), np.float32)), ["q"])

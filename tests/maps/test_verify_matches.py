@@ -1,4 +1,4 @@
-"""Matches compared cell by cell: their order, their signals, and calibration with them."""
+"""Patch matching: order of the matches, scores, and calibration with it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_first_matches_are_ordered_by_agreement(shown, model, queries):
         assert [match.name for match in after.matches] == names
         assert after.signals["patches"] == pytest.approx(1 - max(agreement), abs=1e-6)
         assert "patches" not in before.signals
-        assert any("ordered by how many of their cells" in note for note in after.notes)
+        assert any("ordered by how well their patches" in note for note in after.notes)
 
 
 def test_fewer_matches_shown_than_compared(shown, queries):
@@ -90,8 +90,8 @@ def test_a_map_is_asked_as_it_was_calibrated(again, shown, queries):
     answer = opened.localize(queries[0], k=3)
     assert answer.signals.keys() >= {"patches", "patch-margin"}
     assert answer.probability is not None
-    assert not any("was asked" in note for note in answer.notes)
-    assert no_longer_compared(made, replace(made, facts={})).endswith("--rerank 4 to keep that.")
+    assert not any("this query ran" in note for note in answer.notes)
+    assert no_longer_compared(made, replace(made, facts={})).endswith("--rerank 4 to keep it.")
     assert no_longer_compared(None, made) == no_longer_compared(made, made) == ""
 
 
@@ -99,17 +99,18 @@ def test_a_map_is_asked_as_it_was_calibrated(again, shown, queries):
 def test_asked_otherwise_than_calibrated_there_is_no_probability(again, shown, queries, fitted):
     made = calibrate_map(shown, again, replace(LAX, rerank=fitted))
     assert verified_by(made) == fitted
-    ways = {0: "without comparing cells", 4: "with 4 matches compared", 7: "with 7 matches compared"}
-    for asked in sorted(set(ways) - {fitted}):
-        answer = shown.localize(queries[0], k=3, rerank=asked)
+    words = {0: "without patch matching", 4: "patch matching of 4 matches", 7: "patch matching of 7 matches"}
+    for rerank in sorted(set(words) - {fitted}):
+        answer = shown.localize(queries[0], k=3, rerank=rerank)
         assert (answer.probability, answer.inside, answer.decision, answer.calibration) == (None,) * 3 + ("",)
         assert all(match.probability is None and match.decision is None for match in answer.matches)
-        (said,) = (note for note in answer.notes if "was asked" in note)
-        assert f"calibrated {ways[fitted]}" in said
-        assert f"asked {ways[asked]}" in said
+        (note,) = (note for note in answer.notes if "this query ran" in note)
+        before, after = note.split("this query ran")
+        assert words[fitted] in before
+        assert words[rerank] in after
         assert not any("is not calibrated" in note for note in answer.notes)
-        with pytest.raises(KappaPlaceError, match="was asked"):
-            shown.localize(queries[0], rerank=asked, order="probability")
+        with pytest.raises(KappaPlaceError, match="this query ran"):
+            shown.localize(queries[0], rerank=rerank, order="probability")
     (blind,) = shown.localize_embeddings(shown.embed(queries[:1]), ["q"])  # nothing to compare with
     assert (blind.probability is None) == bool(fitted)
     assert shown.localize(queries[0], order="probability").probability is not None
@@ -127,11 +128,13 @@ def test_labels_are_about_matches_as_they_were_found(again, shown, queries, tmp_
     assert (plain.sampling.verify, file.sampling.verify) == (0, 5)
     assert [row.match for row in plain.rows] != [row.match for row in file.rows]
     assert open_sheet(shown, sample, tmp_path / "f") == file  # gone on with
-    with pytest.raises(KappaPlaceError, match=r"found with 5 matches compared.*without --rerank"):
+    with pytest.raises(KappaPlaceError, match=r"with patch matching of 5 matches.*--rerank"):
         open_sheet(shown, sample, tmp_path / "f", rerank=2)
     write_labels(labelled(file), tmp_path / "f")
     for other in (0, 2):
-        with pytest.raises(KappaPlaceError, match=rf"with 5 matches compared.*map label --rerank {other}`"):
+        with pytest.raises(
+            KappaPlaceError, match=rf"with patch matching of 5 matches.*map label --rerank {other}`"
+        ):
             calibrate_map_on_labels(shown, tmp_path / "f", replace(LAX, rerank=other))
     made = calibrate_map_on_labels(shown, tmp_path / "f", LAX)
     assert (made.rerank, made.facts["stale"]) == (5, 0)
@@ -180,7 +183,7 @@ def test_a_map_compares_cells_of_its_own_damaged_images(shown, queries, monkeypa
 
 def test_what_is_missing_is_told(shown, queries, town, monkeypatch):
     made = shown.embed(queries[:1])
-    with pytest.raises(KappaPlaceError, match="give images, not embeddings"):
+    with pytest.raises(KappaPlaceError, match="Pass images instead of embeddings"):
         shown.localize_embeddings(made, ["q"], LocalizeOptions(rerank=3))
     with pytest.raises(KappaPlaceError, match="0 or more, not -1"):
         shown.localize(queries[0], rerank=-1)

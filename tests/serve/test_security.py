@@ -197,7 +197,7 @@ def test_sentences_name_maps_and_not_paths(
     made.remove([made.store.name(0)])
     answer = serve({"one": made}).post("/v1/localize", files={"image": encoded()})
     assert answer.status_code == 422
-    assert answer.json()["error"] == "The map one is empty; add images to it first."
+    assert answer.json()["error"] == "The map one is empty. Add images to it first."
 
 
 @pytest.mark.parametrize(

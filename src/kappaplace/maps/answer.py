@@ -1,8 +1,6 @@
-"""What a map answers: where, how probable, and what to do with it.
+"""Answers of a map: records, files, and decisions for another risk.
 
-Answers as files: JSON lines of text for programs, CSV for sheets, pairs for hloc.
-
-An answer decided anew for the risk that a client accepts.
+Answers are written as CSV for spreadsheets and as image pairs for hloc. `Localization.to_dict` gives JSON.
 """
 
 from __future__ import annotations
@@ -10,65 +8,77 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.calibration.calibration import Calibration
-from kappaplace.calibration.decision import DecisionRule, decide_matches
-from kappaplace.calibration.decision import rule_by_probability as by_probability
+from kappaplace.calibration.decision import DecisionRule, decide_matches, rule_by_probability
 from kappaplace.calibration.expected import reject_risk, rule_for, stated_risk
 from kappaplace.checks import percent, share
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import not_written, replace_file
+from kappaplace.types import Json
 
 SAME_VIEW = 60.0
-"""Degrees within which two matches look the same way."""
+"""Matches count as facing the same direction if their headings differ by at most this, in degrees."""
+Cell: TypeAlias = "str | float | None"
 
 
 @dataclass(frozen=True)
 class Pose:
-    """Where the query was taken, from the matches that agree with the best one."""
+    """Estimated pose of a query, from the matches that agree with the best one."""
 
     x: float
+    """Metres to the east in the frame of the map."""
     y: float
+    """Metres to the north in the frame of the map."""
     heading: float
-    """Degrees clockwise from north; NaN where the best match does not know its own."""
+    """Degrees clockwise from north; NaN if the heading of the best match is unknown."""
     spread: float
-    """Root mean square distance of these matches from the estimate, in metres; 0 where only one took part,
-    which says nothing of how far it is off."""
+    """Root mean square distance of these matches from the estimate, in metres. It is 0 for a single match,
+    which does not measure the error."""
     matches: int
-    """How many took part."""
+    """Number of matches used."""
 
 
 @dataclass(frozen=True)
 class Match:
-    """One reference that resembles the query."""
+    """A reference that resembles the query."""
 
     rank: int
+    """Position in the list of matches, from 1."""
     name: str
+    """Name of the reference in the map."""
     x: float
+    """Metres to the east in the frame of the map; NaN if unknown."""
     y: float
+    """Metres to the north in the frame of the map; NaN if unknown."""
     heading: float
+    """Degrees clockwise from north; NaN if unknown."""
     time: float
+    """Seconds since 1970; NaN if unknown."""
     similarity: float
+    """Cosine similarity of the two descriptors."""
     kappa: float
-    """Of the reference; NaN from a model without a kappa head."""
+    """κ of the reference; NaN from a model without a kappa head."""
     uncertainty: float
-    """Of this pair: U of KappaPlace, or 1 − cosine where there is no κ."""
+    """Uncertainty of this pair: U of KappaPlace, or 1 − cosine without κ."""
     probability: float | None
-    """That this pair shows one place; None without calibration, or where only best matches were labelled."""
+    """Probability that this match is correct; None without a calibration, or if only best matches were
+    labelled."""
     decision: str | None
-    """Of the best match, that of the whole answer. Of another, by its own probability and never better than
-    the answer, without any guarantee (`kappaplace.calibration.decision`). None where it is unknown."""
+    """accept, doubtful or reject. The best match has the decision of the answer. Other matches are decided by
+    their own probability, never better than the answer and without a guarantee. None if unknown."""
     reference: int
-    """Its number in the map."""
+    """Number of the reference in the map."""
     image: str
-    """Where its image lay when it was embedded."""
+    """Path of the image when it was embedded."""
 
 
 @dataclass(frozen=True)
@@ -76,76 +86,89 @@ class Localization:
     """The answer to one query."""
 
     query: str
+    """Name of the query: its path, or its number."""
     kappa: float
-    """Of the query; NaN from a model without a kappa head."""
+    """κ of the query; NaN from a model without a kappa head."""
     uncertainty: float
-    """Of the query with its best match: the calibrated score, or U without a calibration."""
+    """Calibrated score of the query and its best match; U of KappaPlace without a calibration."""
     probability: float | None
-    """That the best match is right; None without calibration."""
+    """Probability that the best match is correct; None without a calibration."""
     inside: float | None
-    """Probability that the query was taken inside the map; None where that was not learnt."""
+    """Probability that the query is in-map; None if the calibration does not estimate it."""
     decision: str | None
-    """accept, doubtful or reject; None without calibration."""
+    """accept, doubtful or reject; None without a calibration."""
     in_map: bool | None
-    """False: probably not in this map; None where nothing is known of that."""
+    """False if the query is probably out-of-map; None if that is unknown."""
     pose: Pose | None
+    """Estimated pose; None if the position of the best match is unknown."""
     matches: tuple[Match, ...]
+    """The matches, best first."""
     signals: dict[str, float]
-    """Every score of the query that was at hand, higher = less certain."""
+    """All scores that could be computed for the query; higher means less certain."""
     notes: tuple[str, ...] = ()
-    """What must be known to read the answer rightly."""
+    """Facts that are needed to interpret the answer."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Time spent a query: embed, search, signals, decide."""
+    """Seconds per query that each stage took: embed, search, rerank, signals, decide, answer."""
     calibration: str = ""
-    """Fingerprint of the calibration that judged it; empty without one."""
+    """Fingerprint of the calibration; empty without one."""
 
     @property
     def sentence(self) -> str:
         """The answer in words."""
         if not self.matches:
-            return "Nothing was found: there is no reference in the area asked for."
-        said = f"Best match {self.matches[0].name}"
+            return "No match: the searched area has no references."
+        text = f"Best match {self.matches[0].name}"
         if self.pose is not None:
-            said += f" at ({self.pose.x:.1f}, {self.pose.y:.1f})"
-            if self.pose.matches > 1:  # one alone says nothing of how far it may be off
-                said += f" ± {self.pose.spread:.1f} m"
+            text += f" at ({self.pose.x:.1f}, {self.pose.y:.1f})"
+            if self.pose.matches > 1:  # the spread of a single match does not measure the error
+                text += f" ± {self.pose.spread:.1f} m"
         if self.probability is not None:
-            said += f", right with probability {self.probability:.2f}"
+            text += f", correct with probability {self.probability:.2f}"
         if self.decision is not None:
-            said += f": {self.decision}"
-        return said + ("; probably not in this map." if self.in_map is False else ".")
+            text += f": {self.decision}"
+        return text + ("; probably not in this map." if self.in_map is False else ".")
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON: what is unknown is None."""
-        return {**_plain(asdict(self)), "sentence": self.sentence}
+    def to_dict(self) -> dict[str, Json]:
+        """Convert the answer to plain values for JSON.
+
+        Returns:
+            The fields and the ``sentence``. Unknown values are None.
+        """
+        return {**{key: _plain(value) for key, value in asdict(self).items()}, "sentence": self.sentence}
 
 
 def fused_pose(
     poses: NDArray[np.float64], weights: NDArray[np.float64], consistent: NDArray[np.bool_]
 ) -> Pose | None:
-    """Weighted mean of the matches that agree with the best one; None where that one has no position.
+    """Average the poses of the matches that agree with the best one.
 
-    ``poses`` are K×4 (x, y, heading, time), the best match first.
+    Args:
+        poses: Poses as K×4 (x, y, heading, time), the best match first.
+        weights: Weight of each match, K. Negative weights count as 0.
+        consistent: Whether each match agrees with the best one, K.
+
+    Returns:
+        The weighted mean; None if the position of the best match is unknown.
     """
     used = consistent & np.isfinite(poses[:, :2]).all(axis=1)
     if not len(poses) or not used[0]:
         return None
-    at, weight = poses[used], np.maximum(weights[used], 0.0)
-    weight = weight / weight.sum() if weight.sum() > 0 else np.full(len(at), 1 / len(at))
-    centre = weight @ at[:, :2]
-    spread = math.sqrt(float(weight @ ((at[:, :2] - centre) ** 2).sum(axis=1)))
-    turn = np.radians(at[:, 2])
-    with np.errstate(invalid="ignore"):  # matches that look another way say nothing of the query's heading
-        known = np.cos(turn - turn[0]) >= math.cos(math.radians(SAME_VIEW))
+    pose, weight = poses[used], np.maximum(weights[used], 0.0)
+    weight = weight / weight.sum() if weight.sum() > 0 else np.full(len(pose), 1 / len(pose))
+    center = weight @ pose[:, :2]
+    spread = math.sqrt(float(weight @ ((pose[:, :2] - center) ** 2).sum(axis=1)))
+    turn = np.radians(pose[:, 2])
+    with np.errstate(invalid="ignore"):  # a match that faces another direction has no heading of the query
+        aligned = np.cos(turn - turn[0]) >= math.cos(math.radians(SAME_VIEW))
     heading = math.nan
-    if known.any():
-        east, north = weight[known] @ np.sin(turn[known]), weight[known] @ np.cos(turn[known])
+    if aligned.any():
+        east, north = weight[aligned] @ np.sin(turn[aligned]), weight[aligned] @ np.cos(turn[aligned])
         heading = math.degrees(math.atan2(east, north)) % 360.0
-    return Pose(float(centre[0]), float(centre[1]), heading, spread, int(used.sum()))
+    return Pose(float(center[0]), float(center[1]), heading, spread, int(used.sum()))
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
+def _plain(value: Json) -> Json:
+    if isinstance(value, Mapping):
         return {key: _plain(part) for key, part in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [_plain(part) for part in value]
@@ -162,25 +185,25 @@ COLUMNS = (
 
 
 def write_csv(answers: Sequence[Localization], file: str | Path) -> None:
-    """Write one row per match; what is unknown is an empty cell."""
+    """Write one row per match. Unknown values become empty cells."""
     replace_file(Path(file), lambda part: _append(part, [",".join(COLUMNS)], answers))
 
 
 class AnswerFile:
-    """A CSV file to which answers are added as they come; a run that was stopped resumes there.
+    """A CSV file that answers are appended to. An interrupted run resumes there.
 
     Args:
-        file: The file.
-        calibration: Fingerprint of the calibration that the answers come from.
+        file: Path of the file. It is created if it does not exist.
+        calibration: Fingerprint of the calibration of the answers.
 
     Raises:
-        KappaPlaceError: If the file holds something else, or answers of another calibration.
+        KappaPlaceError: If the file is not a file of answers, or has answers of another calibration.
     """
 
     def __init__(self, file: Path, calibration: str) -> None:
         self.file = file
         self.answered: set[str] = set()
-        """Queries that the file has answers of."""
+        """Names of the queries that have answers in the file."""
         if file.exists():
             self._resume(calibration)
         else:
@@ -188,27 +211,27 @@ class AnswerFile:
 
     def _resume(self, calibration: str) -> None:
         text = self.file.read_text(encoding="utf-8", errors="backslashreplace")
-        rows = list(csv.DictReader(text[: text.rfind("\n") + 1].splitlines()))  # without a half-written line
+        rows = list(csv.DictReader(text[: text.rfind("\n") + 1].splitlines()))  # without an incomplete line
         if text and text.partition("\n")[0].strip() != ",".join(COLUMNS):
-            raise KappaPlaceError(f"{self.file} is no file of answers. Choose another name, or remove it.")
+            raise KappaPlaceError(f"{self.file} is not a file of answers. Choose another name, or remove it.")
         if any(row["calibration"] != calibration for row in rows):
             raise KappaPlaceError(
                 f"{self.file} has answers of another calibration. Choose another name, or remove it."
             )
-        last = rows[-1]["query"] if rows else ""  # perhaps not complete
-        kept = [row for row in rows if row["query"] != last]
-        self.answered = {row["query"] for row in kept}
+        last = rows[-1]["query"] if rows else ""  # the rows of the last query may be incomplete
+        complete = [row for row in rows if row["query"] != last]
+        self.answered = {row["query"] for row in complete}
 
         def write(part: Path) -> None:
             with open(part, "w", newline="", encoding="utf-8", errors="backslashreplace") as stream:
                 writer = csv.DictWriter(stream, COLUMNS)
                 writer.writeheader()
-                writer.writerows(kept)
+                writer.writerows(complete)
 
         replace_file(self.file, write)
 
     def add(self, answers: Sequence[Localization]) -> None:
-        """Add answers at the end of the file."""
+        """Append answers to the file."""
         _append(self.file, [], answers)
 
 
@@ -225,59 +248,73 @@ def _append(file: Path, head: Sequence[str], answers: Sequence[Localization]) ->
         raise not_written(file, error) from None
 
 
-def _rows(answer: Localization) -> list[list[Any]]:
+def _rows(answer: Localization) -> list[list[Cell]]:
     pose = answer.pose
     estimate = (None, None, None) if pose is None else (pose.x, pose.y, pose.spread)
+    own = (answer.probability, answer.inside, *estimate, answer.uncertainty, answer.calibration)
     rows = []
     for m in answer.matches:
-        own = (m.rank, m.name, m.x, m.y, m.heading, m.similarity, m.kappa, answer.kappa, m.uncertainty)
-        said = (m.probability, m.decision, answer.probability, answer.inside)
-        judged = (answer.uncertainty, answer.calibration)
-        rows.append([_cell(value) for value in (answer.query, *own, *said, *estimate, *judged)])
+        place = (answer.query, m.rank, m.name, m.x, m.y, m.heading, m.similarity, m.kappa, answer.kappa)
+        rows.append([_cell(value) for value in (*place, m.uncertainty, m.probability, m.decision, *own)])
     return rows
 
 
-def _cell(value: Any) -> Any:
+def _cell(value: Cell) -> Cell:
     return "" if value is None or (isinstance(value, float) and not math.isfinite(value)) else value
 
 
 def write_pairs(answers: Sequence[Localization], file: str | Path, *, least: float = 0.0) -> Path:
-    """``query reference`` a line, as hloc reads it; beside it the same with probability and similarity.
+    """Write image pairs for hloc, one ``query reference`` per line.
 
-    hloc takes two words a line and no more, so the numbers go to ``NAME.scores.txt``. Pairs of a probability
-    below ``least`` are left out.
+    hloc accepts exactly two words per line. Therefore, probabilities and similarities go to a second file
+    with the same pairs, ``NAME.scores.txt``.
+
+    Args:
+        answers: Answers whose matches are written.
+        file: Path of the pairs file.
+        least: Omit matches with a lower probability.
+
+    Returns:
+        Path of the second file.
+
+    Raises:
+        KappaPlaceError: If an image name contains a space, or ``least`` is not between 0 and 1.
     """
     share(least, "least probability of a pair", ends=True)
     file = Path(file)
-    pairs = [
-        (answer.query, m.name, m.probability, m.similarity)
-        for answer in answers
-        for m in answer.matches
-        if m.probability is None or m.probability >= least
-    ]
-    for query, reference, *_ in pairs:
-        for name in (query, reference):
-            if not name or name.split() != [name]:
-                raise KappaPlaceError(
-                    f"hloc tells names apart by spaces, and {name!r} holds one; rename the image."
-                )
-    plain = "".join(f"{query} {reference}\n" for query, reference, *_ in pairs)
-    scored = "".join(
-        f"{query} {reference} {'nan' if p is None else f'{p:.6f}'} {s:.6f}\n"
-        for query, reference, p, s in pairs
-    )
-    beside = file.with_suffix(f".scores{file.suffix}")
-    replace_file(beside, lambda part: part.write_bytes(_bytes(scored)))
-    replace_file(file, lambda part: part.write_bytes(_bytes(plain)))
-    return beside
-
-
-def _bytes(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape")  # names of files need not be UTF-8, and hloc opens them
+    plain, scored = [], []
+    for answer in answers:
+        for m in answer.matches:
+            if m.probability is not None and m.probability < least:
+                continue
+            for name in (answer.query, m.name):
+                if not name or name.split() != [name]:
+                    raise KappaPlaceError(
+                        f"Image names for hloc must not contain spaces, got {name!r}. Rename the image."
+                    )
+            pair, probability = f"{answer.query} {m.name}", m.probability
+            plain.append(f"{pair}\n")
+            number = "nan" if probability is None else f"{probability:.6f}"
+            scored.append(f"{pair} {number} {m.similarity:.6f}\n")
+    scores = file.with_suffix(f".scores{file.suffix}")
+    for path, lines in ((scores, scored), (file, plain)):
+        data = "".join(lines).encode("utf-8", "surrogateescape")  # names of image files need not be UTF-8
+        replace_file(path, partial(Path.write_bytes, data=data))
+    return scores
 
 
 def read_pairs(file: str | Path) -> list[tuple[str, str, float | None, float | None]]:
-    """Query, reference, probability and similarity of each pair; plain hloc pairs have no numbers."""
+    """Read a file of `write_pairs`.
+
+    Args:
+        file: Path of the pairs, or of the pairs with scores.
+
+    Returns:
+        Query, reference, probability and similarity of each pair. The numbers are None in a plain hloc file.
+
+    Raises:
+        KappaPlaceError: If the file cannot be read.
+    """
     pairs: list[tuple[str, str, float | None, float | None]] = []
     try:
         lines = Path(file).read_bytes().decode("utf-8", "surrogateescape").split("\n")
@@ -286,25 +323,36 @@ def read_pairs(file: str | Path) -> list[tuple[str, str, float | None, float | N
             p, s = (float(number) for number in numbers) if numbers else (math.nan, math.nan)
             pairs.append((query, reference, None if math.isnan(p) else p, None if math.isnan(s) else s))
     except (OSError, ValueError) as error:
-        raise KappaPlaceError(f"{file} cannot be read as pairs of images ({error}).") from None
+        raise KappaPlaceError(f"{file} cannot be read as a file of image pairs ({error}).") from None
     return pairs
 
 
 class Decided(NamedTuple):
-    """An answer, the risk it was decided for, and whether that is promised."""
+    """A decision for a given risk."""
 
     answer: Localization
     max_risk: float | None
+    """Risk that the decision is for; None without a decision."""
     guaranteed: bool
+    """Whether the risk is guaranteed."""
 
 
 def decided(
     answer: Localization, calibration: Calibration | None, radius: float, max_risk: float | None = None
 ) -> Decided:
-    """The answer as the calibration decided it, or decided anew for ``max_risk``.
+    """Decide an answer for a risk.
 
-    The rules are those of `localize`: thresholds for the best match; others by their own probability, never
-    better than the best one, and never where both cannot be right.
+    The rules are those of `PlaceMap.localize`. The best match is decided by thresholds. Other matches are
+    decided by their own probability, never better than the best one.
+
+    Args:
+        answer: Answer of a map.
+        calibration: Calibration of the answer.
+        radius: Distance in metres within which two images show the same place.
+        max_risk: Accepted risk. Default: the risk of the calibration.
+
+    Returns:
+        The answer with its decisions, and their risk.
     """
     if calibration is None or answer.probability is None or not answer.matches:
         return Decided(answer, None, False)
@@ -315,27 +363,26 @@ def decided(
     if rule is own:
         return Decided(answer, max_risk, rule.guaranteed)
     top = rule.decide(uncertainty=[answer.uncertainty], probability=[answer.probability])[0].value
-    said = f"Decided for a risk of {percent(max_risk)}; an estimate, nothing is proven for it."
+    note = f"Decided for a risk of {percent(max_risk)}. This is an estimate, not a guarantee."
     matches = _decided_matches(answer, match_rule(own, max_risk), top, radius)
     return Decided(
-        replace(answer, decision=top, matches=matches, notes=(*answer.notes, said)), max_risk, False
+        replace(answer, decision=top, matches=matches, notes=(*answer.notes, note)), max_risk, False
     )
 
 
 def match_rule(own: DecisionRule | None, max_risk: float) -> DecisionRule:
-    """Thresholds on the probability of a single match."""
-    rejecting = reject_risk(own)
-    return by_probability(max_risk, rejecting if rejecting is not None and rejecting < 1 - max_risk else None)
+    """Return thresholds on the probability of a single match."""
+    reject = reject_risk(own)
+    return rule_by_probability(max_risk, reject if reject is not None and reject < 1 - max_risk else None)
 
 
-def _decided_matches(answer: Localization, rule: DecisionRule, top: str, radius: float) -> tuple:
-    first, rest = replace(answer.matches[0], decision=top), answer.matches[1:]
+def _decided_matches(answer: Localization, rule: DecisionRule, top: str, radius: float) -> tuple[Match, ...]:
+    best, others = answer.matches[0], answer.matches[1:]
     if any(match.probability is None for match in answer.matches):  # only best matches were labelled
-        return (first, *(replace(match, decision=None) for match in rest))
-    best = answer.matches[0]
+        return (replace(best, decision=top), *(replace(match, decision=None) for match in others))
     apart = [[math.hypot(match.x - best.x, match.y - best.y) > 2 * radius for match in answer.matches]]
     pairs = [[match.probability for match in answer.matches]]
-    made = decide_matches(rule, [top], [answer.probability], np.array(pairs), np.array(apart))[0]
+    decisions = decide_matches(rule, [top], [answer.probability], np.array(pairs), np.array(apart))[0]
     return tuple(
-        replace(match, decision=each.value) for match, each in zip(answer.matches, made, strict=True)
+        replace(match, decision=each.value) for match, each in zip(answer.matches, decisions, strict=True)
     )

@@ -1,4 +1,4 @@
-"""Localize: embed, search, collect the signals, decide."""
+"""Localization of embedded queries: search, re-rank, compute the signals, and decide."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,39 +27,43 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.answer import Localization, Match, fused_pose
 from kappaplace.maps.options import LocalizeOptions
 from kappaplace.maps.references import MapReferences
+from kappaplace.maps.store.reader import MapStore
 from kappaplace.retrieval.evidence import Evidence
 from kappaplace.retrieval.patches import reordered
 from kappaplace.retrieval.references import Floats, Queries
 from kappaplace.retrieval.retrieve import DEEP, from_pool
 from kappaplace.uncertainty import SCORES
 
+T = TypeVar("T")
+Table: TypeAlias = Sequence[Sequence[T | None]]
+"""One row per query, one value per match."""
 NOT_CALIBRATED = (
-    "The map is not calibrated, so there are no probabilities and no decisions; run `kappaplace calibrate`."
+    "The map is not calibrated, so there are no probabilities and no decisions. Run `kappaplace calibrate`."
 )
 PRIOR = (
-    "Only the area asked for was searched; probabilities were calibrated on the whole map, so no risk is "
-    "guaranteed here."
+    "Only the given area was searched. Probabilities were calibrated on the whole map, so no risk is "
+    "guaranteed."
 )
 RERANKED = (
-    "Matches are ranked by probability; the answer's own probability was calibrated on similarity, so no "
-    "risk is guaranteed here."
+    "Matches are ordered by probability. The probability of the answer was calibrated for the order by "
+    "similarity, so no risk is guaranteed."
 )
 MORE_OUTSIDE = (
-    "Decisions were set for {then} of queries from outside the map, not for {now}: more of the accepted will "
-    "be wrong; calibrate with --outside-rate."
+    "Decision thresholds assume that {then} of the queries are out-of-map, not {now}, so more accepted "
+    "answers will be incorrect. Recalibrate with --outside-rate."
 )
-VERIFIED = "The first {count} matches are ordered by how many of their cells agree with the query."
+VERIFIED = "The first {count} matches are ordered by how well their patches agree with the query."
 NOT_SO_CALIBRATED = (
-    "Probabilities were calibrated {then}, and the query was asked {now}, so it has none: leave `rerank` to "
-    "the map and give it the image, or calibrate so."
+    "No probability: the map was calibrated {then}, but this query ran {now}. Pass images and leave `rerank` "
+    "at its default, or recalibrate with this setting."
 )
-NO_IMAGES = "Comparing matches cell by cell needs the query images themselves; give images, not embeddings."
+NO_IMAGES = "Patch matching needs the query images. Pass images instead of embeddings, or rerank=0."
 NO_RANKING = (
-    "Ranking by probability needs calibrated matches; run `kappaplace calibrate` with --queries or --self "
-    "first (labels are of best matches alone)."
+    "Ordering by probability needs a calibration of all matches, and labels of best matches do not give one. "
+    "Run `kappaplace calibrate` with --queries or --self."
 )
 SAME_PLACE = 0.5
-"""Below this probability of having been taken inside it, a query is said to be outside the map."""
+"""A query is reported as probably not in this map if its probability of being in-map is lower."""
 
 
 def locate(
@@ -68,101 +73,109 @@ def locate(
     options: LocalizeOptions,
     *,
     calibration: Calibration | None = None,
-    borrowed: Calibration | None = None,
+    shipped: Calibration | None = None,
     notes: Sequence[str] = (),
     seconds: dict[str, float] | None = None,
 ) -> list[Localization]:
-    """Answer queries that are embedded already.
+    """Localize embedded queries.
 
     Args:
-        references: The map.
-        queries: Embeddings, and images if patches are compared.
-        names: Of the queries.
-        options: How they are answered.
-        calibration: That of the map.
-        borrowed: One of other places, used if the map has none and all of its scores are known.
-        notes: What every answer must say.
-        seconds: Time spent before, per query.
+        references: References of the map.
+        queries: Embeddings of the queries, with their images if patches are compared.
+        names: Name of each query.
+        options: Options of the localization.
+        calibration: Calibration of the map.
+        shipped: Shipped calibration of the model. It is used if the map has no calibration and all of its
+            scores can be computed.
+        notes: Notes to include in every answer.
+        seconds: Seconds per query that earlier stages took.
 
     Returns:
         One answer per query.
+
+    Raises:
+        KappaPlaceError: If the map is empty, or images or a calibration are needed but missing.
     """
     k, area, outside_rate = options.k, options.area, options.outside_rate
-    judge_by, images = calibration or borrowed, queries.images
-    count = _compared(options.rerank, judge_by, images)
     by_probability = options.order == "probability"
-    _check_request(references, count, images, by_probability, judge_by)
+    count = _rerank_count(options.rerank, calibration or shipped, queries)
+    _check_request(references, queries, count, calibration or shipped, by_probability)
     clock = _Clock(seconds, len(names))
     pool = references.search(queries.vectors, max(k, DEEP), area)
     clock.lap("search")
-    said = [*notes, *((PRIOR,) if area is not None and judge_by is not None else ())]
+    remarks = [*notes, *((PRIOR,) if area is not None and (calibration or shipped) else ())]
     if not pool.indices.shape[1]:
-        return [_nothing(name, kappa, said) for name, kappa in zip(names, _kappas(queries), strict=True)]
+        return [_no_match(name, kappa, remarks) for name, kappa in zip(names, _kappas(queries), strict=True)]
     evidence = None
     if count:
         try:
             evidence = from_pool(queries, references, pool, k, area=area, rerank=count)
-            said.append(VERIFIED.format(count=count))
+            remarks.append(VERIFIED.format(count=count))
         except KappaPlaceError as error:
             if options.rerank is not None or calibration is not None:
                 raise
-            count = 0  # nobody asked for it: without the map's images there is no borrowed probability
-            said.append(f"Matches were not compared cell by cell: {error}")
+            count = 0  # the shipped calibration is optional, so missing map images are not an error
+            remarks.append(f"Matches were not re-ranked by patches: {error}")
         clock.lap("rerank")
     evidence = evidence or from_pool(queries, references, pool, k, area=area)
     shown = (*QUERY_SIGNALS, *(PATCH_SIGNALS if count else ()))
     signals = {name: SCORES[name].query(evidence) for name in usable_signals(evidence, shown)}
     clock.lap("signals")
-    if calibration is None and borrowed is not None and _speaks_of(borrowed, evidence, count):
-        calibration = borrowed
-        said.append(borrowed_note(borrowed))
+    if calibration is None and shipped is not None and _applies(shipped, evidence, count):
+        calibration = shipped
+        remarks.append(borrowed_note(shipped))
     elif calibration is None:
-        said.append(NOT_CALIBRATED)
-    elif verified_by(calibration) != count:  # another order of matches, other signals: nothing is known of it
-        said.append(_not_so_calibrated(calibration, count))
+        remarks.append(NOT_CALIBRATED)
+    elif verified_by(calibration) != count:  # another order of matches gives other scores
+        remarks.append(_not_so_calibrated(calibration, count))
         calibration = None
-    judged = judge(evidence, calibration, outside_rate=outside_rate)
+    judgement = judge(evidence, calibration, outside_rate=outside_rate)
     if by_probability:
-        if judged.pairs is None:
+        if judgement.pairs is None:
             raise KappaPlaceError(NO_RANKING)
-        said.append(RERANKED)
-        evidence = _reranked(evidence, judged.pairs)
-        judged = judge(evidence, calibration, outside_rate=outside_rate)
-    said += _doubts(calibration, outside_rate)
+        remarks.append(RERANKED)
+        evidence = _reranked(evidence, judgement.pairs)
+        judgement = judge(evidence, calibration, outside_rate=outside_rate)
+    remarks += _outside_note(calibration, outside_rate)
     clock.lap("decide")
-    answers = _answers(references, names, evidence, calibration, judged, signals, said)
+    answers = _answers(references, names, evidence, calibration, judgement, signals)
     clock.lap("answer")
-    by = "" if calibration is None else calibration.fingerprint
     return [
-        replace(answer, matches=answer.matches[:k], seconds=dict(clock.seconds), calibration=by)
+        replace(
+            answer,
+            matches=answer.matches[:k],
+            notes=tuple(remarks),
+            seconds=dict(clock.seconds),
+            calibration="" if calibration is None else calibration.fingerprint,
+        )
         for answer in answers
     ]
 
 
-def _compared(rerank: int | None, judge_by: Calibration | None, images: object) -> int:
-    """How many matches are compared patch by patch."""
-    return verified_by(judge_by) if rerank is None and images is not None else rerank or 0
+def _rerank_count(rerank: int | None, calibration: Calibration | None, queries: Queries) -> int:
+    """Return the number of matches to re-rank by patch matching."""
+    return verified_by(calibration) if rerank is None and queries.images is not None else rerank or 0
 
 
 def _check_request(
     references: MapReferences,
-    compared: int,
-    images: object,
+    queries: Queries,
+    count: int,
+    calibration: Calibration | None,
     by_probability: bool,
-    judge_by: Calibration | None,
 ) -> None:
     if not len(references.store):
-        raise KappaPlaceError(f"The map {references.store.folder} is empty; add images to it first.")
-    if compared and images is None:
+        raise KappaPlaceError(f"The map {references.store.folder} is empty. Add images to it first.")
+    if count and queries.images is None:
         raise KappaPlaceError(NO_IMAGES)
-    if by_probability and (judge_by is None or not judge_by.pair_scores):
+    if by_probability and (calibration is None or not calibration.pair_scores):
         raise KappaPlaceError(NO_RANKING)
-    if by_probability and judge_by is not None and verified_by(judge_by) != compared:
-        raise KappaPlaceError(_not_so_calibrated(judge_by, compared))
+    if by_probability and calibration is not None and verified_by(calibration) != count:
+        raise KappaPlaceError(_not_so_calibrated(calibration, count))
 
 
-def _doubts(calibration: Calibration | None, outside_rate: float | None) -> list[str]:
-    """What the user must know of decisions."""
+def _outside_note(calibration: Calibration | None, outside_rate: float | None) -> list[str]:
+    """Return a note if more queries are out-of-map than the decision thresholds assume."""
     if calibration is None or calibration.rule is None or outside_rate is None:
         return []
     then = calibration.right.fitted_rate if calibration.outside_rate is None else calibration.outside_rate
@@ -171,43 +184,22 @@ def _doubts(calibration: Calibration | None, outside_rate: float | None) -> list
     return [MORE_OUTSIDE.format(then=percent(then), now=percent(outside_rate))]
 
 
-def _answers(
-    references: MapReferences,
-    names: Sequence[str],
-    evidence: Evidence,
-    calibration: Calibration | None,
-    judged: Judgement,
-    signals: dict[str, Floats],
-    said: Sequence[str],
-) -> list[Localization]:
-    radius = references.store.manifest.radius
-    poses = references.store.gather("poses", evidence.matches.indices)
-    gap = _gaps(poses)
-    decisions = _match_decisions(calibration, judged, gap > 2 * radius)
-    pair = _pair_uncertainty(evidence)
-    answers = []
-    for row, name in enumerate(names):
-        own = (poses[row], gap[row] <= radius, pair[row], None if decisions is None else decisions[row])
-        answers.append(_answer(references, row, name, evidence, judged, *own, signals, said))
-    return answers
-
-
 def verified_by(calibration: Calibration | None) -> int:
-    """How many matches were compared cell by cell when it was fitted."""
+    """Return the number of matches that were re-ranked by patch matching when it was fitted."""
     return 0 if calibration is None else calibration.rerank
 
 
 def how_compared(count: int) -> str:
-    """In words, how matches were ranked."""
-    return f"with {count} matches compared cell by cell" if count else "without comparing cells"
+    """Describe in words how matches were ranked."""
+    return f"with patch matching of {count} matches" if count else "without patch matching"
 
 
 def _not_so_calibrated(calibration: Calibration, count: int) -> str:
     return NOT_SO_CALIBRATED.format(then=how_compared(verified_by(calibration)), now=how_compared(count))
 
 
-def _speaks_of(calibration: Calibration, evidence: Evidence, count: int) -> bool:
-    """Whether all scores of a calibration from elsewhere are at hand here: with one match some are not."""
+def _applies(calibration: Calibration, evidence: Evidence, count: int) -> bool:
+    """Return whether all scores of a shipped calibration can be computed. Some need several matches."""
     if verified_by(calibration) != count:
         return False
     names = {*calibration.scores, *calibration.pair_scores}
@@ -215,104 +207,120 @@ def _speaks_of(calibration: Calibration, evidence: Evidence, count: int) -> bool
 
 
 def _reranked(evidence: Evidence, pairs: Floats) -> Evidence:
-    """Return the same matches, the most probable first; equal ones stay in the order of similarity.
-
-    Another match may be the best one now, so the margin is that to the places other than its own.
-    """
+    """Return the same matches, the most probable first. Ties stay in the order of similarity."""
     order = np.argsort(-pairs, axis=1, kind="stable")
     agreement = evidence.agreement
     if agreement is not None and agreement.shape != order.shape:
-        agreement = evidence.match_agreement  # of all that are shown, since any of them may come first
+        agreement = evidence.match_agreement  # of all matches shown, since any of them may come first
     if agreement is not None:
         agreement = np.take_along_axis(agreement, order, 1)
     return replace(evidence, matches=reordered(evidence.matches, order), agreement=agreement)
 
 
-def _gaps(poses: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Metres between each match and the best one, N×K; NaN where a position is unknown."""
-    gap = poses[:, :, :2] - poses[:, :1, :2]
-    return np.asarray(np.hypot(gap[..., 0], gap[..., 1]))
+def _answers(
+    references: MapReferences,
+    names: Sequence[str],
+    evidence: Evidence,
+    calibration: Calibration | None,
+    judgement: Judgement,
+    signals: dict[str, Floats],
+) -> list[Localization]:
+    """Return one answer per query, without notes and times."""
+    store, radius = references.store, references.store.manifest.radius
+    poses = store.gather("poses", evidence.matches.indices)
+    offsets = poses[:, :, :2] - poses[:, :1, :2]
+    distances = np.hypot(offsets[..., 0], offsets[..., 1])  # to the best match; NaN if a position is unknown
+    decisions = _match_decisions(calibration, judgement, distances > 2 * radius)
+    # Without a calibration, the similarity is the best measure of how much to trust a match.
+    weights = evidence.cosines if judgement.pairs is None else judgement.pairs
+    kappas, matches = _kappas(evidence.queries), _matches(store, evidence, judgement, poses, decisions)
+    answers = []
+    for row, name in enumerate(names):
+        inside = None if judgement.inside is None else float(judgement.inside[row])
+        answers.append(
+            Localization(
+                query=name,
+                kappa=kappas[row],
+                uncertainty=float(judgement.uncertainty[row]),
+                probability=None if judgement.probability is None else float(judgement.probability[row]),
+                inside=inside,
+                decision=None if judgement.decision is None else judgement.decision[row],
+                in_map=None if inside is None else inside >= SAME_PLACE,
+                pose=fused_pose(poses[row], weights[row], distances[row] <= radius),
+                matches=matches[row],
+                signals={key: float(values[row]) for key, values in signals.items()},
+            )
+        )
+    return answers
 
 
 def _match_decisions(
-    calibration: Calibration | None, judged: Judgement, apart: NDArray[np.bool_]
-) -> NDArray[np.object_] | None:
-    """Decisions on every match, N×K; None where only the best one, or none, can be decided on."""
-    if judged.decision is None or judged.pairs is None or judged.probability is None:
-        return None
+    calibration: Calibration | None, judgement: Judgement, apart: NDArray[np.bool_]
+) -> Table[str]:
+    """Return the decision on every match, N×K; None if it is unknown."""
+    if judgement.decision is None or judgement.pairs is None or judgement.probability is None:
+        return _best_only(judgement.decision, *apart.shape)
     assert calibration is not None
     assert calibration.rule is not None
-    return decide_matches(calibration.rule, judged.decision, judged.probability, judged.pairs, apart)
+    decisions = decide_matches(
+        calibration.rule, judgement.decision, judgement.probability, judgement.pairs, apart
+    )
+    return [[decision.value for decision in row] for row in decisions]
 
 
-def _pair_uncertainty(evidence: Evidence) -> Floats:
-    match = plain_score(evidence).match
-    assert match is not None
-    return match(evidence)
+def _best_only(values: Sequence[T] | None, queries: int, matches: int) -> Table[T]:
+    """Return a table with a value for each best match, and None for all others."""
+    return [[value, *[None] * (matches - 1)] for value in ([None] * queries if values is None else values)]
 
 
-def _answer(
-    references: MapReferences,
-    row: int,
-    name: str,
+def _matches(
+    store: MapStore,
     evidence: Evidence,
-    judged: Judgement,
+    judgement: Judgement,
     poses: NDArray[np.float64],
-    consistent: NDArray[np.bool_],
-    pair: Floats,
-    decisions: NDArray[np.object_] | None,
-    signals: dict[str, Floats],
-    notes: Sequence[str],
-) -> Localization:
-    store, rows = references.store, evidence.matches.indices[row]
-    kappa = store.gather("kappa", rows)
-    similarity = evidence.cosines[row]
-    probability = None if judged.probability is None else float(judged.probability[row])
-    decision = None if judged.decision is None else judged.decision[row]
-    # Where only best matches were labelled, nothing is known of the others.
-    said: list[str | None] = [decision] + [None] * (len(rows) - 1)
-    sure: list[float | None] = [probability] + [None] * (len(rows) - 1)
-    if decisions is not None:
-        said = [each.value for each in decisions]
-    if judged.pairs is not None:
-        sure = [float(each) for each in judged.pairs[row]]
-    # Without a calibration, how similar a match is says best how much to trust it.
-    weights = similarity if judged.pairs is None else judged.pairs[row]
-    matches = tuple(
-        Match(
-            rank=rank + 1,
-            name=store.name(reference),
-            x=float(poses[rank, 0]),
-            y=float(poses[rank, 1]),
-            heading=float(poses[rank, 2]),
-            time=float(poses[rank, 3]),
-            similarity=float(similarity[rank]),
-            kappa=float(kappa[rank]),
-            uncertainty=float(pair[rank]),
-            probability=sure[rank],
-            decision=said[rank],
-            reference=reference,
-            image=store.image_path(reference),
+    decisions: Table[str],
+) -> list[tuple[Match, ...]]:
+    """Return the matches of each query."""
+    references, uncertainty = evidence.matches.indices, plain_score(evidence).match
+    assert uncertainty is not None
+    best = None if judgement.probability is None else judgement.probability.tolist()
+    probabilities = _best_only(best, *references.shape) if judgement.pairs is None else judgement.pairs
+    columns = zip(
+        references.tolist(),
+        poses.tolist(),
+        evidence.cosines.tolist(),
+        store.gather("kappa", references).tolist(),
+        uncertainty(evidence).tolist(),
+        np.asarray(probabilities, object).tolist(),
+        decisions,
+        strict=True,
+    )
+    return [
+        tuple(
+            Match(
+                rank=rank,
+                name=store.name(reference),
+                x=x,
+                y=y,
+                heading=heading,
+                time=time,
+                similarity=similarity,
+                kappa=kappa,
+                uncertainty=score,
+                probability=probability,
+                decision=decision,
+                reference=reference,
+                image=store.image_path(reference),
+            )
+            for rank, (reference, (x, y, heading, time), similarity, kappa, score, probability, decision) in (
+                enumerate(zip(*row, strict=True), 1)
+            )
         )
-        for rank, reference in enumerate(rows.tolist())
-    )
-    inside = None if judged.inside is None else float(judged.inside[row])
-    return Localization(
-        query=name,
-        kappa=_kappas(evidence.queries)[row],
-        uncertainty=float(judged.uncertainty[row]),
-        probability=probability,
-        inside=inside,
-        decision=decision,
-        in_map=None if inside is None else inside >= SAME_PLACE,
-        pose=fused_pose(poses, weights, consistent),
-        matches=matches,
-        signals={key: float(values[row]) for key, values in signals.items()},
-        notes=tuple(notes),
-    )
+        for row in columns
+    ]
 
 
-def _nothing(name: str, kappa: float, notes: Sequence[str]) -> Localization:
+def _no_match(name: str, kappa: float, notes: Sequence[str]) -> Localization:
     return Localization(name, kappa, math.nan, None, None, None, None, None, (), {}, tuple(notes))
 
 
@@ -324,13 +332,14 @@ def _kappas(queries: Queries) -> list[float]:
 
 
 class _Clock:
-    """Seconds a query of each stage."""
+    """Seconds per query that each stage takes."""
 
     def __init__(self, before: dict[str, float] | None, queries: int) -> None:
         self.seconds = dict(before or {})
         self._queries, self._last = max(queries, 1), time.perf_counter()
 
     def lap(self, stage: str) -> None:
+        """Record the time since the previous stage."""
         now = time.perf_counter()
         self.seconds[stage] = (now - self._last) / self._queries
         self._last = now

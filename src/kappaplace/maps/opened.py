@@ -286,7 +286,7 @@ class OpenMap:
                     names,
                     options or LocalizeOptions(),
                     calibration=self.calibration,
-                    borrowed=self.borrowed,
+                    shipped=self.borrowed,
                     notes=self.notes(),
                     seconds=seconds,
                 )
