@@ -162,7 +162,7 @@ def test_no_example_from_outside_no_guarantee_for_them() -> None:
     unproven = fit_calibration(Examples(u, right, ["margin"]), CalibrateOptions(0.15, outside_rate=0.2))
     assert unproven.rule is not None
     assert not unproven.rule.guaranteed
-    assert any("nothing is proven" in line for line in unproven.rule.promise())
+    assert any("nothing is guaranteed" in line for line in unproven.rule.promise())
     inside_only = fit_calibration(Examples(u, right, ["margin"]), CalibrateOptions(0.15, outside_rate=0.0))
     assert inside_only.rule is not None
     assert inside_only.rule.guaranteed
@@ -184,7 +184,7 @@ def test_self_calibration_never_carries_a_guarantee_and_never_refuses() -> None:
 
 def test_a_refusal_counts_all_labelled_queries() -> None:
     u, right, outside = with_outside(0, 80, 0.1)
-    with pytest.raises(RiskRefused, match="about 118 labelled queries in all") as caught:
+    with pytest.raises(RiskRefused, match=r"got 40\. Label about 118 queries in all, or allow") as caught:
         fit_calibration(Examples(u, right, ["margin"], outside=outside))
     assert caught.value.needed == 118
 
@@ -201,7 +201,7 @@ def test_bad_input() -> None:
         ({"features": features * np.nan}, "NaN"),
         ({"scores": []}, "one score"),
         ({"pair_right": None}, "booleans"),
-        ({"pair_right": data.pair_right[:5]}, "one row a query"),
+        ({"pair_right": data.pair_right[:5]}, "one row per query"),
         ({"signals": {"kappa": np.ones(3)}}, "as many values"),
     ):
         with pytest.raises(KappaPlaceError, match=word):

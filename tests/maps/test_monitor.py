@@ -27,7 +27,13 @@ def calibration() -> Calibration:
     u = rng.random(400)
     right = rng.random(400) > u**2
     return fit_calibration(
-        Examples(u, right, ["cosine"], signals={"cosine distance": u, "kappa": rng.normal(100, 10, 400)}),
+        Examples(
+            u,
+            right,
+            ["cosine"],
+            signals={"cosine distance": u, "kappa": rng.normal(100, 10, 400)},
+            domain={"cosine": rng.normal(0, 5, 400)},
+        ),
         CalibrateOptions(0.2),
     )
 

@@ -18,7 +18,7 @@ from kappaplace.data.images import Preprocessing
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import LocalizeOptions, PlaceMap
-from kappaplace.maps.localize import verified_by
+from kappaplace.maps.localize import PLAIN, verified_by
 from kappaplace.maps.tune.calibrate import calibrate_map, no_longer_compared
 from kappaplace.maps.tune.label import calibrate_map_on_labels, open_sheet
 from kappaplace.maps.tune.label_sheet import NO, YES, Sample, Sheet, read_labels, write_labels
@@ -79,7 +79,7 @@ def again(town: PlaceImages, tmp_path: Path) -> PlaceImages:
     return PlaceImages.create(town.paths, town.positions, root=root, frame=town.frame, name="labelled")
 
 
-LAX = CalibrateOptions(max_risk=0.5, confidence=0.6, thin=False)
+LAX = CalibrateOptions(max_risk=0.5, confidence=0.6, thin=False, keep_twins=True)
 
 
 def test_a_map_is_asked_as_it_was_calibrated(again, shown, queries):
@@ -91,7 +91,7 @@ def test_a_map_is_asked_as_it_was_calibrated(again, shown, queries):
     assert answer.signals.keys() >= {"patches", "patch-margin"}
     assert answer.probability is not None
     assert not any("this query ran" in note for note in answer.notes)
-    assert no_longer_compared(made, replace(made, facts={})).endswith("--rerank 4 to keep it.")
+    assert no_longer_compared(made, replace(made, rerank=0)).endswith("--rerank 4 to keep it.")
     assert no_longer_compared(None, made) == no_longer_compared(made, made) == ""
 
 
@@ -100,7 +100,11 @@ def test_asked_otherwise_than_calibrated_there_is_no_probability(again, shown, q
     made = calibrate_map(shown, again, replace(LAX, rerank=fitted))
     assert verified_by(made) == fitted
     words = {0: "without patch matching", 4: "patch matching of 4 matches", 7: "patch matching of 7 matches"}
-    for rerank in sorted(set(words) - {fitted}):
+    if fitted:  # a second calibration was fitted without patches
+        answer = shown.localize(queries[0], k=3, rerank=0)
+        assert PLAIN in answer.notes
+        assert answer.calibration == made.plain.fingerprint != made.fingerprint
+    for rerank in sorted(set(words) - {fitted, 0 if fitted else -1}):
         answer = shown.localize(queries[0], k=3, rerank=rerank)
         assert (answer.probability, answer.inside, answer.decision, answer.calibration) == (None,) * 3 + ("",)
         assert all(match.probability is None and match.decision is None for match in answer.matches)
@@ -112,8 +116,8 @@ def test_asked_otherwise_than_calibrated_there_is_no_probability(again, shown, q
         with pytest.raises(KappaPlaceError, match="this query ran"):
             shown.localize(queries[0], rerank=rerank, order="probability")
     (blind,) = shown.localize_embeddings(shown.embed(queries[:1]), ["q"])  # nothing to compare with
-    assert (blind.probability is None) == bool(fitted)
-    assert shown.localize(queries[0], order="probability").probability is not None
+    assert blind.calibration == (made.plain.fingerprint if fitted else made.fingerprint)
+    assert shown.localize(queries[0], order="probability").calibration == made.fingerprint
 
 
 def labelled(sheet: Sheet) -> Sheet:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from kappaplace.calibration.decision import DecisionRule as DecisionRule
     from kappaplace.calibration.decision import decide_matches as decide_matches
     from kappaplace.calibration.decision import fit_rule as fit_rule
+    from kappaplace.calibration.decision import match_probabilities as match_probabilities
     from kappaplace.calibration.decision import rule_by_probability as rule_by_probability
     from kappaplace.calibration.drift import SHOWN as SHOWN
     from kappaplace.calibration.drift import DriftMonitor as DriftMonitor
@@ -62,7 +63,7 @@ _EXPORTS = {
     " query_features usable_signals",
     "calibrators": "CALIBRATORS Calibrator best_calibrator fit_calibrator",
     "combination": "Combination Signal features_of fit_combination fused",
-    "decision": "Decision DecisionRule decide_matches fit_rule rule_by_probability",
+    "decision": "Decision DecisionRule decide_matches fit_rule match_probabilities rule_by_probability",
     "drift": "SHOWN DriftMonitor DriftWarning Sketch",
     "expected": "expected_at expected_curve reject_risk rule_for stated_risk",
     "fit": "Examples examples_of fit_calibration join",

@@ -1,6 +1,6 @@
-"""Calibrations: from the scores of a retrieval to probabilities and decisions. What a map keeps.
+"""Calibrations: from the scores of a retrieval to probabilities and decisions.
 
-The same numbers reach a calibration when it is fitted and when it is used, because both come from here.
+Fitting and using a calibration read the same numbers, because both come from here.
 """
 
 from __future__ import annotations
@@ -10,20 +10,18 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from kappaplace.calibration.combination import Signal, features_of
-from kappaplace.calibration.decision import (
-    DecisionRule,
-)
+from kappaplace.calibration.decision import Decision, DecisionRule
+from kappaplace.calibration.domain import Domain, domain_signals
 from kappaplace.calibration.drift import Sketch
 from kappaplace.calibration.outside import OutsideAware
-from kappaplace.checks import Floats
+from kappaplace.checks import Bools, Floats
 from kappaplace.errors import KappaPlaceError
-from kappaplace.records import from_plain, to_plain
+from kappaplace.records import from_plain, optional, to_plain
 from kappaplace.retrieval.evidence import Evidence
 from kappaplace.types import Json
 from kappaplace.uncertainty import SCORES, available, score_named
@@ -31,9 +29,9 @@ from kappaplace.uncertainty.score import Score
 
 FORMAT = 1
 RERANK = "verify"
-"""The stored fact that `Calibration.rerank` reads."""
+"""The fact in which earlier versions stored `Calibration.rerank`."""
 UNCERTAINTY = "uncertainty"
-"""The signal that every drift sketch holds beside those of the caller."""
+"""The signal that every drift sketch contains in addition to those of the caller."""
 
 
 @dataclass(frozen=True)
@@ -43,24 +41,25 @@ class Calibration:
     top: Signal
     """The uncertainty of a query's top match."""
     right: OutsideAware
-    """That the top match is right."""
+    """Probability that the top match is correct."""
     pair: Signal | None = None
     """The uncertainty of any match."""
     pair_right: OutsideAware | None = None
-    """That a match is right."""
+    """Probability that a match is correct."""
     rule: DecisionRule | None = None
-    """None where no decisions were asked for."""
+    """None if no decisions were requested."""
     sketch: Sketch | None = None
     """For `DriftMonitor`."""
     outside_rate: float | None = None
-    """Stated share of queries from outside the map; None: as among the queries of calibration."""
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Expected fraction of out-of-map queries; None: the fraction among the calibration queries."""
+    facts: Mapping[str, Json] = field(default_factory=dict)
     """How it was fitted, in plain values."""
-
-    @property
-    def rerank(self) -> int:
-        """Number of matches that were compared patch by patch when it was fitted."""
-        return int(self.facts.get(RERANK, 0))
+    rerank: int = field(default=0, metadata=optional())
+    """Number of matches that were compared patch by patch when it was fitted."""
+    domain: Domain | None = field(default=None, metadata=optional())
+    """What correctly answered calibration queries look like; None in files of earlier versions."""
+    plain: Calibration | None = field(default=None, metadata=optional())
+    """The same fitted without comparing patches, for queries or maps whose images are not available."""
 
     @property
     def scores(self) -> tuple[str, ...]:
@@ -69,64 +68,128 @@ class Calibration:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Tells this calibration from others: answers carry it, and a drift monitor asks for it."""
+        """Identifies this calibration in answers and drift monitors."""
         text = json.dumps(self.to_dict(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
     def pair_scores(self) -> tuple[str, ...]:
-        """Names of the match-level scores; empty without a pair calibrator."""
+        """Names of the match-level scores; empty if single matches were not calibrated."""
         return () if self.pair is None else self.pair.scores
 
-    def uncertainty(self, features: Any) -> Floats:
-        """One a query, N, from features N×F in the order of ``scores`` (or N for one score)."""
+    def uncertainty(self, features: ArrayLike) -> Floats:
+        """Return the uncertainty of each query.
+
+        Args:
+            features: Scores of each query, N×F in the order of ``scores`` (or N for one score).
+
+        Returns:
+            One value per query, N; higher is less certain.
+        """
         return self.top.uncertainty(features, 1)
 
-    def probability(self, features: Any, outside_rate: float | None = None) -> Floats:
-        """That the top match is right, N; being outside the map counts as wrong."""
+    def probability(self, features: ArrayLike, outside_rate: float | None = None) -> Floats:
+        """Return the probability that each top match is correct.
+
+        Args:
+            features: Scores of each query, N×F.
+            outside_rate: Expected fraction of out-of-map queries, which count as incorrect. Default: the
+                calibration's own.
+
+        Returns:
+            One probability per query, N.
+        """
         return self.right.probability(self.uncertainty(features), self._rate(outside_rate))
 
-    def inside_probability(self, features: Any, outside_rate: float | None = None) -> Floats | None:
-        """That a query was taken inside the map, N; None where no example from outside was seen."""
+    def inside_probability(self, features: ArrayLike, outside_rate: float | None = None) -> Floats | None:
+        """Return the probability that each query was taken inside the map.
+
+        Args:
+            features: Scores of each query, N×F.
+            outside_rate: Expected fraction of out-of-map queries. Default: the calibration's own.
+
+        Returns:
+            One probability per query, N; None if no out-of-map query was among the examples.
+        """
         return self.right.inside_probability(self.uncertainty(features), self._rate(outside_rate))
 
-    def pair_probability(self, features: Any, outside_rate: float | None = None) -> Floats:
-        """That each match is right, N×K, from features N×K×F (or N×K for one score)."""
+    def pair_probability(self, features: ArrayLike, outside_rate: float | None = None) -> Floats:
+        """Return the probability that each match is correct.
+
+        Args:
+            features: Scores of each match, N×K×F (or N×K for one score).
+            outside_rate: Expected fraction of out-of-map queries. Default: the calibration's own.
+
+        Returns:
+            One probability per match, N×K.
+
+        Raises:
+            KappaPlaceError: If the calibration was fitted without single matches.
+        """
         if self.pair is None or self.pair_right is None:
-            raise KappaPlaceError("This calibration knows nothing of single matches; fit it with pairs.")
+            raise KappaPlaceError(
+                "This calibration has no probabilities of single matches. Fit it with pairs."
+            )
         uncertainty = self.pair.uncertainty(features, 2)
         return self.pair_right.probability(uncertainty, self._rate(outside_rate))
 
-    def decide(self, features: Any) -> NDArray[np.object_]:
-        """One `Decision` a query, N. The rule was fitted for the stated share of queries from outside."""
+    def decide(self, features: ArrayLike) -> NDArray[np.object_]:
+        """Return a `Decision` for each query; the rule was set for the calibration's own ``outside_rate``.
+
+        Args:
+            features: Scores of each query, N×F.
+
+        Returns:
+            One decision per query, N.
+
+        Raises:
+            KappaPlaceError: If the calibration has no decision rule.
+        """
         if self.rule is None:
-            raise KappaPlaceError("This calibration has no decision rule; calibrate with a risk.")
+            raise KappaPlaceError("This calibration has no decision rule. Calibrate with a maximum risk.")
         uncertainty = self.uncertainty(features)
         probability = self.right.probability(uncertainty, self.outside_rate)
         return self.rule.decide(uncertainty=uncertainty, probability=probability)
 
     def to_dict(self) -> dict[str, Json]:
-        """Return plain values for JSON."""
-        return {"format": FORMAT, **to_plain(self)}
+        """Return plain values for JSON.
+
+        Returns:
+            What `from_dict` reads.
+        """
+        values = to_plain(self)
+        if (
+            RERANK in self.facts
+        ):  # of an earlier version: written as it was read, so that the fingerprint stays
+            values.pop("rerank", None)
+        return {"format": FORMAT, **values}
 
     @classmethod
     def from_dict(cls, values: Json) -> Calibration:
         """Read what `to_dict` returned.
 
+        Args:
+            values: Plain values.
+
+        Returns:
+            The calibration.
+
         Raises:
-            KappaPlaceError: If something is missing or makes no sense.
+            KappaPlaceError: If something is missing or invalid.
         """
         number = values.get("format") if isinstance(values, Mapping) else None
         if number != FORMAT or not isinstance(values, Mapping):
             raise KappaPlaceError(
-                f"A calibration of format {number} cannot be read, this version knows format {FORMAT}; "
-                "calibrate again."
+                f"The calibration has format {number}, this version reads format {FORMAT}. Calibrate again."
             )
         parts = {key: part for key, part in values.items() if key != "format"}
         try:
+            facts = parts.get("facts", {})
+            if RERANK in facts:
+                parts["rerank"] = facts[RERANK]
             return from_plain(cls, parts)
         except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
-            raise KappaPlaceError(f"A stored calibration is damaged ({error}); calibrate again.") from None
+            raise KappaPlaceError(f"The stored calibration is damaged ({error}). Calibrate again.") from None
 
     def _rate(self, outside_rate: float | None) -> float | None:
         return self.outside_rate if outside_rate is None else outside_rate
@@ -135,32 +198,48 @@ class Calibration:
 QUERY_SIGNALS = ("cosine", "pa", "margin", "aliasing", "z-score", "inverse-kappa", "kappaplace")
 PAIR_SIGNALS = ("cosine", "kappaplace")
 PATCH_SIGNALS = ("patches", "patch-margin")
-"""Of queries whose first matches were compared patch by patch."""
+"""Available if the first matches were compared patch by patch."""
 
 
 @dataclass(frozen=True, eq=False)
 class Judgement:
-    """What a calibration says of some queries; all but the uncertainty is None without one."""
+    """Probabilities and decisions of some queries; all but the uncertainty is None without a calibration."""
 
     uncertainty: Floats
+    """N."""
     probability: Floats | None = None
-    """That the top match is correct, N."""
+    """Probability that the top match is correct, N."""
     inside: Floats | None = None
-    """That the query was taken inside the map, N."""
+    """Probability that the query was taken inside the map, N."""
     decision: list[str] | None = None
+    """accept, doubtful or reject, N; never accept if ``reasons`` has one."""
     pairs: Floats | None = None
-    """That each match is correct, N×K."""
+    """Probability that each match is correct, N×K."""
+    reasons: tuple[str, ...] = ()
+    """For each query why its probability does not apply: how it differs from the calibration queries;
+    or ""."""
+    guaranteed: Bools | None = None
+    """Whether the risk of accepting is guaranteed, N."""
 
 
 def judge(
-    evidence: Evidence, calibration: Calibration | None, *, outside_rate: float | None = None
+    evidence: Evidence,
+    calibration: Calibration | None,
+    *,
+    outside_rate: float | None = None,
+    bank: Domain | None = None,
 ) -> Judgement:
     """Turn the scores of a retrieval into probabilities and decisions.
 
+    A query that is unlike the correctly answered calibration queries is never accepted, because its
+    probability was not calibrated on anything like it.
+
     Args:
-        evidence: What is known of the queries after retrieval.
+        evidence: Everything known after retrieval.
         calibration: None for the plain uncertainty.
-        outside_rate: Expected fraction of queries from outside the map. Default: as at calibration.
+        outside_rate: Expected fraction of out-of-map queries. Default: the calibration's own.
+        bank: Correctly answered queries of other maps, used if the calibration has too few of its own.
+            Nothing is guaranteed then.
 
     Returns:
         One value per query, and one per match if the calibration was fitted on pairs.
@@ -168,45 +247,56 @@ def judge(
     if calibration is None:
         return Judgement(plain_score(evidence).query(evidence))
     uncertainty = calibration.uncertainty(query_features(evidence, calibration.scores))
-    rate = calibration.outside_rate if outside_rate is None else outside_rate
-    decision = pairs = None
-    if calibration.rule is not None:  # the rule was fitted for the rate of the calibration
-        stated = calibration.right.probability(uncertainty, calibration.outside_rate)
+    own = calibration.domain is not None and (calibration.domain.conclusive or bank is None)
+    domain = calibration.domain if own else bank
+    verdict = None if domain is None else domain.test(domain_signals(evidence))
+    reasons = ("",) * len(uncertainty) if verdict is None else verdict.reasons
+    decision = pairs = guaranteed = None
+    if (rule := calibration.rule) is not None:  # it was set for the calibration's own rate
+        expected = calibration.right.probability(uncertainty, calibration.outside_rate)
         decision = [
-            each.value for each in calibration.rule.decide(uncertainty=uncertainty, probability=stated)
+            Decision.DOUBTFUL.value if reason and each == Decision.ACCEPT else each.value
+            for each, reason in zip(
+                rule.decide(uncertainty=uncertainty, probability=expected), reasons, strict=True
+            )
         ]
+        conclusive = own and domain is not None and domain.conclusive
+        guaranteed = np.array([rule.guaranteed and conclusive and not reason for reason in reasons])
     if calibration.pair_scores:
         pairs = calibration.pair_probability(pair_features(evidence, calibration.pair_scores), outside_rate)
+    rate = calibration.outside_rate if outside_rate is None else outside_rate
     return Judgement(
         uncertainty,
         calibration.right.probability(uncertainty, rate),
         calibration.right.inside_probability(uncertainty, rate),
         decision,
         pairs,
+        reasons,
+        guaranteed,
     )
 
 
 def plain_score(evidence: Evidence) -> Score:
-    """Return the score that stands for uncertainty without a calibration: κ's own, or the cosine."""
+    """Return the score used as uncertainty without a calibration: that of κ, or the cosine."""
     return SCORES["kappaplace" if SCORES["kappaplace"].reason(evidence) is None else "cosine"]
 
 
 def query_features(evidence: Evidence, names: Sequence[str]) -> Floats:
-    """Return scores of each query as columns, N×F, in this order."""
+    """Return scores of each query as columns, N×F, in the order of ``names``."""
     return features_of(evidence, [score_named(name) for name in names])
 
 
 def pair_features(evidence: Evidence, names: Sequence[str]) -> Floats:
-    """Return scores of each match, N×K×F, in this order."""
+    """Return scores of each match, N×K×F, in the order of ``names``."""
     return np.stack([_match(score_named(name), evidence) for name in names], axis=-1)
 
 
 def usable_signals(evidence: Evidence, names: Sequence[str] = QUERY_SIGNALS) -> list[str]:
-    """Return those of these scores that the evidence allows: without κ fewer, with one match fewer."""
+    """Return the names of the scores that can be computed from the evidence, such as those of κ."""
     return [score.name for score in available([SCORES[name] for name in names], evidence)[0]]
 
 
 def _match(score: Score, evidence: Evidence) -> Floats:
     if score.match is None:
-        raise KappaPlaceError(f"The score {score.name} judges queries, not single matches; choose another.")
+        raise KappaPlaceError(f"The score '{score.name}' rates queries, not single matches. Choose another.")
     return score.match(evidence)

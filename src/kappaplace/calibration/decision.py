@@ -19,16 +19,17 @@ may try several, but none that is promised. It follows from three things, the wo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from kappaplace.calibration.options import REJECT_RISK
 from kappaplace.calibration.risk import RiskRefused, RiskThreshold, control_risk
-from kappaplace.checks import booleans, finite, outcomes, percent, share
+from kappaplace.checks import Floats, booleans, finite, outcomes, percent, share
 from kappaplace.errors import KappaPlaceError
 
 UNCERTAINTY, PROBABILITY = "uncertainty", "probability"
@@ -128,7 +129,7 @@ def fit_rule(
     confidence: float = 0.95,
     *,
     reject_risk: float | None = REJECT_RISK,
-    method: str = "fixed-sequence",
+    method: str = "multi-start",
     slack: float = 0.0,
     assumptions: tuple[str, ...] = (),
 ) -> DecisionRule:
@@ -141,7 +142,7 @@ def fit_rule(
     accepted = control_risk(scores, right, max_risk, confidence, method, slack=slack)
     notes = [accepted.assumptions, *assumptions]
     rejected = None
-    if reject_risk is not None and np.isfinite(accepted.threshold):
+    if reject_risk is not None and accepted.accepted < len(scores):
         try:
             # Strictly beyond what is accepted: the walk may stop earlier, all that passed holds.
             rejected = control_risk(
@@ -197,26 +198,52 @@ def pair_rule(rule: DecisionRule) -> DecisionRule:
     return rule_by_probability(max_risk, reject_risk if reject_risk < 1 - max_risk else None)
 
 
-def decide_matches(
-    rule: DecisionRule, decisions: Any, probability: Any, pairs: Any, apart: Any
-) -> NDArray[np.object_]:
-    """One `Decision` a match, N×K; the first column is the answers' own.
+def match_probabilities(probability: ArrayLike, pairs: ArrayLike, apart: ArrayLike) -> Floats:
+    """Return one probability per match: the one that decides.
 
-    ``decisions`` and ``probability`` are those of the answers (N), ``pairs`` the probability of each match
-    (N×K), ``apart`` marks matches that cannot be right where the best one is (N×K).
+    Args:
+        probability: Probability that each answer, the best match, is correct, N.
+        pairs: Probability of each match by itself, N×K.
+        apart: Matches that cannot be correct if the best one is, N×K.
+
+    Returns:
+        N×K: that of the answer for the best match; a match elsewhere has at most what the answer leaves.
     """
     own = finite(pairs, "probabilities of matches")
     top = finite(probability, "probabilities of answers")
-    if own.ndim != 2 or top.shape != own.shape[:1] or np.shape(decisions) != top.shape:
+    if own.ndim != 2 or top.shape != own.shape[:1]:
         raise KappaPlaceError(
-            f"Decisions on matches need one answer a row, got {np.shape(decisions)} decisions and "
-            f"{top.shape} probabilities for matches of shape {own.shape}."
+            f"Probabilities of matches must have one row per answer, got shapes {own.shape} and {top.shape}."
         )
-    excluded = booleans(apart, own.shape, "marks of matches elsewhere")
+    excluded = booleans(apart, own.shape, "mask of matches elsewhere")
     bounded = np.where(excluded, np.minimum(own, 1 - top[:, None]), own)
+    bounded[:, :1] = top[:, None]
+    return bounded
+
+
+def decide_matches(
+    rule: DecisionRule, decisions: Sequence[str], probability: ArrayLike, pairs: ArrayLike, apart: ArrayLike
+) -> NDArray[np.object_]:
+    """Decide on every match.
+
+    Args:
+        rule: That of the answers.
+        decisions: Decisions on the answers, N.
+        probability: Probability that each answer is correct, N.
+        pairs: Probability of each match, N×K.
+        apart: Matches that cannot be correct if the best one is, N×K.
+
+    Returns:
+        One `Decision` per match, N×K. The first column has the decisions on the answers; no other is better.
+    """
+    bounded = match_probabilities(probability, pairs, apart)
+    if np.shape(decisions) != bounded.shape[:1]:
+        raise KappaPlaceError(
+            f"Decisions on matches need one answer per row, got {len(decisions)} for {len(bounded)} rows."
+        )
     answer = np.array([_WORSE[Decision(each)] for each in decisions], dtype=np.int64)
-    found = pair_rule(rule).decide(probability=bounded)
-    level = np.vectorize(_WORSE.__getitem__, otypes=[np.int64])(found)
+    own = pair_rule(rule).decide(probability=bounded)
+    level = np.vectorize(_WORSE.__getitem__, otypes=[np.int64])(own)
     level = np.maximum(level, answer[:, None])
     level[:, 0] = answer
     return np.asarray(_ORDER[level], dtype=object)

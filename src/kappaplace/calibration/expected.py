@@ -20,6 +20,7 @@ from kappaplace.calibration.decision import rule_by_probability as by_probabilit
 from kappaplace.calibration.options import REJECT_RISK
 from kappaplace.checks import Floats, share
 
+LEAST_INSIDE = 0.01
 ESTIMATED = "Thresholds for this risk are estimated from the calibration's own probabilities, not proven."
 
 
@@ -54,6 +55,8 @@ def expected_curve(calibration: Calibration) -> ExpectedCurve | None:
     inside = calibration.right.inside_probability(uncertainty)
     if now is not None and inside is not None and 0 < then < 1:
         weight = weight * (inside * (1 - now) / (1 - then) + (1 - inside) * now / then)
+    if calibration.facts.get("counterparts") and inside is not None and now is not None:
+        weight = weight * (1 - then) / np.maximum(inside, LEAST_INSIDE)  # the sketch has in-map queries only
     total = np.cumsum(weight)
     return ExpectedCurve(
         uncertainty, probability, total / total[-1], np.cumsum(weight * (1 - probability)) / total
@@ -91,7 +94,6 @@ def rule_for(calibration: Calibration, max_risk: float) -> DecisionRule:
         return by_probability(max_risk, rejecting if fits else None, assumptions=(ESTIMATED,))
     held = np.flatnonzero(curve.risk <= max_risk)
     found = float(curve.uncertainty[held[-1]]) if len(held) else -math.inf
-    found = math.inf if len(held) and held[-1] == len(curve.risk) - 1 else found
     found = min(found, own.accept_at) if max_risk < stated_risk(own) else max(found, own.accept_at)
     # Where more is accepted than was to be rejected, what is left is rejected.
     reject = max(own.reject_at, math.nextafter(found, math.inf))

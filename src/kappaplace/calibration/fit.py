@@ -2,6 +2,11 @@
 
 blocks.append(examples_of(evidence, right, outside))      # for every block of queries
 calibration = fit_calibration(join(blocks), CalibrateOptions(max_risk=0.05))
+
+**Queries with counterparts.** If no labelled query is from outside the map, each one is searched twice: in
+the whole map, and with its own place left out. The second is a true out-of-map query of the same camera.
+Score and probabilities are fitted on both. Thresholds are set on one of the two, drawn at random with the
+expected fraction of out-of-map queries, so that the queries remain independent and the guarantee exact.
 """
 
 from __future__ import annotations
@@ -16,7 +21,6 @@ from numpy.typing import NDArray
 from kappaplace.calibration.calibration import (
     PAIR_SIGNALS,
     PATCH_SIGNALS,
-    RERANK,
     UNCERTAINTY,
     Calibration,
     pair_features,
@@ -30,10 +34,11 @@ from kappaplace.calibration.decision import (
     fit_rule,
     rule_by_probability,
 )
+from kappaplace.calibration.domain import domain_signals, fit_domain
 from kappaplace.calibration.drift import Sketch
-from kappaplace.calibration.options import CalibrateOptions
+from kappaplace.calibration.options import OUTSIDE_RATE, CalibrateOptions
 from kappaplace.calibration.outside import OutsideAware, fit_outside_aware, thin_to_rate
-from kappaplace.calibration.risk import RiskRefused
+from kappaplace.calibration.risk import RiskRefused, needed_acceptances
 from kappaplace.calibration.splits import Split, split_queries
 from kappaplace.checks import Bools, Floats, Rows, booleans, percent
 from kappaplace.errors import KappaPlaceError
@@ -44,11 +49,11 @@ from kappaplace.uncertainty import SCORES
 
 Number = TypeVar("Number", bound=np.generic)
 SCORES_FOR_TOP = ("cosine", "margin", "aliasing", "z-score", "inverse-kappa")
-"""What the best combination is made of; κ is left out if the model has none."""
+"""What the best combination is made of; κ is omitted if the model has none."""
 EACH_BIN = 20
-"""Queries in a bin of the reliability that is kept with a calibration."""
+"""Queries per bin of the reliability curve that is stored with a calibration."""
 DISTANCE = "cosine distance"
-"""The score `cosine` by a name that says which way is worse, for messages that people read."""
+"""The score `cosine` by a name that tells people which direction is worse."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,15 +61,21 @@ class Examples:
     """Queries with outcomes.
 
     Args:
-        features: Scores of each query, N×F in the order of ``scores``; N will do for one.
+        features: Scores of each query, N×F in the order of ``scores``, or N for one score.
         right: Whether the top match of each query is correct, N.
         scores: Names of the scores.
         pairs: Scores of each match, N×K×F (or N×K), with ``pair_right`` N×K and ``pair_scores``.
+        pair_right: Whether each match is correct, N×K.
+        pair_scores: Names of the scores of matches.
         outside: Which queries have no correct reference at all, N.
         groups: Place, route or day of each query; groups are never split.
         signals: Values of each query to watch for drift, such as κ.
-        labelled: False for self-calibration, which never carries a guarantee.
-        facts: What else to keep: the date, the model, where the queries came from.
+        domain: Values of each query that tell whether another one is like it; see `domain_signals`.
+        counterparts: Whether queries of the same group are the same image, with and without its place in the
+            map.
+        names: Names of the queries, for messages.
+        labelled: False for self-calibration, which never has a guarantee.
+        facts: What else to store: the date, the model, where the queries came from.
         rerank: Number of matches that were compared patch by patch.
     """
 
@@ -77,9 +88,12 @@ class Examples:
     outside: Bools | None = None
     groups: NDArray[np.int64] | None = None
     signals: Mapping[str, Floats] = field(default_factory=dict)
+    domain: Mapping[str, Floats] = field(default_factory=dict)
+    counterparts: bool = False
+    names: Sequence[str] = ()
     labelled: bool = True
     facts: Mapping[str, Json] = field(default_factory=dict)
-    rerank: int | None = None
+    rerank: int = 0
 
 
 def examples_of(
@@ -87,14 +101,19 @@ def examples_of(
     right: Bools,
     outside: Bools | None = None,
     groups: NDArray[np.int64] | None = None,
+    names: Sequence[str] = (),
 ) -> Examples:
-    """Return the scores of some queries with their outcomes.
+    """Return the scores of queries with their outcomes.
 
     Args:
-        evidence: What is known of the queries after retrieval.
-        right: Whether each match is correct, N×K, or the top match alone, N.
+        evidence: Everything known of the queries after retrieval.
+        right: Whether each match is correct, N×K, or only the top match, N.
         outside: Which queries have no correct reference at all, N.
-        groups: Place of each query.
+        groups: Place of each query, N.
+        names: Names of the queries, N.
+
+    Returns:
+        The examples, ready for `fit_calibration`.
     """
     patches = evidence.agreement is not None
     scores = usable_signals(evidence, (*SCORES_FOR_TOP, *(PATCH_SIGNALS if patches else ())))
@@ -102,15 +121,33 @@ def examples_of(
     signals = {DISTANCE: features[:, scores.index("cosine")]}
     if SCORES["inverse-kappa"].reason(evidence) is None:
         signals["kappa"] = evidence.query_kappa
+    first = Examples(
+        features,
+        right if right.ndim == 1 else right[:, 0],
+        scores,
+        outside=outside,
+        groups=groups,
+        signals=signals,
+        domain=domain_signals(evidence),
+        names=names,
+        rerank=0 if evidence.agreement is None else evidence.agreement.shape[1],
+    )
     if right.ndim == 1:
-        return Examples(features, right, scores, outside=outside, groups=groups, signals=signals)
+        return first
     pair_scores = usable_signals(evidence, (*PAIR_SIGNALS, *(PATCH_SIGNALS[:1] if patches else ())))
     pairs = pair_features(evidence, pair_scores)
-    return Examples(features, right[:, 0], scores, pairs, right, pair_scores, outside, groups, signals)
+    return replace(first, pairs=pairs, pair_right=right, pair_scores=pair_scores)
 
 
 def join(blocks: Sequence[Examples]) -> Examples:
-    """Concatenate blocks of queries with the same scores."""
+    """Concatenate examples with the same scores.
+
+    Args:
+        blocks: One or more.
+
+    Returns:
+        All queries in this order, with what the first block states of all.
+    """
     first = blocks[0]
     return replace(
         first,
@@ -121,6 +158,8 @@ def join(blocks: Sequence[Examples]) -> Examples:
         outside=_joined([block.outside for block in blocks]),
         groups=_joined([block.groups for block in blocks]),
         signals={name: np.concatenate([block.signals[name] for block in blocks]) for name in first.signals},
+        domain={name: np.concatenate([block.domain[name] for block in blocks]) for name in first.domain},
+        names=[name for block in blocks for name in block.names],
     )
 
 
@@ -153,13 +192,13 @@ def fit_calibration(
     >>> [str(decision) for decision in calibration.decide(np.array([0.1, 0.95]))]
     ['accept', 'reject']
     """
-    options = options or CalibrateOptions()
-    right = booleans(examples.right, np.shape(examples.right), "outcomes (right or wrong)")
+    options = _with_rate(examples, options or CalibrateOptions())
+    right = booleans(examples.right, np.shape(examples.right), "outcomes (correct or incorrect)")
     if right.ndim != 1:
-        raise KappaPlaceError(f"Outcomes are one boolean a query, got the shape {right.shape}.")
-    out = None if examples.outside is None else booleans(examples.outside, right.shape, "marks of outside")
+        raise KappaPlaceError(f"Outcomes must be one boolean per query, got shape {right.shape}.")
+    out = None if examples.outside is None else booleans(examples.outside, right.shape, "out-of-map mask")
     parts = split_queries(len(right), examples.groups, options.seed, fit_share=options.fit_share)
-    if options.max_risk is None:  # no threshold will be set, so that no query has to be kept apart for it
+    if options.max_risk is None:  # no threshold will be set, so that no query has to be reserved for it
         parts = Split(np.arange(len(right)), np.arange(0))
     top = fit_signal(examples.features, right, tuple(examples.scores), combination, parts.fit, 1)
     uncertainty = top.uncertainty(examples.features, 1)
@@ -171,45 +210,68 @@ def fit_calibration(
         seed=options.seed,
     )
     if options.outside_rate is not None:
-        probability.probability(uncertainty[:1], options.outside_rate)  # refuses an impossible rate now
+        probability.probability(uncertainty[:1], options.outside_rate)  # rejects an impossible rate now
     pair, pair_right = _fit_pairs(examples, out, parts.fit, options)
+    watched = {**examples.signals, UNCERTAINTY: uncertainty}
+    queries = len(right)
+    if examples.counterparts and out is not None:  # drift is measured against the queries themselves
+        watched = {name: values[~out] for name, values in watched.items()}
+        queries = int((~out).sum())
     rule = None
     if options.max_risk is not None:
-        rows = parts.threshold
         part = replace(
             examples,
-            features=uncertainty[rows],
-            right=right[rows],
-            outside=None if out is None else out[rows],
+            features=uncertainty[parts.threshold],
+            right=right[parts.threshold],
+            outside=None if out is None else out[parts.threshold],
+            groups=None if examples.groups is None else np.asarray(examples.groups)[parts.threshold],
+            names=[examples.names[row] for row in parts.threshold.tolist()] if examples.names else (),
         )
-        rule = _fit_rule(part, options, options.max_risk, len(right))
+        rule = _fit_rule(part, options, options.max_risk)
     counts: dict[str, Json] = {
-        "queries": len(right),
+        "queries": queries,
         "right": int(right.sum()),
         "outside": None if out is None else int(out.sum()),
+        "counterparts": examples.counterparts,
         "fitted_on": len(parts.fit),
         "thresholds_on": len(parts.threshold),
         "labelled": examples.labelled,
         "calibrator": probability.right.name,
         "seed": options.seed,
     }
-    sketch = Sketch.of({**examples.signals, UNCERTAINTY: uncertainty})
-    patches = {} if examples.rerank is None else {RERANK: examples.rerank}
-    facts = {**counts, **examples.facts, **patches}
-    return Calibration(top, probability, pair, pair_right, rule, sketch, options.outside_rate, facts)
+    return Calibration(
+        top,
+        probability,
+        pair,
+        pair_right,
+        rule,
+        Sketch.of(watched),
+        options.outside_rate,
+        {**counts, **examples.facts},
+        examples.rerank,
+        fit_domain(examples.domain, right, options.seed) if examples.domain else None,
+    )
+
+
+def _with_rate(examples: Examples, options: CalibrateOptions) -> CalibrateOptions:
+    """Return the options with a rate of out-of-map queries if the examples made those themselves."""
+    if not examples.counterparts or options.outside_rate is not None:
+        return options
+    return replace(options, outside_rate=OUTSIDE_RATE)
 
 
 def _fit_pairs(
     examples: Examples, outside: Bools | None, rows: Rows, options: CalibrateOptions
 ) -> tuple[Signal | None, OutsideAware | None]:
-    """Fit on single matches; nothing where all of them are correct, or none."""
+    """Fit on single matches; nothing if all of them are correct, or none."""
     if examples.pairs is None:
         return None, None
-    given = np.asarray(examples.pair_right)
-    hits = booleans(given, given.shape, "outcomes of pairs")
+    hits = np.asarray(examples.pair_right)
+    hits = booleans(hits, hits.shape, "outcomes of pairs")
     if hits.ndim != 2 or len(hits) != len(examples.right):
         raise KappaPlaceError(
-            f"Outcomes of pairs are one row a query ({len(examples.right):,}), got the shape {hits.shape}."
+            f"Outcomes of pairs must have one row per query ({len(examples.right):,}), got shape "
+            f"{hits.shape}."
         )
     if hits.all() or not hits.any():
         return None, None
@@ -227,47 +289,64 @@ def _fit_pairs(
     return signal, fitted
 
 
-def _fit_rule(part: Examples, options: CalibrateOptions, max_risk: float, queries: int) -> DecisionRule:
-    """Set thresholds for the stated share of queries from outside the map.
+def _drawn(examples: Examples, rate: float, seed: int, slack: float) -> Rows:
+    """Return rows that are a random sample of queries with this fraction from outside the map."""
+    assert examples.outside is not None
+    if not examples.counterparts:
+        return thin_to_rate(examples.outside, rate, seed, slack=slack)
+    _, group = np.unique(examples.groups, return_inverse=True)
+    away = np.random.default_rng(seed).random(group.max() + 1) < rate
+    both = np.zeros((2, len(away)), bool)
+    both[examples.outside.astype(int), group] = True
+    return np.flatnonzero((examples.outside == away[group]) & both.all(axis=0)[group])
 
-    The risk of a threshold grows with that share, as all those queries are wrong; so without a stated one the
-    promise holds up to the share of the sample. For a stated one the sample is thinned to it. Without labels,
-    the rule goes by the probability where nothing can be proven.
+
+def _fit_rule(part: Examples, options: CalibrateOptions, max_risk: float) -> DecisionRule:
+    """Set thresholds for the expected fraction of out-of-map queries.
+
+    The risk of a threshold grows with that fraction, because all those queries are incorrect. Without an
+    expected fraction, the guarantee holds up to the fraction of the sample. For a given one, the sample is
+    reduced to it. Without labels, the rule uses the probability if nothing can be guaranteed.
 
     Args:
         part: Queries that nothing was fitted on; ``features`` is their uncertainty.
         options: What is guaranteed and how.
         max_risk: The risk that ``options`` state.
-        queries: Number of all labelled queries, for what a refusal says.
     """
-    uncertainty, right, outside, rate = part.features, part.right, part.outside, options.outside_rate
+    outside, rate = part.outside, options.outside_rate
+    rows = np.arange(len(part.right))
     notes = [] if part.labelled else [SELF_CALIBRATED]
     guaranteed, slack = part.labelled, 0.0
     if rate is None:
         seen = "" if outside is None else f" ({percent(float(outside.mean()))})"
-        notes.append(f"Queries from outside the map may not be more frequent than at calibration{seen}.")
+        notes.append(f"Out-of-map queries may not be more frequent than at calibration{seen}.")
     elif outside is None or not outside.any():
         if rate > 0:
             guaranteed = False
             notes.append(
-                "None of the queries at calibration was from outside the map, so nothing is proven for a "
-                f"share of {percent(rate)} that is."
+                "None of the queries at calibration was out-of-map, so nothing is guaranteed for a "
+                "fraction of "
+                f"{percent(rate)} that is."
             )
         else:
-            notes.append("Holds for queries from inside the map only.")
+            notes.append("Holds for in-map queries only.")
     else:
-        slack = (1 - options.confidence) / 100
-        rows = thin_to_rate(outside, rate, options.seed, slack=slack)
+        slack = 0.0 if part.counterparts else (1 - options.confidence) / 100
+        rows = _drawn(part, rate, options.seed, slack)
         if not len(rows):
             raise KappaPlaceError(
-                f"Too few queries are from inside or outside the map for a share of {percent(rate)}."
+                f"There are too few in-map or out-of-map queries for a fraction of {percent(rate)}. "
+                "Label more queries, or choose another --outside-rate."
             )
-        uncertainty, right = uncertainty[rows], right[rows]
-        notes.append(f"No more than {percent(rate)} of the queries may come from outside the map.")
+        notes.append(f"At most {percent(rate)} of the queries may be out-of-map.")
+        if part.counterparts:
+            notes.append(
+                "Out-of-map queries at calibration were labelled queries whose own place was left out."
+            )
     try:
         rule = fit_rule(
-            uncertainty,
-            right,
+            part.features[rows],
+            part.right[rows],
             max_risk,
             options.confidence,
             reject_risk=options.reject_risk,
@@ -278,38 +357,83 @@ def _fit_rule(part: Examples, options: CalibrateOptions, max_risk: float, querie
     except RiskRefused as refusal:
         if not part.labelled:
             return rule_by_probability(max_risk, options.reject_risk, assumptions=(SELF_CALIBRATED,))
-        raise _in_all(refusal, len(uncertainty) / queries) from None
+        raise _in_all(refusal, part, rows, options) from None
     return replace(rule, guaranteed=guaranteed)
 
 
-def _in_all(refusal: RiskRefused, threshold_share: float) -> RiskRefused:
-    """The same refusal, counted in all labelled queries; the thresholds had this share of them."""
-    if refusal.needed is None:
-        return refusal
-    needed = int(np.ceil(refusal.needed / threshold_share))
-    sentence = str(refusal).rstrip(".")
-    return RiskRefused(
-        f"{sentence}; with those that the score is fitted on, that is about {needed:,} labelled queries in "
-        "all.",
-        needed,
-    )
+def _in_all(refusal: RiskRefused, part: Examples, rows: Rows, options: CalibrateOptions) -> RiskRefused:
+    """Return the same refusal, counted in all labelled queries, with the label that is worth a second
+    look."""
+    needed = None if refusal.needed is None else int(np.ceil(refusal.needed / (1 - options.fit_share)))
+    advice = ["allow a higher risk"]
+    if needed is not None:
+        advice.insert(0, f"label about {needed:,} queries in all")
+    if refusal.row is not None and part.names:
+        name = part.names[rows[refusal.row]]
+        advice.append(f"check the label of '{name}', the most confident incorrect answer")
+    text = ", or ".join(filter(None, [", ".join(advice[:-1]), advice[-1]]))
+    cause = str(refusal).split(". ")[0].rstrip(".")
+    return RiskRefused(f"{cause}. {text[0].upper()}{text[1:]}.", needed, refusal.row)
+
+
+def check_label_count(queries: int, options: CalibrateOptions) -> None:
+    """Fail early if there are fewer labelled queries than any outcome could support.
+
+    Args:
+        queries: Number of labelled queries that will be used.
+        options: What will be guaranteed.
+
+    Raises:
+        RiskRefused: If even correct answers throughout would not be enough.
+    """
+    if options.max_risk is None:
+        return
+    needed = int(np.ceil(needed_acceptances(options.max_risk, options.confidence) / (1 - options.fit_share)))
+    if queries < needed:
+        raise RiskRefused(
+            f"A risk of at most {percent(options.max_risk)} with {percent(options.confidence)} confidence "
+            f"needs at "
+            f"least {needed:,} labelled queries, got {queries:,}. Label more, allow a higher risk, or pass "
+            "--no-decisions to fit probabilities only.",
+            needed,
+        )
 
 
 def judged(examples: Examples, options: CalibrateOptions, calibration: Calibration) -> tuple[Floats, Bools]:
     """Return probabilities and outcomes of the queries that the probabilities were not fitted on.
 
-    Those from outside are thinned to the share that the options state, so that both belong together.
+    Those from outside are reduced to the fraction that the options expect, so that both belong together.
+
+    Args:
+        examples: All queries of the calibration.
+        options: Those it was fitted with.
+        calibration: What was fitted.
+
+    Returns:
+        One probability and one outcome per query.
     """
+    options = _with_rate(examples, options)
     right = examples.right
     outside = np.zeros(len(right), dtype=bool) if examples.outside is None else examples.outside
     rows = split_queries(len(right), examples.groups, options.seed).threshold
     if options.outside_rate is not None and outside[rows].any():
-        rows = rows[thin_to_rate(outside[rows], options.outside_rate, options.seed)]
+        groups = None if examples.groups is None else np.asarray(examples.groups)[rows]
+        part = replace(examples, outside=outside[rows], groups=groups)
+        rows = rows[_drawn(part, options.outside_rate, options.seed, 1e-4)]
     return calibration.probability(examples.features[rows], options.outside_rate), right[rows]
 
 
 def reliability(examples: Examples, options: CalibrateOptions, calibration: Calibration) -> list[list[float]]:
-    """Return stated probability, observed accuracy and count of each bin, of the same queries."""
-    stated, right = judged(examples, options, calibration)
-    curve = mass_bins(stated, right, max(3, min(10, len(right) // EACH_BIN)))
+    """Return the reliability curve of the queries that the probabilities were not fitted on.
+
+    Args:
+        examples: All queries of the calibration.
+        options: Those it was fitted with.
+        calibration: What was fitted.
+
+    Returns:
+        Predicted probability, observed accuracy and count of each bin.
+    """
+    predicted, right = judged(examples, options, calibration)
+    curve = mass_bins(predicted, right, max(3, min(10, len(right) // EACH_BIN)))
     return [part.tolist() for part in (curve.probability, curve.observed, curve.counts)]

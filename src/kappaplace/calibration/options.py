@@ -9,6 +9,10 @@ from kappaplace.checks import check_compared, checked_seed, share
 from kappaplace.records import Help
 
 REJECT_RISK = 0.2
+OUTSIDE_RATE = 0.1
+"""Expected fraction of out-of-map queries if those at calibration were made from the labelled ones."""
+RERANK = 10
+"""Matches that are compared patch by patch by default, if the model and the images allow it."""
 
 
 @dataclass(frozen=True)
@@ -24,24 +28,34 @@ class CalibrateOptions:
     confidence: Annotated[float, Help("Confidence level of the risk guarantee.")] = 0.95
     outside_rate: Annotated[
         float | None,
-        Help("Expected fraction of out-of-map queries. Default: the fraction among the labelled queries."),
+        Help(
+            "Expected fraction of out-of-map queries. Default: the fraction among the labelled queries, "
+            "or 0.1."
+        ),
     ] = None
     rerank: Annotated[
         int | None,
         Help(
-            "Number of top matches to re-rank by patch matching, now and whenever the map is queried "
-            "(10 works well). Default: the number used for the labels, or 0.",
+            "Number of top matches to re-rank by patch matching, now and whenever the map is queried; 0: "
+            "none. "
+            "Default: the number used for the labels, or 10 if the model allows it.",
             ("--rerank", "--verify"),
         ),
     ] = None
     thin: Annotated[bool, Help("Use only one labelled query per place.")] = True
     """Neighbouring queries fail together; the guarantee counts independent ones."""
+    keep_twins: Annotated[
+        bool,
+        Help(
+            "Use labelled queries that are nearly copies of map images, too; they make every map look better."
+        ),
+    ] = False
     seed: Annotated[int, Help("Random seed for the data split and the image degradation.")] = 0
     calibrator: str = "best"
     """A name of `CALIBRATORS`, or "best"."""
     reject_risk: float | None = REJECT_RISK
     """Maximum fraction of correct answers among the rejected; None: nothing is rejected."""
-    method: str = "fixed-sequence"
+    method: str = "multi-start"
     """How thresholds are tested, see `control_risk`."""
     fit_share: float = 0.5
     """Fraction of the queries that the score is fitted on; the thresholds are set on the others."""

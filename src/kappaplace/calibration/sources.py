@@ -16,6 +16,8 @@ from pathlib import Path
 
 from kappaplace.calibration.calibration import Calibration
 from kappaplace.calibration.decision import rule_by_probability
+from kappaplace.calibration.domain import KAPPA, Domain
+from kappaplace.data.appearance import APPEARANCE
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import replace_file
@@ -41,6 +43,31 @@ def calibration_with(fingerprint: str, preprocessing: Preprocessing) -> Calibrat
         made, its_own = read_shipped(shipped_folder(name))
         if made is not None and made.facts.get(MODEL) == fingerprint and its_own == preprocessing:
             return made
+    return None
+
+
+def bank_for(
+    fingerprint: str, preprocessing: Preprocessing, rerank: int, *, coarse: bool = False
+) -> Domain | None:
+    """Return what correctly answered queries of other places look like, for calibrations with too few
+    queries.
+
+    Args:
+        fingerprint: That of the model.
+        preprocessing: How images are prepared for it.
+        rerank: Number of matches that the calibration compares patch by patch.
+        coarse: Whether descriptors are rounded, which changes similarities.
+
+    Returns:
+        All signals if the shipped calibration is of this model; for other models only how images look.
+    """
+    own = calibration_with(fingerprint, preprocessing)
+    if own is not None and own.domain is not None and not coarse:
+        return own.domain if own.rerank == rerank else own.domain.only((KAPPA, *APPEARANCE))
+    for name in installed():
+        shipped, _ = read_shipped(shipped_folder(name))
+        if shipped is not None and shipped.domain is not None:
+            return shipped.domain.only(APPEARANCE)
     return None
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.calibration.calibration import Calibration
-from kappaplace.calibration.decision import DecisionRule, decide_matches, rule_by_probability
+from kappaplace.calibration.decision import Decision, DecisionRule, decide_matches, rule_by_probability
 from kappaplace.calibration.expected import reject_risk, rule_for, stated_risk
 from kappaplace.checks import percent, share
 from kappaplace.errors import KappaPlaceError
@@ -70,8 +70,8 @@ class Match:
     uncertainty: float
     """Uncertainty of this pair: U of KappaPlace, or 1 − cosine without κ."""
     probability: float | None
-    """Probability that this match is correct; None without a calibration, or if only best matches were
-    labelled."""
+    """Probability that this match is correct, the one that decided; None without a calibration, if only best
+    matches were labelled, or if the query is unlike those of the calibration."""
     decision: str | None
     """accept, doubtful or reject. The best match has the decision of the answer. Other matches are decided by
     their own probability, never better than the answer and without a guarantee. None if unknown."""
@@ -111,6 +111,8 @@ class Localization:
     """Seconds per query that each stage took: embed, search, rerank, signals, decide, answer."""
     calibration: str = ""
     """Fingerprint of the calibration; empty without one."""
+    guaranteed: bool = False
+    """Whether the risk of accepting this answer is guaranteed."""
 
     @property
     def sentence(self) -> str:
@@ -356,18 +358,22 @@ def decided(
     """
     if calibration is None or answer.probability is None or not answer.matches:
         return Decided(answer, None, False)
+    plain = calibration.plain
+    if plain is not None and answer.calibration == plain.fingerprint:
+        calibration = plain
     own = calibration.rule
     if max_risk is None:
-        return Decided(answer, None if own is None else stated_risk(own), own is not None and own.guaranteed)
+        return Decided(answer, None if own is None else stated_risk(own), answer.guaranteed)
     rule = rule_for(calibration, max_risk)
     if rule is own:
-        return Decided(answer, max_risk, rule.guaranteed)
+        return Decided(answer, max_risk, answer.guaranteed)
     top = rule.decide(uncertainty=[answer.uncertainty], probability=[answer.probability])[0].value
     note = f"Decided for a risk of {percent(max_risk)}. This is an estimate, not a guarantee."
     matches = _decided_matches(answer, match_rule(own, max_risk), top, radius)
-    return Decided(
-        replace(answer, decision=top, matches=matches, notes=(*answer.notes, note)), max_risk, False
-    )
+    pose = None if top == Decision.REJECT else answer.pose
+    notes = (*answer.notes, note)
+    decided_answer = replace(answer, decision=top, matches=matches, pose=pose, notes=notes, guaranteed=False)
+    return Decided(decided_answer, max_risk, False)
 
 
 def match_rule(own: DecisionRule | None, max_risk: float) -> DecisionRule:

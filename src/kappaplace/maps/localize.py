@@ -20,7 +20,8 @@ from kappaplace.calibration.calibration import (
     plain_score,
     usable_signals,
 )
-from kappaplace.calibration.decision import decide_matches
+from kappaplace.calibration.decision import Decision, decide_matches, match_probabilities
+from kappaplace.calibration.domain import Domain
 from kappaplace.calibration.sources import borrowed_note
 from kappaplace.checks import percent
 from kappaplace.errors import KappaPlaceError
@@ -57,6 +58,20 @@ NOT_SO_CALIBRATED = (
     "No probability: the map was calibrated {then}, but this query ran {now}. Pass images and leave `rerank` "
     "at its default, or recalibrate with this setting."
 )
+SHIPPED_NOT_SO = (
+    "No probability: the shipped calibration works with patch matching of {count} matches. Pass images "
+    "and leave "
+    "`rerank` at its default, or run `kappaplace calibrate`."
+)
+PLAIN = "Patches were not compared, so a second calibration was used that was fitted without them."
+UNLIKE = (
+    "Not accepted and without a probability, because the query is unlike those that the calibration has seen "
+    "answered correctly: {reason}."
+)
+UNLIKE_BANK = (
+    "Too few labelled queries were answered correctly to tell which queries are like them, so no risk is "
+    "guaranteed."
+)
 NO_IMAGES = "Patch matching needs the query images. Pass images instead of embeddings, or rerank=0."
 NO_RANKING = (
     "Ordering by probability needs a calibration of all matches, and labels of best matches do not give one. "
@@ -74,6 +89,7 @@ def locate(
     *,
     calibration: Calibration | None = None,
     shipped: Calibration | None = None,
+    bank: Domain | None = None,
     notes: Sequence[str] = (),
     seconds: dict[str, float] | None = None,
 ) -> list[Localization]:
@@ -87,6 +103,7 @@ def locate(
         calibration: Calibration of the map.
         shipped: Shipped calibration of the model. It is used if the map has no calibration and all of its
             scores can be computed.
+        bank: Correctly answered queries of other places, for a calibration with too few of its own.
         notes: Notes to include in every answer.
         seconds: Seconds per query that earlier stages took.
 
@@ -112,30 +129,30 @@ def locate(
             evidence = from_pool(queries, references, pool, k, area=area, rerank=count)
             remarks.append(VERIFIED.format(count=count))
         except KappaPlaceError as error:
-            if options.rerank is not None or calibration is not None:
+            if options.rerank is not None or (calibration is not None and calibration.plain is None):
                 raise
-            count = 0  # the shipped calibration is optional, so missing map images are not an error
+            count = 0  # another calibration works without, or none is needed
             remarks.append(f"Matches were not re-ranked by patches: {error}")
         clock.lap("rerank")
     evidence = evidence or from_pool(queries, references, pool, k, area=area)
     shown = (*QUERY_SIGNALS, *(PATCH_SIGNALS if count else ()))
     signals = {name: SCORES[name].query(evidence) for name in usable_signals(evidence, shown)}
     clock.lap("signals")
-    if calibration is None and shipped is not None and _applies(shipped, evidence, count):
-        calibration = shipped
-        remarks.append(borrowed_note(shipped))
-    elif calibration is None:
-        remarks.append(NOT_CALIBRATED)
-    elif verified_by(calibration) != count:  # another order of matches gives other scores
-        remarks.append(_not_so_calibrated(calibration, count))
-        calibration = None
-    judgement = judge(evidence, calibration, outside_rate=outside_rate)
+    calibration, remark = _calibration_for(evidence, count, calibration, shipped)
+    remarks += remark
+    judgement = judge(evidence, calibration, outside_rate=outside_rate, bank=bank)
     if by_probability:
         if judgement.pairs is None:
             raise KappaPlaceError(NO_RANKING)
         remarks.append(RERANKED)
         evidence = _reranked(evidence, judgement.pairs)
-        judgement = judge(evidence, calibration, outside_rate=outside_rate)
+        judgement = judge(evidence, calibration, outside_rate=outside_rate, bank=bank)
+        judgement = replace(judgement, guaranteed=None)
+    if area is not None:
+        judgement = replace(judgement, guaranteed=None)
+    if calibration is not None and calibration.rule is not None and calibration.rule.guaranteed:
+        domain = calibration.domain
+        remarks += [UNLIKE_BANK] if domain is None or not domain.conclusive else []
     remarks += _outside_note(calibration, outside_rate)
     clock.lap("decide")
     answers = _answers(references, names, evidence, calibration, judgement, signals)
@@ -143,13 +160,31 @@ def locate(
     return [
         replace(
             answer,
-            matches=answer.matches[:k],
-            notes=tuple(remarks),
+            matches=_by_probability(answer.matches)[:k] if by_probability else answer.matches[:k],
+            notes=(*answer.notes, *remarks),
             seconds=dict(clock.seconds),
             calibration="" if calibration is None else calibration.fingerprint,
         )
         for answer in answers
     ]
+
+
+def _calibration_for(
+    evidence: Evidence, count: int, own: Calibration | None, shipped: Calibration | None
+) -> tuple[Calibration | None, list[str]]:
+    """Return the calibration that fits how matches were compared, and what every answer must say of it."""
+    if own is None and shipped is not None:
+        if _applies(shipped, evidence, count):
+            return shipped, [borrowed_note(shipped)]
+        if verified_by(shipped) != count:
+            return None, [SHIPPED_NOT_SO.format(count=verified_by(shipped))]
+    if own is None:
+        return None, [NOT_CALIBRATED]
+    if verified_by(own) == count:
+        return own, []
+    if count == 0 and own.plain is not None:
+        return own.plain, [PLAIN]
+    return None, [_not_so_calibrated(own, count)]  # another order of matches gives other scores
 
 
 def _rerank_count(rerank: int | None, calibration: Calibration | None, queries: Queries) -> int:
@@ -217,6 +252,12 @@ def _reranked(evidence: Evidence, pairs: Floats) -> Evidence:
     return replace(evidence, matches=reordered(evidence.matches, order), agreement=agreement)
 
 
+def _by_probability(matches: tuple[Match, ...]) -> tuple[Match, ...]:
+    """Return the best match, and the others in the order of the probabilities that decided."""
+    others = sorted(matches[1:], key=lambda match: -(match.probability or 0.0))
+    return tuple(replace(match, rank=rank) for rank, match in enumerate((*matches[:1], *others), 1))
+
+
 def _answers(
     references: MapReferences,
     names: Sequence[str],
@@ -230,25 +271,32 @@ def _answers(
     poses = store.gather("poses", evidence.matches.indices)
     offsets = poses[:, :, :2] - poses[:, :1, :2]
     distances = np.hypot(offsets[..., 0], offsets[..., 1])  # to the best match; NaN if a position is unknown
-    decisions = _match_decisions(calibration, judgement, distances > 2 * radius)
+    apart = distances > 2 * radius
+    decisions = _match_decisions(calibration, judgement, apart)
+    probabilities = _match_probabilities(judgement, apart)
     # Without a calibration, the similarity is the best measure of how much to trust a match.
     weights = evidence.cosines if judgement.pairs is None else judgement.pairs
-    kappas, matches = _kappas(evidence.queries), _matches(store, evidence, judgement, poses, decisions)
+    kappas, matches = _kappas(evidence.queries), _matches(store, evidence, probabilities, poses, decisions)
     answers = []
     for row, name in enumerate(names):
-        inside = None if judgement.inside is None else float(judgement.inside[row])
+        reason = judgement.reasons[row] if judgement.reasons else ""
+        known = judgement.probability is not None and not reason
+        inside = None if judgement.inside is None or reason else float(judgement.inside[row])
+        agreeing = np.array([decision != Decision.REJECT for decision in decisions[row]])
         answers.append(
             Localization(
                 query=name,
                 kappa=kappas[row],
                 uncertainty=float(judgement.uncertainty[row]),
-                probability=None if judgement.probability is None else float(judgement.probability[row]),
+                probability=probabilities[row][0] if known else None,
                 inside=inside,
                 decision=None if judgement.decision is None else judgement.decision[row],
                 in_map=None if inside is None else inside >= SAME_PLACE,
-                pose=fused_pose(poses[row], weights[row], distances[row] <= radius),
+                pose=fused_pose(poses[row], weights[row], agreeing & (distances[row] <= radius)),
                 matches=matches[row],
                 signals={key: float(values[row]) for key, values in signals.items()},
+                notes=(UNLIKE.format(reason=reason),) if reason else (),
+                guaranteed=judgement.guaranteed is not None and bool(judgement.guaranteed[row]),
             )
         )
     return answers
@@ -268,6 +316,18 @@ def _match_decisions(
     return [[decision.value for decision in row] for row in decisions]
 
 
+def _match_probabilities(judgement: Judgement, apart: NDArray[np.bool_]) -> Table[float]:
+    """Return the probability that decided on every match, N×K; None if it is unknown."""
+    queries, count = apart.shape
+    if judgement.probability is None:
+        return _best_only(None, queries, count)
+    if judgement.pairs is None:
+        table = _best_only(judgement.probability.tolist(), queries, count)
+    else:
+        table = match_probabilities(judgement.probability, judgement.pairs, apart).tolist()
+    return [[None] * count if reason else row for row, reason in zip(table, judgement.reasons, strict=True)]
+
+
 def _best_only(values: Sequence[T] | None, queries: int, matches: int) -> Table[T]:
     """Return a table with a value for each best match, and None for all others."""
     return [[value, *[None] * (matches - 1)] for value in ([None] * queries if values is None else values)]
@@ -276,22 +336,20 @@ def _best_only(values: Sequence[T] | None, queries: int, matches: int) -> Table[
 def _matches(
     store: MapStore,
     evidence: Evidence,
-    judgement: Judgement,
+    probabilities: Table[float],
     poses: NDArray[np.float64],
     decisions: Table[str],
 ) -> list[tuple[Match, ...]]:
     """Return the matches of each query."""
     references, uncertainty = evidence.matches.indices, plain_score(evidence).match
     assert uncertainty is not None
-    best = None if judgement.probability is None else judgement.probability.tolist()
-    probabilities = _best_only(best, *references.shape) if judgement.pairs is None else judgement.pairs
     columns = zip(
         references.tolist(),
         poses.tolist(),
         evidence.cosines.tolist(),
         store.gather("kappa", references).tolist(),
         uncertainty(evidence).tolist(),
-        np.asarray(probabilities, object).tolist(),
+        probabilities,
         decisions,
         strict=True,
     )

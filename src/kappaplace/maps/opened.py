@@ -19,7 +19,9 @@ from torch import Tensor
 
 from kappaplace._moved import renamed
 from kappaplace.calibration.calibration import Calibration
-from kappaplace.calibration.sources import calibration_with
+from kappaplace.calibration.domain import Domain
+from kappaplace.calibration.options import RERANK
+from kappaplace.calibration.sources import bank_for, calibration_with
 from kappaplace.data.images import Source
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.answer import Localization
@@ -38,7 +40,7 @@ from kappaplace.models.exported import ExportedModel
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.retrieval import Circle, EngineOptions, open_search
 from kappaplace.retrieval.columns import COARSE
-from kappaplace.retrieval.references import Queries
+from kappaplace.retrieval.references import Queries, draw
 from kappaplace.types import Embeddings
 
 
@@ -57,6 +59,8 @@ def query_names(sources: Sequence[Source]) -> list[str]:
     ]
 
 
+LOOKS_AT_IMAGES = 50
+"""Images of the map that must be readable for patches to be compared by default."""
 LOOKS = 5
 """Times that a map is looked at anew while another process compacts it again and again."""
 
@@ -111,6 +115,34 @@ class OpenMap:
             return None
         model = self.manifest.model
         return calibration_with(model.fingerprint, preprocessing_of(model))
+
+    @property
+    def bank(self) -> Domain | None:
+        """What correctly answered queries of other places look like, for a calibration with too few
+        queries."""
+        model, own = self.manifest.model, self.calibration
+        coarse = self.manifest.storage in COARSE
+        rerank = 0 if own is None else own.rerank
+        return bank_for(model.fingerprint, preprocessing_of(model), rerank, coarse=coarse)
+
+    def rerank_count(self, rerank: int | None) -> int:
+        """Return how many matches a calibration should compare patch by patch.
+
+        Args:
+            rerank: What the user chose. Default: as many as usual, if the model shows patches and the images
+                of the map can be read; a map of few images compares a quarter of them.
+
+        Returns:
+            The number of matches, 0 for none.
+        """
+        if rerank is not None:
+            return rerank
+        model = self.model
+        if not isinstance(model, PlaceModel | ExportedModel) or not model.shows_patches:
+            return 0
+        sample = draw(len(self), LOOKS_AT_IMAGES)
+        readable = all(os.path.isfile(self._store.image_path(row)) for row in sample.tolist())
+        return min(RERANK, len(self) // 4) if readable else 0
 
     @property
     def references(self) -> MapReferences:
@@ -287,6 +319,7 @@ class OpenMap:
                     options or LocalizeOptions(),
                     calibration=self.calibration,
                     shipped=self.borrowed,
+                    bank=self.bank,
                     notes=self.notes(),
                     seconds=seconds,
                 )

@@ -9,17 +9,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.calibration.calibration import Calibration
-from kappaplace.calibration.fit import examples_of, fit_calibration, join, reliability
+from kappaplace.calibration.calibrators import LEAST_QUERIES
+from kappaplace.calibration.fit import (
+    Examples,
+    check_label_count,
+    examples_of,
+    fit_calibration,
+    join,
+    reliability,
+)
 from kappaplace.calibration.options import CalibrateOptions
+from kappaplace.calibration.risk import RiskRefused
 from kappaplace.calibration.splits import thin_to_places
+from kappaplace.checks import Bools
+from kappaplace.data.appearance import copies
 from kappaplace.data.near import within
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.localize import verified_by
 from kappaplace.maps.opened import OpenMap
 from kappaplace.maps.sources import into_frame, is_same_image
+from kappaplace.maps.store.reader import MapStore
 from kappaplace.progress import track
 from kappaplace.retrieval.evidence import Evidence
+from kappaplace.retrieval.references import LeaveOut, Queries
 from kappaplace.retrieval.retrieve import retrieve
 from kappaplace.types import Json
 
@@ -27,6 +40,15 @@ MATCHES = 10
 """Matches per query that the calibrator of pairs is fitted on."""
 BLOCK = 64
 """Queries that are embedded at once."""
+PAIRS = 1 << 22
+"""Similarities in memory at once."""
+STEP = 1 << 14
+"""References that are compared at once."""
+APART = 2.0
+"""Radii around a query that are left out with its place: an image just beyond one radius still shows it."""
+TWIN_SECONDS = 60.0
+"""Queries taken this close in time to a map image are not independent of it."""
+MOST_NAMED = 5
 FEWEST = 20
 """Smallest number of places with labelled queries."""
 NOT_THINNED = (
@@ -66,31 +88,143 @@ def calibrate_map(
             f"({len(queries):,} queries, places {place_map.manifest.radius:g} m apart). Label more places, "
             "or pass --no-thin if the queries were taken independently."
         )
-    blocks, rerank = [], options.rerank or 0
+    check_label_count(len(rows), options)
+    labels = _Labels(place_map, queries, positives)
+    rerank = place_map.rerank_count(options.rerank)
+    counterparts = int(labels.outside[rows].sum()) < LEAST_QUERIES
+    blocks: dict[int, list[Examples]] = {count: [] for count in sorted({0, rerank})}
+    twins: list[str] = []
     with track("Calibrating", len(rows)) as bar:
-        for part in _blocks(rows):
+        for part in _blocks(rows, max(1, min(BLOCK, PAIRS // len(place_map)) if counterparts else BLOCK)):
             images = queries.image_paths(part)
-            evidence = collect_evidence(place_map, images, rerank)
-            matches = evidence.matches.indices
-            _check_images(place_map, images, matches[:, 0])
-            if positives is None:
-                correct, outside = _by_position(place_map, queries.positions[part], matches)
-            else:
-                lists = [positives[query] for query in part.tolist()]
-                correct = np.stack([np.isin(row, names) for row, names in zip(matches, lists, strict=True)])
-                outside = np.array([len(names) == 0 for names in lists])
-            blocks.append(examples_of(evidence, correct, outside))
+            embeddings = place_map.embed(images)
+            first = retrieve(place_map.queries(embeddings, images), place_map.references, 1)
+            _check_images(place_map, images, first.top)
+            keep_rows = np.ones(len(part), bool)
+            if not options.keep_twins:
+                keep_rows = ~labels.twins(part, images, first.top)
+                twins += [image for image, row in zip(images, keep_rows, strict=True) if not row]
             bar.advance(len(part))
-    origin = f"{len(rows):,} labelled queries of {table.name or 'a table'}"
-    thinned = len(queries) - len(rows)
-    facts: dict[str, Json] = {"origin": origin, "thinned": thinned, "table": table.content_hash}
-    examples = replace(join(blocks), facts=facts, rerank=rerank)
-    calibration = fit_calibration(examples, options)
+            part, images = part[keep_rows], [images[row] for row in np.flatnonzero(keep_rows).tolist()]
+            if not len(part):
+                continue
+            for count, group in blocks.items():
+                seen = place_map.queries(embeddings.take(np.flatnonzero(keep_rows)), images)
+                group.append(labels.examples(seen, part, count))
+                if counterparts:
+                    group.extend(labels.counterparts(seen, part, count))
+    left = len(rows) - len(twins)
+    if left < FEWEST:
+        raise KappaPlaceError(
+            f"Calibration needs at least {FEWEST} labelled queries that are no copies of map images, got "
+            f"{left:,} "
+            f"of {len(rows):,}. Label queries from another day, or pass --keep-twins."
+        )
+    origin = f"{left:,} labelled queries of {table.name or 'a table'}"
+    facts: dict[str, Json] = {
+        "origin": origin,
+        "thinned": len(queries) - len(rows),
+        "twins": len(twins),
+        "table": table.content_hash,
+    }
+    if labels.misplaced:
+        facts["misplaced"] = labels.misplaced[:MOST_NAMED]
+    fitted = {count: replace(_joined(group, counterparts), facts=facts) for count, group in blocks.items()}
+    calibration = fit_calibration(fitted[rerank], options)
+    if rerank:
+        calibration = replace(calibration, plain=_plain(fitted[0], options))
     if calibration.rule is not None and not apart:
         assumptions = (*calibration.rule.assumptions, NOT_THINNED)
         calibration = replace(calibration, rule=replace(calibration.rule, assumptions=assumptions))
-    keep(place_map, calibration, origin, reliability=reliability(examples, options, calibration))
+    keep(place_map, calibration, origin, reliability=reliability(fitted[rerank], options, calibration))
     return calibration
+
+
+def _joined(blocks: list[Examples], counterparts: bool) -> Examples:
+    """Join blocks; a map of few places leaves no counterpart anything to be matched with."""
+    examples = join(blocks)
+    return replace(examples, counterparts=counterparts and bool(np.any(examples.outside)))
+
+
+def _plain(examples: Examples, options: CalibrateOptions) -> Calibration:
+    """Fit without comparing patches; probabilities only if the labels cannot support decisions without
+    them."""
+    try:
+        return fit_calibration(examples, options)
+    except RiskRefused:
+        return fit_calibration(examples, replace(options, max_risk=None))
+
+
+class _Labels:
+    """The correct references of labelled queries."""
+
+    def __init__(
+        self, place_map: OpenMap, queries: PlaceImages, positives: list[NDArray[np.int64]] | None
+    ) -> None:
+        self.place_map, self.queries, self.positives = place_map, queries, positives
+        self.everyone = np.arange(len(place_map))
+        self.outside = np.array([not len(self._near(row, 1.0)) for row in range(len(queries))])
+        self.misplaced: list[str] = []
+        """Queries that are copies of a map image but labelled at another place."""
+        self._times = np.sort(np.asarray(place_map.store.whole("poses")[:, 3]))
+
+    def _near(self, query: int, factor: float) -> NDArray[np.int64]:
+        """Return the references that show the place of a query; with a larger factor, those around it too."""
+        if self.positives is None:
+            x, y = self.queries.positions[query].tolist()
+            return self.place_map.references.within((x, y, factor * self.place_map.manifest.radius))
+        own = self.positives[query]
+        if factor == 1.0 or not len(own):
+            return own
+        return np.flatnonzero(self.place_map.references.near(own[:, None], self.everyone).any(axis=0))
+
+    def correct(self, part: NDArray[np.int64], matches: NDArray[np.int64]) -> Bools:
+        """Return whether each match of these queries is correct."""
+        if self.positives is None:
+            radius = self.place_map.manifest.radius
+            gap = self.place_map.store.positions[matches] - self.queries.positions[part][:, None, :]
+            return within([gap[..., 0], gap[..., 1]], radius)
+        lists = [self.positives[query] for query in part.tolist()]
+        return np.stack([np.isin(row, names) for row, names in zip(matches, lists, strict=True)])
+
+    def twins(self, part: NDArray[np.int64], images: list[str], best: NDArray[np.int64]) -> Bools:
+        """Return which queries are copies of their best match, or were taken at the time of a map image."""
+        others = [self.place_map.store.image_path(row) for row in best.tolist()]
+        same = copies(images, others)
+        wrong = same & ~self.correct(part, best[:, None])[:, 0]
+        self.misplaced += [image for image, row in zip(images, wrong, strict=True) if row]
+        times = self.queries.timestamp[part]
+        at = np.searchsorted(self._times, np.nan_to_num(times))
+        gaps = [np.abs(self._times[np.clip(at + step, 0, len(self._times) - 1)] - times) for step in (-1, 0)]
+        return same | (np.fmin(*gaps) <= TWIN_SECONDS)
+
+    def examples(self, queries: Queries, part: NDArray[np.int64], rerank: int) -> Examples:
+        """Return the scores of these queries with their outcomes."""
+        references = self.place_map.references
+        evidence = retrieve(queries, references, min(MATCHES, len(references)), rerank=rerank)
+        correct = self.correct(part, evidence.matches.indices)
+        return examples_of(evidence, correct, self.outside[part], part, list(queries.images or ()))
+
+    def counterparts(self, queries: Queries, part: NDArray[np.int64], rerank: int) -> Iterator[Examples]:
+        """Yield the same queries in a map without their place, where they are out-of-map queries."""
+        references = self.place_map.references
+        rows = similarities_to(self.place_map.store, queries.vectors)
+        for number, query in enumerate(part.tolist()):
+            rows[number, self._near(query, APART)] = -np.inf
+        left = np.isfinite(rows).sum(axis=1)
+        count = min(MATCHES, len(references))
+        usable = np.flatnonzero((left >= max(count, rerank)) & ~self.outside[part])
+        if not len(usable):
+            return
+        assert queries.embeddings is not None
+        images = [(queries.images or ())[row] for row in usable.tolist()]
+        own = replace(
+            queries, embeddings=queries.embeddings.take(usable), images=images, similarities=rows[usable]
+        )
+        missing = LeaveOut(references, rows[usable])
+        evidence = retrieve(own, missing, count, rerank=rerank)
+        none = np.zeros(evidence.matches.indices.shape, bool)
+        yield examples_of(evidence, none, np.ones(len(usable), bool), part[usable], images)
 
 
 def _check_images(place_map: OpenMap, images: list[str], best: NDArray[np.int64]) -> None:
@@ -117,6 +251,13 @@ def collect_evidence(place_map: OpenMap, images: list[str], rerank: int = 0) -> 
     """
     queries = place_map.queries(place_map.embed(images), images if rerank else None)
     return retrieve(queries, place_map.references, min(MATCHES, len(place_map)), rerank=rerank)
+
+
+def similarities_to(store: MapStore, descriptors: NDArray[np.floating]) -> NDArray[np.float32]:
+    """Return the similarities of some queries to all references, N×R."""
+    queries = np.asarray(descriptors, np.float32)
+    parts = [queries @ store.descriptors[start : start + STEP].T for start in range(0, len(store), STEP)]
+    return np.concatenate(parts, axis=1)
 
 
 def keep(place_map: OpenMap, calibration: Calibration, origin: str, **facts: Json) -> None:
@@ -165,17 +306,6 @@ def _labelled(place_map: OpenMap, table: PlaceImages) -> tuple[PlaceImages, list
     return into_frame(queries.select(posed), manifest.frame, empty=False), None
 
 
-def _by_position(
-    place_map: OpenMap, positions: NDArray[np.float64], matches: NDArray[np.int64]
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return whether each match is within the radius of its query, and which queries are out-of-map."""
-    radius, search = place_map.manifest.radius, place_map.references.engine
-    gap = place_map.store.positions[matches] - positions[:, None, :]
-    correct = within([gap[..., 0], gap[..., 1]], radius)
-    outside = [not len(search.within((x, y, radius))) for x, y in positions.tolist()]
-    return correct, np.array(outside)
-
-
-def _blocks(rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    for start in range(0, len(rows), BLOCK):
-        yield rows[start : start + BLOCK]
+def _blocks(rows: NDArray[np.int64], size: int) -> Iterator[NDArray[np.int64]]:
+    for start in range(0, len(rows), size):
+        yield rows[start : start + size]

@@ -1,0 +1,166 @@
+"""Whether a query is like the correctly answered queries of a calibration.
+
+A probability holds for queries like those it was fitted on. `Domain` keeps the correctly answered ones and
+tests a query against them by split conformal prediction: half of the rows give centre and covariance, the
+distances of the other half are what the distance of the query is compared with. With m rows in that half,
+
+    p = (1 + number of distances ≥ that of the query) / (m + 1)
+
+is at most ``level`` for at most that fraction of queries that are drawn like the rows, whatever their
+distribution. So a guard at this level costs that fraction of the correct answers. Signals of a match count in
+one direction only: a match that is better than those seen is not suspicious.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from kappaplace.checks import Bools, Floats
+from kappaplace.data.appearance import APPEARANCE, appearance
+from kappaplace.retrieval.evidence import Evidence
+from kappaplace.uncertainty import SCORES
+
+LEVEL = 0.02
+"""Fraction of correct answers that the guard may cost."""
+MOST_ROWS = 400
+"""Rows that are kept, at most: two hundred distances resolve one percent."""
+DIGITS = 5
+SHRINKAGE = 0.1
+"""Weight of the diagonal in the covariance, so that few rows do not make it singular."""
+MATCH_SIGNALS = ("cosine", "margin", "patches", "patch-margin")
+"""Scores of the match, higher = worse; only values beyond the centre count."""
+KAPPA = "log kappa"
+LEAST_DEVIATION = {KAPPA: 0.05, "brightness": 0.01, "contrast": 0.01}
+"""Smallest standard deviation of a column, so that one that hardly varied is no knife edge. Default: 0.02."""
+WORDS = {
+    "cosine": "the match is less similar",
+    "margin": "the match stands out less from other places",
+    "patches": "fewer patches agree with the match",
+    "patch-margin": "the patches agree as well with other places",
+    KAPPA: "kappa of the image differs",
+    "brightness": "its brightness differs",
+    "contrast": "its contrast differs",
+    "horizontal detail": "its detail differs",
+    "vertical detail": "its detail differs",
+    "fine detail": "its fine detail differs",
+    "variety of tones": "its range of tones differs",
+    "color": "its color differs",
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether queries belong to the domain."""
+
+    inside: Bools
+    """N."""
+    reasons: tuple[str, ...]
+    """For each query what sets it apart most; empty for those inside."""
+
+
+@dataclass(frozen=True)
+class Domain:
+    """Signals of correctly answered queries, in random order."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[float, ...], ...]
+    level: float = LEVEL
+
+    @property
+    def conclusive(self) -> bool:
+        """Whether there are enough rows for a test at this level to reject anything."""
+        return self.level * len(self.rows) >= 2
+
+    def only(self, columns: Sequence[str]) -> Domain:
+        """Return the same rows with these columns only."""
+        kept = [number for number, name in enumerate(self.columns) if name in columns]
+        names = tuple(self.columns[number] for number in kept)
+        return replace(self, columns=names, rows=tuple(tuple(row[n] for n in kept) for row in self.rows))
+
+    def test(self, signals: Mapping[str, Floats]) -> Verdict:
+        """Test queries.
+
+        Args:
+            signals: Columns of the queries, N each; those that are missing here or there do not count.
+
+        Returns:
+            Which queries are like the rows. With too few rows for the level, the test is as strict as they
+            allow: a query is outside if it is farther than each of them.
+        """
+        names = [name for name in self.columns if name in signals]
+        count = len(next(iter(signals.values()))) if signals else 0
+        if not names or len(self.rows) < 4:
+            return Verdict(np.ones(count, bool), ("",) * count)
+        own = self.only(names)
+        table = np.asarray(own.rows, np.float64)
+        half = len(table) // 2
+        centre, scale, inverse = _fitted(table[:half], own.columns)
+        compared = np.sort(_distances(_deviations(table[half:], centre, scale, own.columns), inverse))
+        queries = np.column_stack([np.asarray(signals[name], np.float64) for name in own.columns])
+        deviations = _deviations(queries, centre, scale, own.columns)
+        distances = _distances(deviations, inverse)
+        rank = len(compared) - np.searchsorted(compared, distances, side="left")
+        p = (1 + rank) / (len(compared) + 1)
+        inside = p > max(self.level, 1 / (len(compared) + 1))
+        worst = np.abs(deviations).argmax(axis=1)
+        reasons = [
+            "" if good else f"{WORDS[own.columns[column]]} more than in {1 - self.level:.0%} of them"
+            for good, column in zip(inside, worst.tolist(), strict=True)
+        ]
+        return Verdict(inside, tuple(reasons))
+
+
+def domain_signals(evidence: Evidence) -> dict[str, Floats]:
+    """Return what `Domain` looks at, N per column, as far as the evidence has it."""
+    names = [*MATCH_SIGNALS[:2], *(MATCH_SIGNALS[2:] if evidence.agreement is not None else ())]
+    signals = {name: SCORES[name].query(evidence) for name in names if SCORES[name].reason(evidence) is None}
+    if SCORES["inverse-kappa"].reason(evidence) is None:
+        signals[KAPPA] = np.log(evidence.query_kappa)
+    if evidence.queries.images is not None:
+        looks = appearance(evidence.queries.images)
+        signals |= {name: looks[:, number] for number, name in enumerate(APPEARANCE)}
+    return signals
+
+
+def fit_domain(signals: Mapping[str, Floats], rows: Bools, seed: int = 0) -> Domain | None:
+    """Keep the signals of correctly answered queries.
+
+    Args:
+        signals: Columns of all queries, N each; see `domain_signals`.
+        rows: Which queries were answered correctly, N.
+        seed: Random seed for their order.
+
+    Returns:
+        A domain of at most `MOST_ROWS` rows; None without signals.
+    """
+    finite = {name: values for name, values in signals.items() if np.isfinite(values).all()}
+    if not finite:
+        return None
+    order = np.random.default_rng(seed).permutation(np.flatnonzero(rows))[:MOST_ROWS]
+    table = np.column_stack([values[order] for values in finite.values()])
+    text = [tuple(float(f"{value:.{DIGITS}g}") for value in row) for row in table.tolist()]
+    return Domain(tuple(finite), tuple(text))
+
+
+def _fitted(table: Floats, columns: Sequence[str]) -> tuple[Floats, Floats, Floats]:
+    """Centre, scale, and inverse correlation of the deviations."""
+    centre = np.median(table, axis=0)
+    least = np.array([LEAST_DEVIATION.get(name, 0.02) for name in columns])
+    scale = np.maximum(table.std(axis=0), least)
+    deviations = _deviations(table, centre, scale, columns)
+    second = deviations.T @ deviations / len(table)
+    diagonal = np.diag(np.maximum(np.diag(second), SHRINKAGE))
+    return centre, scale, np.linalg.inv((1 - SHRINKAGE) * second + SHRINKAGE * diagonal)
+
+
+def _deviations(table: Floats, centre: Floats, scale: Floats, columns: Sequence[str]) -> Floats:
+    z = (table - centre) / scale
+    better = np.array([name in MATCH_SIGNALS for name in columns]) & (z < 0)
+    return np.where(better, 0.0, z)
+
+
+def _distances(deviations: Floats, inverse: Floats) -> Floats:
+    return np.einsum("ij,jk,ik->i", deviations, inverse, deviations)
