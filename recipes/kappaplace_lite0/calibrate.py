@@ -65,26 +65,33 @@ def ask(place_map: PlaceMap, files: list[str], right: list[NDArray[np.int64]], v
     return examples_of(evidence, hits, np.array([len(answers) == 0 for answers in right]))
 
 
-def gather(model: AnyModel, sets: list[tuple[str, PlaceImages]], verify: int = 0) -> Examples:
-    """All sets, each as a map of its own."""
+def gather(
+    model: AnyModel,
+    sets: list[tuple[str, PlaceImages]],
+    verify: int = 0,
+    *,
+    most: int = MOST,
+    foreign: int = FOREIGN,
+) -> Examples:
+    """Collect queries of all sets, each on its own map, and queries of other families that have no place there."""
     blocks = []
     for family, table in sets:
         with tempfile.TemporaryDirectory() as folder:
             place_map = PlaceMap.build(table, Path(folder) / "map", model)
             names = place_map.store.find(table.references.paths.tolist())
-            rows, positives = spread(len(table.query_rows), MOST), table.positives()
+            rows, positives = spread(len(table.query_rows), most), table.positives()
             files = table.image_paths(table.query_rows[rows])
             blocks.append(ask(place_map, files, [names[positives.of(int(row))] for row in rows], verify))
-            others = [each for kind, each in sets if kind != family]
-            foreign = [
+            others = [each for kind, each in sets if kind != family] if foreign else []
+            files = [
                 path
                 for other in others
                 for path in other.image_paths(
-                    other.query_rows[spread(len(other.query_rows), max(FOREIGN // len(others), 1))]
+                    other.query_rows[spread(len(other.query_rows), max(foreign // len(others), 1))]
                 )
             ]
-            if foreign:
-                blocks.append(ask(place_map, foreign, [np.empty(0, np.int64)] * len(foreign), verify))
+            if files:
+                blocks.append(ask(place_map, files, [np.empty(0, np.int64)] * len(files), verify))
             place_map.close()
     return join(blocks)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -12,8 +13,8 @@ from kappaplace.calibration.calibration import Calibration
 from kappaplace.calibration.combination import fit_combination
 from kappaplace.calibration.decision import Decision
 from kappaplace.calibration.drift import DriftMonitor
-from kappaplace.calibration.fit import Examples, fit_calibration
-from kappaplace.calibration.options import CalibrateOptions
+from kappaplace.calibration.fit import Examples, _drawn, check_label_count, fit_calibration
+from kappaplace.calibration.options import OUTSIDE_RATE, CalibrateOptions
 from kappaplace.calibration.risk import RiskRefused, control_risk
 from kappaplace.calibration.splits import split_queries
 from kappaplace.errors import KappaPlaceError
@@ -215,3 +216,73 @@ def test_bad_input() -> None:
     for broken in ({}, None, {**stored, "format": 2}, {**stored, "right": None}, {**stored, "more": 1}):
         with pytest.raises(KappaPlaceError):
             Calibration.from_dict(broken)
+
+
+def test_only_correct_answers_keep_the_prior_and_abstain_below_it() -> None:
+    data = world(0, 400)
+    prior = fit_calibration(data, CalibrateOptions(0.3))
+    rows = np.flatnonzero(data.right)
+    good = replace(
+        data,
+        features=data.features[rows],
+        right=data.right[rows],
+        pairs=None,
+        pair_right=None,
+        outside=None,
+        groups=None,
+        signals={},
+    )
+    with pytest.raises(KappaPlaceError, match="right"):
+        fit_calibration(good, CalibrateOptions(0.1))
+    made = fit_calibration(good, CalibrateOptions(0.1), prior=prior)
+    assert made.rule is not None
+    assert (made.rule.on, made.rule.accept_at, made.rule.guaranteed) == ("probability", 0.9, False)
+    assert any("at least 10 incorrect" in line for line in made.rule.promise())
+    assert (made.probability(good.features) == prior.probability(good.features)).all()
+    decisions = made.decide(good.features)
+    assert (decisions[prior.probability(good.features) < 0.9] != "accept").all()
+
+
+def test_counterparts_are_drawn_as_independent_queries() -> None:
+    """One of the two of each query sets the threshold, out-of-map with the expected rate."""
+    rng = np.random.default_rng(0)
+    n = 4000
+    groups = np.tile(np.arange(n), 2)
+    outside = np.repeat([False, True], n)
+    uncertainty = np.where(outside, rng.beta(6, 2, 2 * n), rng.beta(2, 6, 2 * n))
+    right = ~outside & (rng.random(2 * n) > 0.02)
+    examples = Examples(uncertainty, right, ["margin"], outside=outside, groups=groups, counterparts=True)
+    made = fit_calibration(examples, CalibrateOptions(0.05))
+    assert made.outside_rate == OUTSIDE_RATE
+    assert made.facts["queries"] == n
+    assert made.sketch is not None
+    assert made.sketch.count == n  # drift is measured against the queries, not their counterparts
+    assert made.rule is not None
+    assert made.rule.guaranteed
+    rows = _drawn(examples, OUTSIDE_RATE, 0, 0.0)
+    assert len(set(groups[rows])) == len(rows) == n
+    assert outside[rows].mean() == pytest.approx(OUTSIDE_RATE, abs=4 * np.sqrt(0.09 / n))
+    accepted = made.rule.decide(uncertainty=uncertainty[rows]) == "accept"
+    assert (~right[rows])[accepted].mean() <= 0.05
+
+
+def test_the_label_in_the_way_is_named_and_the_count_is_one_number() -> None:
+    rng = np.random.default_rng(3)
+    uncertainty = rng.random(120)
+    right = rng.random(120) > 0.26 * uncertainty**2
+    right[np.argsort(uncertainty)[:5]] = False
+    names = [f"q{number}.jpg" for number in range(120)]
+    options = CalibrateOptions(0.1, 0.9, method="fixed-sequence")
+    with pytest.raises(RiskRefused) as caught:
+        fit_calibration(Examples(uncertainty, right, ["margin"], names=names), options)
+    message = str(caught.value)
+    threshold = split_queries(120, None, 0).threshold
+    first = threshold[np.argmin(np.where(right[threshold], np.inf, uncertainty[threshold]))]
+    assert f"'q{first}.jpg', the most confident incorrect answer" in message
+    assert f"about {caught.value.needed:,} queries in all" in message
+    assert len(re.findall(r"\d[\d,]* queries", message)) == 2  # what there is, and what is needed
+    assert message.count(". ") == 1
+    with pytest.raises(RiskRefused, match=r"at least 118 labelled queries, got 117"):
+        check_label_count(117, CalibrateOptions())
+    check_label_count(118, CalibrateOptions())
+    check_label_count(1, CalibrateOptions(max_risk=None))

@@ -27,6 +27,7 @@ from kappaplace.calibration.calibration import (
     query_features,
     usable_signals,
 )
+from kappaplace.calibration.calibrators import LEAST_QUERIES
 from kappaplace.calibration.combination import Combination, Signal, fit_signal
 from kappaplace.calibration.decision import (
     SELF_CALIBRATED,
@@ -52,6 +53,11 @@ SCORES_FOR_TOP = ("cosine", "margin", "aliasing", "z-score", "inverse-kappa")
 """What the best combination is made of; κ is omitted if the model has none."""
 EACH_BIN = 20
 """Queries per bin of the reliability curve that is stored with a calibration."""
+FEW_INCORRECT = (
+    "Probabilities are those of other places, because only {count} of the labelled answers are incorrect. "
+    "Label at "
+    "least {needed} incorrect or out-of-map queries for your own."
+)
 DISTANCE = "cosine distance"
 """The score `cosine` by a name that tells people which direction is worse."""
 
@@ -169,7 +175,11 @@ def _joined(parts: Sequence[NDArray[Number] | None]) -> NDArray[Number] | None:
 
 
 def fit_calibration(
-    examples: Examples, options: CalibrateOptions | None = None, *, combination: Combination | None = None
+    examples: Examples,
+    options: CalibrateOptions | None = None,
+    *,
+    combination: Combination | None = None,
+    prior: Calibration | None = None,
 ) -> Calibration:
     """Split the queries, fit score and probabilities on one part and thresholds on the other.
 
@@ -177,6 +187,8 @@ def fit_calibration(
         examples: Queries with outcomes.
         options: What is guaranteed and how.
         combination: A fitted combination of the scores. Default: logistic regression on the fitting part.
+        prior: Calibration of other places with the same scores. If the examples have (nearly) only correct
+            answers, its probabilities are used, and answers below 1 − risk are not accepted.
 
     Returns:
         Probabilities, decisions and a sketch of the queries for `DriftMonitor`.
@@ -197,6 +209,8 @@ def fit_calibration(
     if right.ndim != 1:
         raise KappaPlaceError(f"Outcomes must be one boolean per query, got shape {right.shape}.")
     out = None if examples.outside is None else booleans(examples.outside, right.shape, "out-of-map mask")
+    if prior is not None and int((~right).sum()) < LEAST_QUERIES:
+        return _with_prior(examples, options, prior)
     parts = split_queries(len(right), examples.groups, options.seed, fit_share=options.fit_share)
     if options.max_risk is None:  # no threshold will be set, so that no query has to be reserved for it
         parts = Split(np.arange(len(right)), np.arange(0))
@@ -258,6 +272,25 @@ def _with_rate(examples: Examples, options: CalibrateOptions) -> CalibrateOption
     if not examples.counterparts or options.outside_rate is not None:
         return options
     return replace(options, outside_rate=OUTSIDE_RATE)
+
+
+def _with_prior(examples: Examples, options: CalibrateOptions, prior: Calibration) -> Calibration:
+    """Return the probabilities of other places, with a rule that needs no incorrect answers."""
+    incorrect = int((~examples.right).sum())
+    note = FEW_INCORRECT.format(count=incorrect, needed=LEAST_QUERIES)
+    rule = None
+    if options.max_risk is not None:
+        reject = options.reject_risk if (options.reject_risk or 0.0) < 1 - options.max_risk else None
+        rule = rule_by_probability(options.max_risk, reject, assumptions=(note,))
+    columns = [list(examples.scores).index(name) for name in prior.scores]
+    features = examples.features.reshape(len(examples.right), -1)[:, columns]
+    return replace(
+        prior,
+        rule=rule,
+        sketch=Sketch.of({**examples.signals, UNCERTAINTY: prior.uncertainty(features)}),
+        facts={"queries": len(features), "right": len(features) - incorrect, **examples.facts},
+        domain=fit_domain(examples.domain, examples.right, options.seed) if examples.domain else None,
+    )
 
 
 def _fit_pairs(

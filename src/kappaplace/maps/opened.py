@@ -20,6 +20,7 @@ from torch import Tensor
 from kappaplace._moved import renamed
 from kappaplace.calibration.calibration import Calibration
 from kappaplace.calibration.domain import Domain
+from kappaplace.calibration.fit import Examples
 from kappaplace.calibration.options import RERANK
 from kappaplace.calibration.sources import bank_for, calibration_with
 from kappaplace.data.images import Source
@@ -124,6 +125,14 @@ class OpenMap:
         coarse = self.manifest.storage in COARSE
         rerank = 0 if own is None else own.rerank
         return bank_for(model.fingerprint, preprocessing_of(model), rerank, coarse=coarse)
+
+    def prior(self, examples: Examples) -> Calibration | None:
+        """Return the shipped calibration of the model if these examples have all of its scores."""
+        model = self.manifest.model
+        shipped = calibration_with(model.fingerprint, preprocessing_of(model))
+        if shipped is None or self.manifest.storage in COARSE or shipped.rerank != examples.rerank:
+            return None
+        return shipped if set(shipped.scores) <= set(examples.scores) else None
 
     def rerank_count(self, rerank: int | None) -> int:
         """Return how many matches a calibration should compare patch by patch.

@@ -130,7 +130,7 @@ def calibrate_map(
     if labels.misplaced:
         facts["misplaced"] = labels.misplaced[:MOST_NAMED]
     fitted = {count: replace(_joined(group, counterparts), facts=facts) for count, group in blocks.items()}
-    calibration = fit_calibration(fitted[rerank], options)
+    calibration = fit_calibration(fitted[rerank], options, prior=place_map.prior(fitted[rerank]))
     if rerank:
         calibration = replace(calibration, plain=_plain(fitted[0], options))
     if calibration.rule is not None and not apart:
@@ -249,7 +249,7 @@ def collect_evidence(place_map: OpenMap, images: list[str], rerank: int = 0) -> 
     Returns:
         The evidence, with at most `MATCHES` matches per query.
     """
-    queries = place_map.queries(place_map.embed(images), images if rerank else None)
+    queries = place_map.queries(place_map.embed(images), images)
     return retrieve(queries, place_map.references, min(MATCHES, len(place_map)), rerank=rerank)
 
 

@@ -1,0 +1,65 @@
+"""How often is a risk refused that the answers keep, and how much is accepted, if a confident label is
+incorrect?
+
+python benchmarks/refusals.py --csv results/refusals.csv
+
+125 labelled queries, of which about 9% are answered incorrectly, mostly those with a high uncertainty; a risk
+of 20% with 90% confidence; half of the queries set the threshold. In the second row, the label of the most
+confident one is incorrect.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+from record import append_row
+
+from kappaplace.calibration.fit import Examples, fit_calibration
+from kappaplace.calibration.options import CalibrateOptions
+from kappaplace.calibration.risk import METHODS, RiskRefused
+
+QUERIES, SEEDS = 125, 20
+MAX_RISK, CONFIDENCE = 0.2, 0.9
+
+
+def trial(seed: int, method: str, incorrect_labels: int) -> float | None:
+    """Return the fraction accepted; None if the risk is refused."""
+    rng = np.random.default_rng(seed)
+    uncertainty = rng.random(QUERIES)
+    right = rng.random(QUERIES) >= 0.26 * uncertainty**2
+    right[np.argsort(uncertainty)[:incorrect_labels]] = False
+    options = CalibrateOptions(MAX_RISK, CONFIDENCE, method=method, seed=seed)
+    try:
+        calibration = fit_calibration(Examples(uncertainty, right, ["margin"]), options)
+    except RiskRefused:
+        return None
+    assert calibration.rule is not None
+    assert calibration.rule.accepted is not None
+    return calibration.rule.accepted.coverage
+
+
+def main() -> None:
+    """Print and store one row per method and number of incorrect labels."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--csv", type=Path)
+    given = parser.parse_args()
+    for incorrect in (0, 1, 2):
+        for method in METHODS:
+            coverage = [trial(seed, method, incorrect) for seed in range(SEEDS)]
+            accepted = [each or 0.0 for each in coverage]
+            row: dict[str, object] = {
+                "method": method,
+                "incorrect labels": incorrect,
+                "trials": SEEDS,
+                "refused": sum(each is None for each in coverage),
+                "accepted": round(float(np.mean(accepted)), 3),
+            }
+            print(row)
+            if given.csv:
+                append_row(given.csv, row)
+
+
+if __name__ == "__main__":
+    main()
