@@ -24,6 +24,8 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.files import replace_file
 from kappaplace.models.checkpoint import load_model
 
+LEVEL = 0.005
+"""Queries of other places only reject what is farther than all of them: maps differ more than queries of one map."""
 QUERIES = 160
 """Queries per set; those that were answered correctly are candidates."""
 
@@ -33,7 +35,7 @@ def balanced(parts: list[Domain]) -> Domain:
     each = min(MOST_ROWS // len(parts), *(len(part.rows) for part in parts))
     rows = [row for part in parts for row in part.rows[:each]]
     order = np.random.default_rng(0).permutation(len(rows))
-    return replace(parts[0], rows=tuple(rows[number] for number in order))
+    return replace(parts[0], rows=tuple(rows[number] for number in order), level=LEVEL)
 
 
 def main() -> None:
@@ -53,7 +55,7 @@ def main() -> None:
         part = fit_domain(examples.domain, examples.right)
         assert part is not None
         parts.append(part)
-        print(f"{tables[0][0]}: {len(part.rows)} of {len(examples.right)} queries were answered correctly")
+        print(f"{tables[0][0]}: {len(part.rows)} of {len(examples.right)} queries were answered correctly", flush=True)
     values = replace(calibration, domain=balanced(parts)).to_dict()
     replace_file(given.calibration, lambda part: part.write_text(json.dumps(values) + "\n", encoding="utf-8"))
 

@@ -230,7 +230,7 @@ def fit_calibration(
     queries = len(right)
     if examples.counterparts and out is not None:  # drift is measured against the queries themselves
         watched = {name: values[~out] for name, values in watched.items()}
-        queries = int((~out).sum())
+        queries = len(np.unique(np.asarray(examples.groups)))
     rule = None
     if options.max_risk is not None:
         part = replace(

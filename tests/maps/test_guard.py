@@ -1,0 +1,137 @@
+"""A yes means yes: what no map can know is never accepted, however the map was calibrated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from junk import junk_images
+from PIL import Image
+
+from kappaplace.calibration.options import CalibrateOptions
+from kappaplace.data.table import PlaceImages
+from kappaplace.maps import PlaceMap
+from kappaplace.models.checkpoint import load_model
+from kappaplace.types import Json
+from kappaplace_city import SyntheticCity
+
+OPTIONS = CalibrateOptions(max_risk=0.3, confidence=0.8, thin=False)
+
+
+@pytest.fixture(scope="module")
+def street(tmp_path_factory: pytest.TempPathFactory) -> PlaceImages:
+    """A quarter by day: nearly every query is answered correctly."""
+    folder = tmp_path_factory.mktemp("street")
+    city = SyntheticCity(0, (1, 1), aliased=0.0, featureless=0.0)
+    views = city.views("test", spacing=30.0, queries=44, query_strength=0.1, seed=0)
+    names = [f"{number:03d}.png" for number in range(len(views.positions))]
+    for name, image in zip(names, views.render(160), strict=True):
+        Image.fromarray(np.asarray(image)).save(folder / name)
+    return PlaceImages.create(
+        names, views.positions, is_query=views.is_query, root=folder, frame="EPSG:32610", name="street"
+    )
+
+
+@pytest.fixture(scope="module")
+def junk() -> list[Image.Image]:
+    return [image for images in junk_images(2, seed=1).values() for image in images]
+
+
+@pytest.fixture(scope="module")
+def fresh(street: PlaceImages, tmp_path_factory: pytest.TempPathFactory) -> PlaceMap:
+    return PlaceMap.build(street, tmp_path_factory.mktemp("maps") / "fresh.map", load_model())
+
+
+@pytest.fixture(scope="module")
+def calibrated(street: PlaceImages, tmp_path_factory: pytest.TempPathFactory) -> PlaceMap:
+    place_map = PlaceMap.build(street, tmp_path_factory.mktemp("maps") / "street.map", load_model())
+    place_map.calibrate(street, OPTIONS)
+    return place_map
+
+
+def test_junk_is_not_accepted_without_a_calibration(fresh: PlaceMap, junk: list[Image.Image]) -> None:
+    assert [answer.decision == "accept" for answer in fresh.localize(junk)] == [False] * len(junk)
+
+
+def test_junk_is_not_accepted_after_a_calibration_on_easy_queries(
+    calibrated: PlaceMap, street: PlaceImages, junk: list[Image.Image]
+) -> None:
+    calibration = calibrated.calibration
+    assert calibration is not None
+    assert calibration.rerank > 0  # patches are compared, though nobody asked for it
+    assert calibration.facts["counterparts"]
+    assert calibration.rule is not None
+    assert np.isfinite(calibration.rule.accept_at)
+    answers = calibrated.localize(junk)
+    assert not [answer for answer in answers if answer.decision == "accept"]
+    unlike = [answer for answer in answers if any("unlike" in note for note in answer.notes)]
+    assert len(unlike) > len(junk) / 2
+    for answer in unlike:
+        assert (answer.probability, answer.guaranteed) == (None, False)
+        assert all(match.probability is None for match in answer.matches)
+    good = calibrated.localize(street.image_paths(street.query_rows))
+    assert np.mean([answer.decision == "accept" for answer in good]) > 0.5
+
+
+def test_there_is_one_probability_per_match_and_no_position_from_rejected_ones(
+    calibrated: PlaceMap, street: PlaceImages
+) -> None:
+    for answer in calibrated.localize(street.image_paths(street.query_rows[:8])):
+        values: dict[str, Json] = answer.to_dict()
+        assert answer.matches[0].probability == answer.probability == values["probability"]
+        best = answer.matches[0]
+        for match in answer.matches[1:]:
+            if np.hypot(match.x - best.x, match.y - best.y) > 2 * calibrated.manifest.radius:
+                assert match.probability <= 1 - answer.probability + 1e-12
+        if answer.decision == "reject":
+            assert answer.pose is None
+        elif answer.pose is not None:
+            positions = [(m.x, m.y) for m in answer.matches if m.decision != "reject"]
+            low, high = np.min(positions, axis=0), np.max(positions, axis=0)
+            assert (low - 1e-6 <= (answer.pose.x, answer.pose.y)).all()
+            assert ((answer.pose.x, answer.pose.y) <= high + 1e-6).all()
+
+
+def test_a_map_without_its_images_answers_without_patches_and_says_so(
+    calibrated: PlaceMap, street: PlaceImages, tmp_path: Path
+) -> None:
+    hidden = Path(street.root).rename(tmp_path / "elsewhere")
+    try:
+        answer = calibrated.localize(str(hidden / street.paths[street.query_rows[0]]))
+    finally:
+        hidden.rename(street.root)
+    assert any("second calibration" in note for note in answer.notes)
+    assert not any("not calibrated" in note for note in answer.notes)
+    assert answer.calibration == calibrated.calibration.plain.fingerprint
+
+
+def test_copies_of_map_images_are_left_out_and_would_overstate_the_map(
+    street: PlaceImages, tmp_path: Path
+) -> None:
+    """Half of the queries are uploads of the map's own images: with them, the map seems better than it is."""
+    references = street.reference_rows[: len(street.query_rows)]
+    folder = tmp_path / "twins"
+    folder.mkdir()
+    names = []
+    for number, row in enumerate(references.tolist()):
+        name = f"twin{number:03d}.jpg"
+        Image.open(street.image_path(row)).resize((120, 120)).save(folder / name, quality=60)
+        names.append(name)
+    for row in street.query_rows.tolist():
+        Image.open(street.image_path(row)).save(folder / f"own{street.paths[row]}")
+    own = [f"own{path}" for path in street.queries.paths.tolist()]
+    positions = np.concatenate([street.positions[references], street.queries.positions])
+    positions[0] += 500.0  # a copy with another position: its label must be incorrect
+    table = PlaceImages.create([*names, *own], positions, root=folder, frame=street.frame, name="twins")
+    place_map = PlaceMap.build(street, tmp_path / "map", load_model())
+    plain = CalibrateOptions(max_risk=None, thin=False, rerank=0)
+    right = place_map.calibrate(table, plain).facts
+    assert right["twins"] == len(names)
+    assert right["misplaced"] == [str(folder / names[0])]
+    assert right["queries"] == len(own)
+    wrong = place_map.calibrate(
+        table, CalibrateOptions(max_risk=None, thin=False, rerank=0, keep_twins=True)
+    ).facts
+    assert wrong["queries"] == len(own) + len(names)
+    assert wrong["right"] / wrong["queries"] > right["right"] / right["queries"]
