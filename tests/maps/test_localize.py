@@ -182,7 +182,7 @@ def test_nothing_near(town_map, queries):
 
 def test_bad_questions_are_told(town_map, queries):
     for wrong in ((1, 2), "here", (1, 2, "far"), ((1, 2, 3), 4)):
-        with pytest.raises(KappaPlaceError, match="x, y and radius in meters"):
+        with pytest.raises(KappaPlaceError, match="x, y and radius in metres"):
             town_map.localize(queries[0], area=wrong)
     with pytest.raises(KappaPlaceError, match="radius of at least 0"):
         town_map.localize(queries[0], area=(1, 2, -1))
@@ -192,7 +192,7 @@ def test_bad_questions_are_told(town_map, queries):
         town_map.localize([])
     with pytest.raises(KappaPlaceError, match="needs a calibration of all matches"):
         town_map.localize(queries[0], order="probability")
-    with pytest.raises(KappaPlaceError, match="do not fit 1 queries and 32 dimensions"):
+    with pytest.raises(KappaPlaceError, match=r"shape \(1, 32\), got \(1, 8\)"):
         town_map.localize_embeddings(Embeddings(np.ones((1, 8), np.float32)), ["q"])
     assert len(town_map.localize(queries[0], k=10**6).matches) == 56
 

@@ -19,7 +19,7 @@ from kappaplace.files import replace_file, telling
 from kappaplace.maps.build import SEGMENT_ROWS
 from kappaplace.maps.models import loaded, record_of
 from kappaplace.maps.references import finish
-from kappaplace.maps.store.manifest import MODEL_FOLDER, Manifest, as_understood
+from kappaplace.maps.store.manifest import MODEL_FOLDER, Manifest, of_this_protocol
 from kappaplace.maps.store.reader import MapStore
 from kappaplace.maps.store.segments import POSE, Blobs, Rows
 from kappaplace.maps.store.verify import UNIT
@@ -126,7 +126,7 @@ def _manifest_from(
     stated = from_plain(Manifest, {**FIRST, **facts})
     if record is not None and record.fingerprint != stated.model.fingerprint:
         raise KappaPlaceError(f"The descriptors in {file} were made by another model than the one given.")
-    return as_understood(
+    return of_this_protocol(
         stated if record is None or not record.source else replace(stated, model=record), file
     )
 
