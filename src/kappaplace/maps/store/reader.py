@@ -169,7 +169,7 @@ class MapStore:
 
     @cached_property
     def distinctiveness(self) -> NDArray[np.float32]:
-        """Highest similarity of each reference to another place; −inf without one, NaN if not computed yet."""
+        """Highest similarity of each reference to another place; −inf without one, NaN if unknown."""
         return self.values(self.manifest.distinctiveness)
 
     @cached_property
