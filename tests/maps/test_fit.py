@@ -21,7 +21,7 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import BuildOptions, PlaceMap
 from kappaplace.maps.options import FitOptions
 from kappaplace.maps.tune import fit
-from kappaplace.maps.tune.fit import choose, estimate_fit
+from kappaplace.maps.tune.fit import estimate_fit, split_references
 from kappaplace.models.checkpoint import save_model
 from kappaplace.models.frozen import FrozenEncoder
 from kappaplace.models.place_model import PlaceModel
@@ -162,7 +162,7 @@ def test_images_keep_the_size_they_were_embedded_at(bare, tmp_path):
 
 def test_what_cannot_be_fitted(town, bare, bare_map, tmp_path):
     few = PlaceMap.build(town.select(town.reference_rows[:10]), tmp_path / "few.map", bare)
-    with pytest.raises(KappaPlaceError, match="10 references; κ is learnt from 16"):
+    with pytest.raises(KappaPlaceError, match="at least 16 references, got 10"):
         few.fit()
     with pytest.raises(KappaPlaceError, match="views must be at least 1"):
         FitOptions(views=0)
@@ -176,12 +176,12 @@ def test_what_cannot_be_fitted(town, bare, bare_map, tmp_path):
     with pytest.raises(KappaPlaceError, match=r"has changed since.*duplicates replace"):
         made.fit()
     first.unlink()
-    with pytest.raises(KappaPlaceError, match=r"1 of \d+ are not there any more"):
+    with pytest.raises(KappaPlaceError, match=r"1 of \d+ no longer exist"):
         made.fit()
     assert PlaceMap.open(made.folder).manifest.version == version
     opened = PlaceMap.open(bare_map.folder)
     bare_map.fit(QUICK, calibrate=False)
-    with pytest.raises(KappaPlaceError, match="another model meanwhile"):
+    with pytest.raises(KappaPlaceError, match="Another process changed the model"):
         opened.fit()
 
 
@@ -212,7 +212,7 @@ def test_the_command_and_its_report(town, bare, bare_map, tmp_path):
         return result.output
 
     expected = json.loads(run("--estimate", "--json", "--views", "2"))
-    count, judges = len(bare_map), len(choose(len(bare_map), 1000, 0).judge)
+    count, judges = len(bare_map), len(split_references(len(bare_map), 1000, 0).check)
     assert expected["passes"] == (count - judges) * 3 + judges + judges * 29 + count
     assert expected["seconds"] > 0
     assert "measured" in run("--estimate")
@@ -229,7 +229,7 @@ def test_the_command_and_its_report(town, bare, bare_map, tmp_path):
     assert "no risk" in text or "No guarantee" in text
     assert text.count("data:image/") == 1 + 8  # the figure, and eight places
     said = run(*quick)
-    assert "fitted on these images with these options before" in said
+    assert "already fitted on these images with these options" in said
     assert "No guarantee" in said
     missing = CliRunner().invoke(app, ["fit", str(tmp_path / "nowhere")])
     assert isinstance(missing.exception, KappaPlaceError)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from kappaplace.maps.sources import (
     reference_list,
 )
 from kappaplace.maps.store.manifest import Manifest, ModelRecord, read_manifest
-from kappaplace.maps.store.reader import MapStore
+from kappaplace.maps.store.reader import MapStore, parts
 from kappaplace.maps.store.segments import Rows
 from kappaplace.maps.store.writer import PENDING, MapWriter, writer_of
 from kappaplace.models.checkpoint import AnyModel
@@ -115,7 +115,7 @@ def extend(writer: MapWriter, images: ReferenceList, model: AnyModel, options: A
                 writer.manifest.thumbnails,
                 report.skipped,
             )
-            for count, rows in blocks.rows(_parts(missing, min(BLOCK, options.segment_rows))):
+            for count, rows in blocks.rows(parts(missing, min(BLOCK, options.segment_rows))):
                 if rows is not None:
                     waiting.append(rows)
                 bar.advance(count)
@@ -183,11 +183,6 @@ def _note_move(
     )
     if records != writer.manifest.segments:
         writer.commit(segments=records)
-
-
-def _parts(rows: NDArray[np.int64], size: int) -> Iterator[NDArray[np.int64]]:
-    for start in range(0, len(rows), size):
-        yield rows[start : start + size]
 
 
 def _append(

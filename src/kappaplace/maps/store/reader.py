@@ -37,6 +37,12 @@ Selection: TypeAlias = "int | slice | NDArray[np.integer] | Sequence[int]"
 """References by number or as a slice."""
 
 
+def parts(rows: Indices, size: int) -> Iterator[Indices]:
+    """Yield consecutive parts of ``rows`` with at most ``size`` elements."""
+    for start in range(0, len(rows), size):
+        yield rows[start : start + size]
+
+
 class MapStore:
     """One version of a map on disk. Arrays are memory-mapped on first use.
 

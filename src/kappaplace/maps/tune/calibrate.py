@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +17,7 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.localize import verified_by
 from kappaplace.maps.opened import OpenMap
 from kappaplace.maps.sources import into_frame, is_same_image
+from kappaplace.maps.store.reader import parts
 from kappaplace.progress import track
 from kappaplace.retrieval.evidence import Evidence
 from kappaplace.retrieval.retrieve import retrieve
@@ -68,7 +68,7 @@ def calibrate_map(
         )
     blocks, rerank = [], options.rerank or 0
     with track("Calibrating", len(rows)) as bar:
-        for part in _blocks(rows):
+        for part in parts(rows, BLOCK):
             images = queries.image_paths(part)
             evidence = collect_evidence(place_map, images, rerank)
             matches = evidence.matches.indices
@@ -174,8 +174,3 @@ def _by_position(
     correct = within([gap[..., 0], gap[..., 1]], radius)
     outside = [not len(search.within((x, y, radius))) for x, y in positions.tolist()]
     return correct, np.array(outside)
-
-
-def _blocks(rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    for start in range(0, len(rows), BLOCK):
-        yield rows[start : start + BLOCK]
