@@ -199,7 +199,7 @@ def test_a_map_without_positions_gets_kappa_but_no_calibration(town, bare, tmp_p
     blind = PlaceMap.build(PlaceImages.create(town.references.paths, root=town.root), tmp_path / "b", bare)
     done = blind.fit(QUICK)
     assert done.calibration is None
-    assert "neither positions nor frames" in done.notes[0]
+    assert "needs positions or frame numbers" in done.notes[0]
     assert np.isfinite(blind.store.whole("kappa")).all()
     page, _ = write_fit_report(blind, tmp_path / "out" / "fit.html")
     assert "Self-calibration" not in page.read_text()

@@ -175,7 +175,7 @@ def test_a_map_compares_cells_of_its_own_damaged_images(shown, queries, monkeypa
     answer = shown.localize(queries[0])
     assert answer.signals.keys() >= {"patches", "patch-margin"}
     assert answer.probability is not None
-    with pytest.raises(KappaPlaceError, match=r"56 references is too small.*takes 60 references.*at most 14"):
+    with pytest.raises(KappaPlaceError, match=r"rerank=15 needs 60 references, got 56.*at most 14"):
         self_calibrate_map(shown, CalibrateOptions(rerank=15))
     with pytest.raises(KappaPlaceError, match="0 or more, not -1"):
         CalibrateOptions(rerank=-1)
