@@ -354,5 +354,7 @@ def _feature(
 ) -> dict[str, Json]:
     facts = {"heading": pose[2], "time": pose[3], "kappa": kappa}
     finite = {key: float(value) for key, value in facts.items() if np.isfinite(value)}
-    point = {"type": "Point", "coordinates": [float(east), float(north)]} if np.isfinite(east) else None
+    point: Json = None
+    if np.isfinite(east):
+        point = {"type": "Point", "coordinates": [float(east), float(north)]}
     return {"type": "Feature", "geometry": point, "properties": {"name": name, **finite}}

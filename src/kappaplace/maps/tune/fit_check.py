@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -254,7 +255,7 @@ class FitRecord:
     """Number of references that κ was fitted on."""
     views: int
     """Number of degraded views per image."""
-    epochs: tuple[Mapping[str, Json], ...]
+    epochs: tuple[Mapping[str, Any], ...]
     """Facts about each epoch, including its loss."""
     learnt: KappaCheck
     """Evaluation of the fitted κ."""
