@@ -235,7 +235,7 @@ def test_bad_sources_are_told(town, town_map, tiny, tmp_path):
         PlaceImages.create(["000.png"], [[np.nan, 0]], root=town.root)
     with pytest.raises(KappaPlaceError, match="Unknown storage 'float8'"):
         PlaceMap.build(town, tmp_path / "m", tiny, options=BuildOptions(storage="float8"))
-    with pytest.raises(KappaPlaceError, match="duplicates must be one of error, skip, replace"):
+    with pytest.raises(KappaPlaceError, match="Unknown duplicates 'both'"):
         PlaceMap.build(town, tmp_path / "m", tiny, options=BuildOptions(duplicates="both"))
 
 

@@ -21,7 +21,7 @@ from kappaplace.data.near import Neighborhood
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.embed import BlockEmbedder, Pending
-from kappaplace.maps.models import as_fitted, keep_model, loaded, record_of
+from kappaplace.maps.models import keep_model, loaded, record_of, with_fitted_kappa
 from kappaplace.maps.options import AddOptions, BuildOptions
 from kappaplace.maps.references import finish
 from kappaplace.maps.sources import (
@@ -262,7 +262,7 @@ def build_map(
     references, fresh = reference_list(table, options.prefix), not out.exists()
     try:
         with writer_of(out, create=manifest) as writer:
-            ready = as_fitted(out, writer.manifest.model, ready)
+            ready = with_fitted_kappa(out, writer.manifest.model, ready)
             _check_same(out, manifest, writer.manifest)
             keep_model(out, writer.manifest.model, ready)
             references = _in_frame(writer, table, options.prefix, references)
@@ -299,24 +299,24 @@ def add_images(
         return extend(writer, _in_frame(writer, table, options.prefix, references), model, options)
 
 
-def _check_same(out: Path, wanted: Manifest, stored: Manifest) -> None:
+def _check_same(out: Path, new: Manifest, stored: Manifest) -> None:
     """Raise an error unless a resumed build has the same options as the first one."""
-    if wanted.model.fingerprint not in (stored.model.fingerprint, stored.model.base):
+    if new.model.fingerprint not in (stored.model.fingerprint, stored.model.base):
         raise KappaPlaceError(
             f"The map {out} was built with another model. Use that model, run `kappaplace map reembed`, or "
             "build into another folder."
         )
-    if stored.model.preprocessing != wanted.model.preprocessing:
+    if stored.model.preprocessing != new.model.preprocessing:
         raise KappaPlaceError(
             f"The map {out} was built with another preprocessing. Use the same one, or build into another "
             "folder."
         )
     for name in ("storage", "neighborhood", "radius", "thumbnails"):
-        old, new = getattr(stored, name), getattr(wanted, name)
-        if old != new:
+        old, value = getattr(stored, name), getattr(new, name)
+        if old != value:
             raise KappaPlaceError(
-                f"The map {out} already exists with {name} {old}, got {new}. Use the same value, build into "
-                "another folder, or add images with `kappaplace map add`."
+                f"The map {out} already exists with {name} {old}, got {value}. Use the same value, build "
+                "into another folder, or add images with `kappaplace map add`."
             )
 
 

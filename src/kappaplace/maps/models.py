@@ -71,13 +71,13 @@ def keep_model(folder: Path, record: ModelRecord, model: AnyModel) -> None:
         save_model(trainable(model), folder / record.source)
 
 
-def model_of(folder: Path, record: ModelRecord, given: AnyModel | str | Path | None = None) -> AnyModel:
+def model_of(folder: Path, record: ModelRecord, source: AnyModel | str | Path | None = None) -> AnyModel:
     """Load the model of a map.
 
     Args:
         folder: Folder of the map.
         record: Record of its model.
-        given: Model, or its folder, file or name. Default: the model that the record names.
+        source: Model, or its folder, file or name. Default: the model that the record names.
 
     Returns:
         The model.
@@ -85,22 +85,22 @@ def model_of(folder: Path, record: ModelRecord, given: AnyModel | str | Path | N
     Raises:
         KappaPlaceError: If the model cannot be loaded, or is another one.
     """
-    if given is None:
+    if source is None:
         if not record.source:
             raise KappaPlaceError(
                 f"The map {folder} uses a custom model that is not stored in the map. Pass it with --model "
                 "(model=…)."
             )
-        given = folder / record.source if record.source.startswith("./") else record.source
+        source = folder / record.source if record.source.startswith("./") else record.source
         try:
-            model, _ = loaded(given)
+            model, _ = loaded(source)
         except KappaPlaceError as error:
             raise KappaPlaceError(
                 f"The model of the map {folder} cannot be loaded ({str(error).rstrip('.')}). Pass it with "
                 "--model (model=…)."
             ) from None
     else:
-        model = as_fitted(folder, record, loaded(given)[0])
+        model = with_fitted_kappa(folder, record, loaded(source)[0])
     if model.fingerprint != record.fingerprint:
         raise KappaPlaceError(
             f"The map {folder} was built with another model, so descriptors cannot be compared. Use that "
@@ -109,7 +109,7 @@ def model_of(folder: Path, record: ModelRecord, given: AnyModel | str | Path | N
     return model
 
 
-def as_fitted(folder: Path, record: ModelRecord, model: AnyModel) -> AnyModel:
+def with_fitted_kappa(folder: Path, record: ModelRecord, model: AnyModel) -> AnyModel:
     """Return the model with the κ that was fitted for the map.
 
     Args:

@@ -73,7 +73,7 @@ class OpenMap:
         engine: str = "auto",
         engine_options: EngineOptions | None = None,
     ) -> None:
-        self.folder, self.given_model, self.device = folder, model, device
+        self.folder, self.model_source, self.device = folder, model, device
         self.engine, self.engine_options = engine, engine_options
         self._model: AnyModel | None = None
         self._references: MapReferences | None = None
@@ -316,11 +316,11 @@ class OpenMap:
 
     def _load_model(self) -> AnyModel:
         try:
-            return model_of(self.folder, self.manifest.model, self.given_model)
+            return model_of(self.folder, self.manifest.model, self.model_source)
         except KappaPlaceError:  # another process may have given the map another model
             if not self.refresh():
                 raise
-        return model_of(self.folder, self.manifest.model, self.given_model)
+        return model_of(self.folder, self.manifest.model, self.model_source)
 
     def _patch_maps(self, images: Sequence[Source]) -> Tensor:
         before = self.manifest.model.fingerprint

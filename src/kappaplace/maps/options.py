@@ -8,9 +8,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal, SupportsFloat, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, SupportsFloat
 
-from kappaplace.checks import check_compared, share
+from kappaplace.checks import check_compared, choice, share
 from kappaplace.data.near import Circle, checked_circle
 from kappaplace.errors import KappaPlaceError
 from kappaplace.records import Help
@@ -69,11 +69,8 @@ class AddOptions:
         if str(self.on_error) == "raise":
             warnings.warn("on_error='raise' is now 'stop'.", DeprecationWarning, stacklevel=3)
             object.__setattr__(self, "on_error", "stop")
-        for name, choices in (("duplicates", Duplicates), ("on_error", OnError)):
-            if getattr(self, name) not in get_args(choices):
-                raise KappaPlaceError(
-                    f"{name} must be one of {', '.join(get_args(choices))}, got {getattr(self, name)!r}."
-                )
+        choice(self.duplicates, Duplicates, "duplicates")
+        choice(self.on_error, OnError, "on_error")
         if self.segment_rows < 1:
             raise KappaPlaceError(f"segment_rows must be at least 1, got {self.segment_rows}.")
         if self.batch_size < 1:
@@ -136,8 +133,7 @@ class LocalizeOptions:
                 'pass order="probability".'
             )
         check_compared(self.rerank or 0)
-        if self.order not in get_args(Order):
-            raise KappaPlaceError(f"order must be similarity or probability, got {self.order!r}.")
+        choice(self.order, Order, "order")
         if self.outside_rate is not None:
             share(self.outside_rate, "outside_rate", ends=True)
         if self.area is not None:

@@ -164,7 +164,7 @@ class PlaceMap(OpenMap):
         """
         options = self._on_device(options or AddOptions(on_error="stop"))
         self.report = reembed_map(self.folder, model, options)
-        self.given_model, self._model = model, None
+        self.model_source, self._model = model, None
         self.refresh()
         return self.report
 

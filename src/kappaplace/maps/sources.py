@@ -65,7 +65,8 @@ def reference_list(table: PlaceImages, prefix: str = "") -> ReferenceList:
 
 def stored_references(store: MapStore) -> list[ReferenceList]:
     """Return all references of a map, one list per image folder and prefix."""
-    lists: dict[tuple[str, str], list[ReferenceList]] = {}
+    sources: dict[tuple[str, str], list[int]] = {}
+    count = 0
     for segment, rows in store.parts():
         root, prefix = segment.record.root, segment.record.prefix
         if not root and len(rows):
@@ -73,25 +74,16 @@ def stored_references(store: MapStore) -> list[ReferenceList]:
                 f"The map {store.folder} has {len(rows):,} references without image files (imported "
                 "descriptors), which cannot be embedded again. Remove them first."
             )
-        pieces = segment.names.all()
-        names = [pieces[i].decode("utf-8", "surrogateescape") for i in rows.tolist()]
+        sources.setdefault((root, prefix), []).extend(range(count, count + len(rows)))
+        count += len(rows)
+    all_names, lists = list(store.names()), []
+    for (root, prefix), references in sources.items():
+        names = [all_names[reference] for reference in references]
         paths = [os.path.join(root, name.removeprefix(prefix)) for name in names]
-        part = ReferenceList(
-            names, paths, segment.array("poses")[rows], segment.array("routes")[rows], root, prefix
-        )
-        lists.setdefault((root, prefix), []).append(part)
-    return [_joined(parts) for parts in lists.values()]
-
-
-def _joined(parts: list[ReferenceList]) -> ReferenceList:
-    return ReferenceList(
-        [name for part in parts for name in part.names],
-        [path for part in parts for path in part.paths],
-        np.concatenate([part.poses for part in parts]),
-        np.concatenate([part.routes for part in parts]),
-        parts[0].root,
-        parts[0].prefix,
-    )
+        numbers = np.array(references, np.int64)
+        poses, routes = store.gather("poses", numbers), store.gather("routes", numbers)
+        lists.append(ReferenceList(names, paths, poses, routes, root, prefix))
+    return lists
 
 
 def as_table(images: Images, layout: str = "", *, skip_unreadable: bool = True) -> PlaceImages:

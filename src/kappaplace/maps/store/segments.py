@@ -102,14 +102,14 @@ class Rows:
     def __len__(self) -> int:
         return len(self.names)
 
-    def take(self, chosen: NDArray[np.int64]) -> Rows:
+    def take(self, rows: NDArray[np.int64]) -> Rows:
         """Return the references at these positions, in this order."""
         small = self.thumbnails
         return Rows(
-            [self.names[i] for i in chosen.tolist()],
-            **{column: getattr(self, column)[chosen] for column in COLUMNS},
-            thumbnails=None if small is None else [small[i] for i in chosen.tolist()],
-            codes=None if self.codes is None else self.codes[chosen],
+            [self.names[i] for i in rows.tolist()],
+            **{column: getattr(self, column)[rows] for column in COLUMNS},
+            thumbnails=None if small is None else [small[i] for i in rows.tolist()],
+            codes=None if self.codes is None else self.codes[rows],
         )
 
     @classmethod

@@ -39,7 +39,7 @@ _AGAIN = "Write the answers again with `kappaplace localize --json` or --csv"
 class Observed:
     """The scores of one answer."""
 
-    where: str
+    name: str
     """Name of the query, or the line of the file."""
     calibration: str
     """Fingerprint of the calibration; empty without one."""
@@ -48,22 +48,22 @@ class Observed:
     signals: Mapping[str, float | None]
     """Scores of the query; None if unknown."""
 
-    def value(self, name: str) -> float:
+    def value(self, signal: str) -> float:
         """Return a score, or raise an error if it is unknown."""
-        value = self.signals.get(name)
+        value = self.signals.get(signal)
         if value is None or not math.isfinite(value):
             raise KappaPlaceError(
-                f"The answer to {self.where} has no {name}, which is needed for the comparison. {_AGAIN}."
+                f"The answer to {self.name} has no {signal}, which is needed for the comparison. {_AGAIN}."
             )
         return value
 
 
-def observed_in(answer: Mapping[str, Any], where: str) -> Observed:
+def observed_in(answer: Mapping[str, Any], name: str) -> Observed:
     """Return the scores of an answer as plain values (`Localization.to_dict`).
 
     Args:
         answer: The plain values.
-        where: Name of the query, or the line of the file, for messages.
+        name: Name of the query, or the line of the file, for messages.
 
     Returns:
         The scores.
@@ -72,13 +72,13 @@ def observed_in(answer: Mapping[str, Any], where: str) -> Observed:
         KappaPlaceError: If the values are not an answer.
     """
     try:
-        signals = {str(name): _number(value) for name, value in answer["signals"].items()}
+        signals = {str(key): _number(value) for key, value in answer["signals"].items()}
         signals |= {"kappa": _number(answer["kappa"]), "uncertainty": _number(answer["uncertainty"])}
         signals[DISTANCE] = signals.get("cosine")
-        return Observed(where, str(answer["calibration"]), bool(answer["matches"]), signals)
+        return Observed(name, str(answer["calibration"]), bool(answer["matches"]), signals)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise KappaPlaceError(
-            f"{where} is not an answer of a map ({type(error).__name__} {error}). {_AGAIN}."
+            f"{name} is not an answer of a map ({type(error).__name__} {error}). {_AGAIN}."
         ) from None
 
 
@@ -289,7 +289,7 @@ class MapMonitor:
             if each.calibration != self.calibration.fingerprint:
                 source = "from another calibration" if each.calibration else "without a calibration"
                 raise KappaPlaceError(
-                    f"The answer to {each.where} is {source}. Localize again, or reopen the monitor if the "
+                    f"The answer to {each.name} is {source}. Localize again, or reopen the monitor if the "
                     "map was calibrated again."
                 )
             rows.append(each)

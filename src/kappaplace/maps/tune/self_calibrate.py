@@ -211,18 +211,14 @@ def self_calibrate_map(
     Raises:
         KappaPlaceError: If the map is too small, images are missing, or places are unknown.
     """
-    options = self_options(options)
+    options = options or CalibrateOptions()
+    if options.outside_rate is None:
+        options = replace(options, outside_rate=OUTSIDE_RATE)
     examples = self_examples(place_map, options, queries)
     calibration = fit_calibration(examples, options)
     origin = str(examples.facts["origin"])
     keep(place_map, calibration, origin, reliability=reliability(examples, options, calibration))
     return calibration
-
-
-def self_options(options: CalibrateOptions | None = None) -> CalibrateOptions:
-    """Return the options with a fraction of out-of-map queries."""
-    options = options or CalibrateOptions()
-    return options if options.outside_rate is not None else replace(options, outside_rate=OUTSIDE_RATE)
 
 
 def self_examples(place_map: OpenMap, options: CalibrateOptions, queries: int = QUERIES) -> Examples:
