@@ -1,4 +1,4 @@
-"""Building and growing maps, and what is said to bad input."""
+"""Building and extending maps, and messages for bad input."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def other() -> PlaceModel:
 
 
 def true_distinctiveness(place_map: PlaceMap) -> np.ndarray:
-    """By the definition: all similarities, far pairs only."""
+    """Compute distinctiveness by its definition: all similarities of different places."""
     z, at = place_map.store.descriptors[:], place_map.store.positions
     far = np.linalg.norm(at[:, None] - at[None], axis=2) > place_map.manifest.near.value
     return np.where(far, z @ z.T, -np.inf).max(axis=1)
@@ -41,7 +41,7 @@ def test_distinctiveness_is_the_highest_similarity_to_a_far_reference(town_map, 
     first = grown.store.distinctiveness.copy()
     grown.add(town.select(rows[25:]))
     np.testing.assert_allclose(grown.store.distinctiveness, true_distinctiveness(grown), atol=1e-6)
-    assert (grown.store.distinctiveness[:25] > first).any()  # old ones learnt of new ones
+    assert (grown.store.distinctiveness[:25] > first).any()  # new references change the values of old ones
 
 
 def test_a_large_map_is_sampled_and_says_so(town, tiny, tmp_path, monkeypatch):
@@ -134,7 +134,7 @@ def test_names_that_come_twice(town, town_map, tiny, tmp_path):
 
 
 def test_images_that_moved_are_found_again(town, tiny, tmp_path):
-    """The same files elsewhere: nothing is embedded, and the map knows where they are."""
+    """Moved files are not embedded again, and the map records their new folder."""
     old, new = tmp_path / "old", tmp_path / "new"
     shutil.copytree(town.root, old)
     made = PlaceMap.build(
@@ -178,7 +178,7 @@ def test_another_model_is_refused_and_reembed_helps(town, town_map, tiny, other,
         other,
         options=BuildOptions(segment_rows=16),
     )
-    assert_same(fresh, direct, apart_from="routes")  # a part of a table counts its frames anew
+    assert_same(fresh, direct, apart_from="routes")  # a part of a table numbers its frames from 0
     assert fresh.localize(queries[0]).matches[0].name == direct.localize(queries[0]).matches[0].name
     assert not (town_map.folder / "reembed").exists()
     with pytest.raises(KappaPlaceError, match="built with another model"):

@@ -21,7 +21,7 @@ from tests.maps.conftest import town_table
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> PlaceImages:
-    """Enough queries to learn from; every third one is a reference itself, so that some are right."""
+    """Enough queries for a calibration; every third one is a reference, so that some are correct."""
     return town_table(tmp_path_factory.mktemp("many"), "test", queries=90)
 
 
@@ -38,7 +38,7 @@ def test_labelled_queries(many, ready, tmp_path):
         "paths": np.concatenate([many.queries.paths, references.paths]),
         "positions": np.concatenate([many.queries.positions, references.positions]),
         "frame": many.frame,
-    }  # no query is marked: all of them are
+    }  # a table without queries: all rows are used
     options = CalibrateOptions(max_risk=0.4, confidence=0.8, thin=False)
     with pytest.raises(KappaPlaceError, match=r"images of the map itself .*not in the map"):
         calibrate_map(ready, PlaceImages.create(**known, root=many.root), options)
@@ -49,7 +49,7 @@ def test_labelled_queries(many, ready, tmp_path):
     again = PlaceMap.open(ready.folder)
     assert again.info()["calibration"] == f"{len(labelled)} labelled queries of labelled"
     counts = again.manifest.calibration["reliability"][2]
-    assert sum(counts) == made.facts["thresholds_on"]  # measured where nothing was fitted
+    assert sum(counts) == made.facts["thresholds_on"]  # measured on held-out queries
     answers = again.localize(many.image_paths(many.reference_rows[:8]), k=5)
     for answer in answers:
         assert 0 <= answer.probability <= 1
@@ -85,11 +85,13 @@ def test_given_positives_are_found_by_name(many, ready):
     table = PlaceImages.create(
         many.paths, is_query=many.is_query, root=many.root, given_positives=Positives.from_lists(lists, r)
     )
-    # Labels at random: nothing can be promised, but they are read.
+    # Random labels support no guarantee, but they can be read.
     with pytest.raises(KappaPlaceError, match=r"cannot be promised|only wrong|outcomes"):
         calibrate_map(ready, table, CalibrateOptions(max_risk=0.01))
     posed = replace(table, positions=many.positions)
-    with pytest.raises(KappaPlaceError, match=r"got \d+ places.*--no-thin"):  # neighbours fail together
+    with pytest.raises(
+        KappaPlaceError, match=r"got \d+ places.*--no-thin"
+    ):  # neighbouring frames fail together
         calibrate_map(ready, posed)
 
 
@@ -98,7 +100,7 @@ def test_without_labels_nothing_is_guaranteed(many, ready):
     assert made.rule is not None
     assert not made.rule.guaranteed
     assert "The map is sparse" in sparse_note(made)
-    assert made.facts["outside"] >= made.facts["queries"] / 2  # every second query has lost its place
+    assert made.facts["outside"] >= made.facts["queries"] / 2  # every second query is without its place
     mean = np.mean([answer.probability for answer in ready.localize(many.image_paths(many.reference_rows))])
     assert mean > 0.5  # images of the map are found in it
     answer = PlaceMap.open(ready.folder).localize(many.image_path(0))
@@ -107,7 +109,7 @@ def test_without_labels_nothing_is_guaranteed(many, ready):
     )
     assert answer.inside is not None
     assert answer.in_map == (answer.inside >= 0.5)
-    assert self_calibrate_map(ready).to_dict() == made.to_dict()  # the damage is the same every time
+    assert self_calibrate_map(ready).to_dict() == made.to_dict()  # the degradation is deterministic
 
 
 def test_what_cannot_be_self_calibrated(many, ready, tiny, tmp_path):
@@ -135,16 +137,16 @@ def test_a_sparse_map_is_asked_with_its_images_present(ready, monkeypatch):
         alone = self_calibrate_map(ready).facts
     facts = self_calibrate_map(ready).facts
     assert 0 <= facts["found_alone"] == alone["found_alone"] < 0.5
-    assert facts["right"] > alone["right"]  # those with themselves are found more often
+    assert facts["right"] > alone["right"]  # images that stay in the map are found more often
     stated, observed, counts = ready.manifest.calibration["reliability"]
     assert len(stated) == len(observed) == len(counts) > 1
-    # Every second query is one from outside, in use one in ten: the held-out ones are thinned to that.
+    # Every second query is out-of-map, and one in ten is expected, so the held-out queries are subsampled.
     assert sum(counts) < facts["thresholds_on"]
     assert all(0 <= value <= 1 for value in (*stated, *observed))
 
 
 def test_how_dense_a_map_is(ready):
-    """Against a loop over the references."""
+    """Compare with a loop over the references."""
     store, near = ready.store, ready.manifest.radius
     z, where = store.descriptors[:], store.positions
     hits = []

@@ -1,4 +1,4 @@
-"""Maps and answers as files of other programs, there and back."""
+"""Export and import of maps and answers."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_descriptors_from_elsewhere(tiny, pictures, tmp_path):
     (tmp_path / "x.npz").write_bytes(b"half a file")
     with pytest.raises(KappaPlaceError, match="cannot be imported as a map"):
         import_map(tmp_path / "x.npz", tmp_path / "bad", tiny)
-    assert sorted(p.name for p in tmp_path.glob(".*")) == []  # nothing half made is left
+    assert sorted(p.name for p in tmp_path.glob(".*")) == []  # no partial files remain
 
 
 def test_geojson_lies_on_earth(town, town_map, tiny, tmp_path):
@@ -142,7 +142,7 @@ def test_answers_as_files(town_map, queries, tmp_path):
     spaced = town_map.localize_embeddings(town_map.embed(queries[:1]), ["a b.png"], LocalizeOptions(k=1))
     with pytest.raises(KappaPlaceError, match=r"spaces, got 'a b.png'"):
         write_pairs(spaced, tmp_path / "pairs.txt")
-    raw = replace(answers[0], query="caf\udce9.png")  # a name in bytes that are no UTF-8
+    raw = replace(answers[0], query="caf\udce9.png")  # a name that is not UTF-8
     assert read_pairs(write_pairs([raw], tmp_path / "raw.txt"))[0][0] == raw.query
     assert (tmp_path / "raw.txt").read_bytes().startswith(b"caf\xe9.png ")
     write_answers(town_map, answers, tmp_path / "many.html")

@@ -1,4 +1,4 @@
-"""κ learnt from nothing but a map's own images, and put into the map without touching anything else."""
+"""Fitting κ on a map's own images, which changes nothing else in the map."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ def test_only_kappa_changes(town, bare, bare_map, tmp_path):
     images = [after.store.image_path(row) for row in range(len(after))]
     np.testing.assert_allclose(kappa, after.embed(images).kappa, rtol=0.02)
     assert np.ptp(kappa) > 0
-    assert before.refresh()  # a reader that looks again
+    assert before.refresh()  # a reader that reads the map again
     np.testing.assert_array_equal(before.store.whole("kappa"), kappa)
-    # Whoever has the model of before may go on using it.
+    # The previous model still works.
     query = town.image_path(0)
     answers = [PlaceMap.open(after.folder, model).localize(query) for model in (None, bare)]
     assert answers[0].kappa == answers[1].kappa > 0
@@ -112,9 +112,11 @@ def test_the_same_fit_is_not_made_twice(bare_map):
     other = bare_map.fit(FitOptions(views=1, epochs=3, batch_size=16, seed=1), calibrate=False)
     assert other.new
     assert other.record.learnt.before == pytest.approx(first.record.learnt.with_level, abs=0.6)
-    again = bare_map.fit(QUICK, calibrate=False)  # a head that knows nothing each time: the same comes out
+    again = bare_map.fit(
+        QUICK, calibrate=False
+    )  # each fit starts with an untrained head, so the result is the same
     assert again.record.learnt.with_level == pytest.approx(first.record.learnt.with_level, abs=1e-6)
-    assert len(list(bare_map.folder.glob("model-*"))) == 1  # old ones are not kept
+    assert len(list(bare_map.folder.glob("model-*"))) == 1  # old models are deleted
 
 
 def test_kappa_falls_with_damage_it_never_saw(bare_map, monkeypatch):
@@ -125,7 +127,7 @@ def test_kappa_falls_with_damage_it_never_saw(bare_map, monkeypatch):
     assert np.mean(losses[-5:]) < np.mean(losses[:5])
     assert learnt.with_cosine > 0.1
     assert learnt.by_kind["night"] < -0.4
-    assert learnt.clean[1] > 1.5 * learnt.kinds["night"][-1][1]  # even this untrained encoder tells night
+    assert learnt.clean[1] > 1.5 * learnt.kinds["night"][-1][1]  # even this untrained encoder detects night
 
 
 @pytest.mark.parametrize("layer", [None, "1"])
@@ -135,7 +137,7 @@ def test_an_encoder_of_your_own(town, tmp_path, layer):
     done = made.fit(QUICK, CalibrateOptions(outside_rate=0.2))
     assert done.calibration is not None
     assert not done.calibration.rule.guaranteed
-    # In another process there is the encoder alone, and it gets its κ from the map.
+    # Another process has only the encoder, and gets κ from the map.
     again = FrozenEncoder(own_encoder(), layer=layer, preprocessing=Preprocessing(32, "exact"))
     opened = PlaceMap.open(made.folder, again)
     assert opened.localize(town.image_path(0)).kappa == made.localize(town.image_path(0)).kappa
@@ -243,7 +245,7 @@ def test_estimate_of_a_map(bare_map):
 
 @pytest.mark.slow
 def test_a_fit_survives_kills(bare_map, bare, tmp_path):
-    save_model(bare, tmp_path / "bare")  # a process of its own loads it anew
+    save_model(bare, tmp_path / "bare")  # another process loads it
     calm = tmp_path / "calm.map"
     shutil.copytree(bare_map.folder, calm)
     calm_map = PlaceMap.open(calm, bare)
@@ -256,7 +258,7 @@ def test_a_fit_survives_kills(bare_map, bare, tmp_path):
         sound(bare_map.folder)
         opened = PlaceMap.open(bare_map.folder)
         kappa = opened.store.whole("kappa")
-        if opened.manifest.model.kappa:  # model and κ came in together
+        if opened.manifest.model.kappa:  # model and κ change together
             assert np.isfinite(kappa).all()
             assert opened.manifest.calibration is None or opened.calibration is not None
         else:

@@ -1,4 +1,4 @@
-"""A watch on the queries of a map: quiet while they are those of the calibration, loud when they are not."""
+"""Monitoring: no warning for queries like those of the calibration, a warning for others."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def calibration() -> Calibration:
 def answers(
     calibration: Calibration, seed: int, n: int, kappa: float = 100.0, name: str = "q"
 ) -> list[Localization]:
-    """Answers to queries like those of the calibration, but for their κ."""
+    """Return answers to queries like those of the calibration, with another κ."""
     rng = np.random.default_rng(seed)
     found = []
     for i in range(n):
@@ -68,7 +68,7 @@ def test_like_queries_are_quiet_and_others_get_a_note(calibration):
     assert worse[0].notes == (monitor.note,)
     assert "kappa lower" in monitor.note
     assert "cosine" not in monitor.note
-    assert monitor.watch(worse[:1])[0].notes == (monitor.note,)  # said once
+    assert monitor.watch(worse[:1])[0].notes == (monitor.note,)  # only one note
     better = monitor.watch(answers(calibration, 3, 199))
     assert monitor.note == ""
     assert better[-1].notes == ()
@@ -141,7 +141,7 @@ def test_bad_answers_are_one_sentence(text, tmp_path):
 
 @pytest.fixture
 def watched(town_map: PlaceMap, calibration: Calibration) -> PlaceMap:
-    """The tiny town with a calibration whose numbers its own queries are far from."""
+    """The tiny town with a calibration that does not fit its own queries."""
     town_map.calibrate_with(calibration, "a test", guarantee=True)
     return town_map
 
@@ -190,7 +190,7 @@ def test_what_cannot_be_watched(town_map, watched, calibration, tmp_path):
         file.write_text(text)
         with pytest.raises(KappaPlaceError, match="Delete it to start again"):
             MapMonitor.open(watched.folder)
-        assert watched.notes() == []  # answers go on
+        assert watched.notes() == []  # answers still work
 
 
 def test_a_map_without_calibration_has_nothing_to_watch(town_map):
