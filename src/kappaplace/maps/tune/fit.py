@@ -23,13 +23,12 @@ import torch
 from numpy.typing import NDArray
 
 from kappaplace.calibration.calibration import Calibration
-from kappaplace.data.identity import file_stats, same_file
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import make_folder, write_file
 from kappaplace.maps.models import preprocessing_of, record_of
 from kappaplace.maps.options import FitOptions
-from kappaplace.maps.store.reader import Indices, MapStore
+from kappaplace.maps.store.reader import Indices
 from kappaplace.maps.store.writer import MapWriter, writer_of
 from kappaplace.maps.tune.fit_check import (
     FitRecord,
@@ -39,6 +38,7 @@ from kappaplace.maps.tune.fit_check import (
     find_kappa,
     fit_key,
     from_features,
+    image_files,
     passes,
     read_record,
     write_record,
@@ -59,8 +59,6 @@ if TYPE_CHECKING:
     from kappaplace.maps.opened import OpenMap
 
 
-FEWEST = 16
-"""Smallest number of references for a fit."""
 CHECKED = 16
 """Largest number of images for the evaluation, which degrades each in every way to every level."""
 
@@ -84,31 +82,6 @@ def split_references(count: int, most: int, seed: int) -> Split:
     order = np.random.default_rng(seed).permutation(count)
     checked = min(CHECKED, max(2, count // 10))
     return Split(np.sort(order[checked : checked + most]), np.sort(order[:checked]))
-
-
-def image_files(store: MapStore) -> list[str]:
-    """Return the image file of every reference, after checking that none has changed."""
-    if len(store) < FEWEST:
-        raise KappaPlaceError(
-            f"Fitting κ needs at least {FEWEST} references, got {len(store)} in {store.folder}. Add images."
-        )
-    paths = [store.image_path(reference) for reference in range(len(store))]
-    stats = file_stats(paths)
-    missing = np.flatnonzero(stats[:, 0] < 0)
-    if len(missing):
-        example = paths[int(missing[0])] or store.name(int(missing[0]))
-        raise KappaPlaceError(
-            f"Fitting κ needs the images of the map, and {len(missing):,} of {len(paths):,} no longer "
-            f"exist (for example {example}). Restore them, or remove those references."
-        )
-    stored, digests = store.whole("stats"), store.whole("digests")
-    for number in np.flatnonzero((stats != stored).any(axis=1)).tolist():
-        if not same_file(paths[number], stats[number], stored[number], digests[number]):
-            raise KappaPlaceError(
-                f"The image {paths[number]} has changed since it was embedded. Update it first with "
-                "`kappaplace map add --duplicates replace`."
-            )
-    return paths
 
 
 PROBE = 8

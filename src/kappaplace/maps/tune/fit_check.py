@@ -1,4 +1,4 @@
-"""Evaluation of a fit of κ, and its files: κ of every reference, and a record next to the fitted model."""
+"""Checks of a fit of κ, and its files: κ of every reference, and a record next to the fitted model."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kappaplace.data.degradation import DEGRADATIONS, degrade
+from kappaplace.data.identity import file_stats, same_file
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import DAMAGED_ARRAYS, replace_file, save_array, write_file
 from kappaplace.maps.store.manifest import Manifest
@@ -139,6 +140,8 @@ def _rank_correlation(one: NDArray[np.floating], other: NDArray[np.floating]) ->
     return float(spearmanr(one.ravel(), other.ravel()).statistic)
 
 
+FEWEST = 16
+"""Smallest number of references for a fit."""
 BLOCK = 64
 """Number of images per block, which is what an interrupted process may have to embed again."""
 SAME = 0.99
@@ -179,6 +182,31 @@ def _is_complete(file: Path, count: int) -> bool:
     except DAMAGED_ARRAYS:
         return False
     return stored.shape == (count,) and stored.dtype == np.float32
+
+
+def image_files(store: MapStore) -> list[str]:
+    """Return the image file of every reference, after checking that none has changed."""
+    if len(store) < FEWEST:
+        raise KappaPlaceError(
+            f"Fitting κ needs at least {FEWEST} references, got {len(store)} in {store.folder}. Add images."
+        )
+    paths = [store.image_path(reference) for reference in range(len(store))]
+    stats = file_stats(paths)
+    missing = np.flatnonzero(stats[:, 0] < 0)
+    if len(missing):
+        example = paths[int(missing[0])] or store.name(int(missing[0]))
+        raise KappaPlaceError(
+            f"Fitting κ needs the images of the map, and {len(missing):,} of {len(paths):,} no longer "
+            f"exist (for example {example}). Restore them, or remove those references."
+        )
+    stored, digests = store.whole("stats"), store.whole("digests")
+    for number in np.flatnonzero((stats != stored).any(axis=1)).tolist():
+        if not same_file(paths[number], stats[number], stored[number], digests[number]):
+            raise KappaPlaceError(
+                f"The image {paths[number]} has changed since it was embedded. Update it first with "
+                "`kappaplace map add --duplicates replace`."
+            )
+    return paths
 
 
 @torch.inference_mode()
