@@ -109,4 +109,4 @@ def test_monitor_over_several_calls(kappaplace, built, drive, town_folder, tmp_p
     (tmp_path / "bad.jsonl").write_text("{}")
     assert "not an answer" in kappaplace("map", "monitor", built, tmp_path / "bad.jsonl", code=BAD_INPUT)
     monitor_file(built).write_text("")
-    assert "remove it" in kappaplace("map", "monitor", built, csv, code=BAD_INPUT)
+    assert "Delete it" in kappaplace("map", "monitor", built, csv, code=BAD_INPUT)

@@ -40,7 +40,7 @@ class _Kappa:
 
 
 class MapReferences:
-    """The references of one version of a map.
+    """The references of one version of a map. Methods are documented in `kappaplace.retrieval.references`.
 
     Args:
         store: The stored map.
