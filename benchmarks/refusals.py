@@ -14,11 +14,11 @@ import argparse
 from pathlib import Path
 
 import numpy as np
-from record import append_row
 
 from kappaplace.calibration.fit import Examples, fit_calibration
 from kappaplace.calibration.options import CalibrateOptions
 from kappaplace.calibration.risk import METHODS, RiskRefused
+from record import append_row
 
 QUERIES, SEEDS = 125, 20
 MAX_RISK, CONFIDENCE = 0.2, 0.9

@@ -56,7 +56,7 @@ def test_a_map_from_birth_to_another_model(kappaplace, model, town_folder, town,
     out, table = tmp_path / "town.map", town_folder / "val.parquet"
     said = kappaplace("map", "build", table, "--out", out, "--model", model, "--thumbnails")
     assert said == f"56 images added. {out} now has 56 references.\n"
-    assert "56 were there already" in kappaplace(
+    assert "56 already in the map" in kappaplace(
         "map", "build", table, "--out", out, "--model", model, "--thumbnails"
     )
     folder = town_folder / "val"

@@ -46,7 +46,7 @@ def test_label_in_the_terminal_and_calibrate(kappaplace, built, drive, tmp_path,
     assert "take care that no two show one place" in said
     assert "2 of 56 labelled" in said
     assert now.exists()
-    assert "needs 20 or more" in kappaplace("calibrate", built, "--labels", out, code=BAD_INPUT)
+    assert "at least 20 labels" in kappaplace("calibrate", built, "--labels", out, code=BAD_INPUT)
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\nn\n" + 60 * "y\n"))
     said = kappaplace(*words)
     assert "3 of 56\n" in said
@@ -94,7 +94,7 @@ def test_monitor_over_several_calls(kappaplace, built, drive, town_folder, tmp_p
     assert "has become" in (tmp_path / "drift.html").read_text()
     assert found["state"] == str(monitor_file(built))
     said = kappaplace("localize", built, drive / "q003.png")
-    assert "Queries no longer look like" in " ".join(said.split())
+    assert "Queries differ from those" in " ".join(said.split())
     monkeypatch.setattr(sys, "stdin", io.StringIO(lines.splitlines()[0]))
     said = kappaplace("map", "monitor", built, "-", code=1)  # no new window: what was found still stands
     assert "has become" in said
@@ -109,4 +109,4 @@ def test_monitor_over_several_calls(kappaplace, built, drive, town_folder, tmp_p
     (tmp_path / "bad.jsonl").write_text("{}")
     assert "not an answer" in kappaplace("map", "monitor", built, tmp_path / "bad.jsonl", code=BAD_INPUT)
     monitor_file(built).write_text("")
-    assert "remove it" in kappaplace("map", "monitor", built, csv, code=BAD_INPUT)
+    assert "Delete it" in kappaplace("map", "monitor", built, csv, code=BAD_INPUT)

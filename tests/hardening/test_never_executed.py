@@ -102,7 +102,7 @@ def test_a_pickle_in_place_of_a_file_is_refused_and_not_run(
 def test_a_pickle_in_a_cache_is_not_run(whole: Path, tmp_path: Path) -> None:  # noqa: F811
     """Files that are read silently, and made anew where they are of no use."""
     from kappaplace.data.identity import image_digests
-    from kappaplace.maps.store.pending import Pending
+    from kappaplace.maps.embed import Pending
     from kappaplace.slam.run import _known
     from kappaplace.training.features import ViewSource, _open
 

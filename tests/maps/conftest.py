@@ -1,4 +1,4 @@
-"""A tiny town: 48 references and a few queries as files, and the model that embeds them."""
+"""A tiny town: 48 references and a few queries as files, and a model to embed them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kappaplace_city import SyntheticCity
 
 
 def town_table(folder: Path, split: str = "val", queries: int = 12) -> PlaceImages:
-    """Views of a synthetic quarter as files and a table, headings included."""
+    """Views of a synthetic district as files and a table with headings."""
     views = SyntheticCity(0, (1, 1)).views(split, spacing=20.0, queries=queries, query_strength=0.3, seed=0)
     folder.mkdir(parents=True, exist_ok=True)
     paths = [f"{i:03d}.png" for i in range(len(views.positions))]

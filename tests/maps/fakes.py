@@ -1,4 +1,4 @@
-"""An embedder that needs no model, so that tests of the files need not wait for one."""
+"""An embedder without a model, for fast tests of the files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kappaplace.types import Embeddings
 
 
 class Counting:
-    """Embeds by the content of a file, and writes down what it embedded: one line an image."""
+    """Embeds the content of files, and logs one line per image."""
 
     def __init__(self, log: Path, dim: int = 32, pause: float = 0.0) -> None:
         self.log, self.dim, self.pause = log, dim, pause
@@ -38,7 +38,7 @@ class Counting:
 
 
 def contents(place_map: PlaceMap) -> dict[str, np.ndarray]:
-    """All that a map says of its references, whatever its segments."""
+    """Return all columns of the references, independent of the segments."""
     store = place_map.store
     columns = {column: np.array(store.whole(column)) for column in ("kappa", "poses", "routes", "stats")}
     return columns | {

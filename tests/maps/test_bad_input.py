@@ -1,4 +1,4 @@
-"""What goes wrong around a map is told in one sentence, and nothing that was there is lost."""
+"""Bad input and full disks give one message, and the map stays as it was."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.maps.fakes import Counting, assert_same
 
 @contextmanager
 def full_disk(folder: Path, after: int) -> Iterator[list[str]]:
-    """From the ``after``-th write below a folder on, no byte finds room there; yields what was written to."""
+    """Simulate a full disk from the ``after``-th write below a folder; yields the written files."""
     real, written = io.open, []
 
     def opened(file: Any, mode: str = "r", *args: Any, **more: Any) -> Any:
@@ -52,7 +52,7 @@ def full_disk(folder: Path, after: int) -> Iterator[list[str]]:
 
 
 class _Refusing:
-    """A file whose writes go through another function."""
+    """A file that writes through another function."""
 
     def __init__(self, stream: Any, write: Callable[[Any], int]) -> None:
         self._stream, self.write = stream, write
@@ -77,7 +77,7 @@ def few(town: PlaceImages) -> PlaceImages:
 
 @pytest.fixture
 def grown(few, tiny, tmp_path, monkeypatch) -> tuple[Path, BuildOptions]:
-    """A small map of two segments and how it is embedded."""
+    """A small map with two segments, and its embedder."""
     monkeypatch.setattr(extend, "BLOCK", 2)
     options = BuildOptions(segment_rows=4, embedder=Counting(tmp_path / "log"))
     PlaceMap.build(few.select(np.arange(6)), tmp_path / "before.map", tiny, options)
@@ -165,12 +165,12 @@ def test_nothing_is_removed_before_its_replacement_is_there(town, town_map, tmp_
 
 def test_a_layout_without_a_folder_is_told(town, town_map):
     for given in (town, town.image_paths()[:2], town.image_path(0)):
-        with pytest.raises(KappaPlaceError, match=r"layout \(at-names\) is that of a folder"):
+        with pytest.raises(KappaPlaceError, match="layout 'at-names' needs a folder"):
             town_map.add(given, options=AddOptions(layout="at-names"))
 
 
 def test_positions_that_are_not_numbers(town, tiny, tmp_path):
-    """NaN for both is an image without a position; anything else is refused before a map is made."""
+    """NaN for both coordinates means no position. Other invalid positions fail before a map is created."""
     rows, file = town.reference_rows[:4], tmp_path / "poses.csv"
     town.select(rows).save(file)
     text, (x, y) = file.read_text(), town.positions[rows[1]]
@@ -187,7 +187,7 @@ def test_positions_that_are_not_numbers(town, tiny, tmp_path):
         assert made.report.unposed == made.manifest.unposed == 1
         assert "1 have no position" in made.report.sentence
         answer = made.localize(town.image_path(int(rows[1])), area=(x, y, 1e6))
-        assert len(answer.matches) == 3  # what lies nowhere is in no circle
+        assert len(answer.matches) == 3  # images without a position are in no circle
     for position in (f"nan,{y}", f",{y}", f"inf,{y}", "here,there"):
         with pytest.raises(KappaPlaceError, match=r"coordinate|poses\.csv"):
             built(position, "bad")
@@ -201,17 +201,17 @@ def flip(file: Path) -> None:
 
 
 def test_damage_is_not_compacted_away(town_map, queries):
-    """New files would have new checksums: what is broken could never be told again."""
+    """New files get new checksums, which would hide the damage."""
     town_map.remove(["001.png"])
     for name in ("segments/000001/descriptors.npy", town_map.manifest.removed.file):
         file = town_map.folder / name
         good = file.read_bytes()
         flip(file)
-        with pytest.raises(KappaPlaceError, match=r"another checksum.*nothing was changed"):
+        with pytest.raises(KappaPlaceError, match=r"wrong checksum.*nothing was changed"):
             PlaceMap.open(town_map.folder).compact()
         file.write_bytes(good)
     before = set(town_map.store.names())
-    flip(town_map.folder / town_map.manifest.distinctiveness.file)  # is computed anew anyway
+    flip(town_map.folder / town_map.manifest.distinctiveness.file)  # it is computed again
     again = PlaceMap.open(town_map.folder)
     again.compact()
     assert again.verify() == []
@@ -233,7 +233,7 @@ def test_a_truncated_segment_stops_every_kind_of_work(town, town_map, tiny, quer
         work[what](PlaceMap.open(town_map.folder, tiny))
 
     names = list(town_map.store.names())
-    # Adding reads neither the poses nor the names of others before it writes.
+    # Adding does not read poses and names of other segments before it writes.
     for name in ("descriptors",) if what == "add" else ("descriptors", "poses", "names.starts"):
         file = town_map.folder / "segments" / "000001" / f"{name}.npy"
         good = file.read_bytes()

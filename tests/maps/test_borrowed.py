@@ -1,4 +1,4 @@
-"""Probabilities that came with the model: lent to maps of that very model, and never as a promise."""
+"""Shipped calibrations: used for maps of the same model, without a guarantee."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def made_up(scores=SCORES, *, pairs: bool = True, rerank: int = 0, **options) ->
 
 
 def ship(folder: Path, model, calibration: Calibration | None) -> str:
-    """Put a model into the place of ours; its fingerprint."""
+    """Replace the shipped model, and return the fingerprint."""
     save_model(model, folder / DEFAULT, half=True)
     fingerprint = load_model(folder / DEFAULT).fingerprint
     if calibration is not None:
@@ -64,7 +64,9 @@ def test_labels_follow_what_a_borrowed_calibration_compares(home, tiny, town, qu
     assert sheet.sampling.verify == 3
     answers = town_map.localize(queries, k=1, rerank=3)
     assert [row.match for row in sheet.rows] == [answer.matches[0].name for answer in answers]
-    assert town_map.localize(queries[0], rerank=2).probability is None  # not what was lent
+    assert (
+        town_map.localize(queries[0], rerank=2).probability is None
+    )  # the shipped calibration needs another rerank
     shutil.move(town.root, tmp_path / "away")
     try:
         kept = [str(tmp_path / "away" / Path(query).name) for query in queries]
@@ -107,7 +109,7 @@ def test_a_calibration_of_the_map_itself_comes_first(home, tiny, town, queries, 
 
 
 def test_a_promise_does_not_travel(home, tiny, town, tmp_path):
-    """Even if the file was fitted with a guarantee."""
+    """Even a file that was fitted with a guarantee gives none."""
     promised = made_up(max_risk=0.5)
     assert promised.rule is not None
     assert promised.rule.guaranteed
@@ -140,7 +142,7 @@ def test_what_does_not_fit_is_not_lent(case, home, tiny, town, queries, tmp_path
 
 
 def test_scores_that_are_not_at_hand_leave_the_map_uncalibrated(home, tiny, town, queries, tmp_path):
-    """With one match there is no second one to compare with; a missing score must not end the answer."""
+    """With one match the margin is missing, which must not prevent an answer."""
     ship(home, tiny, made_up(("cosine", "pa"), pairs=False))
     town_map = PlaceMap.build(town, tmp_path / "m")
     assert town_map.localize(queries[0], k=1).probability is None
@@ -185,7 +187,7 @@ def test_it_is_read_once(home, tiny):
 
 
 def test_a_fitted_map_is_another_model(home, tiny, town, tmp_path):
-    """`map fit` changes κ, so the model's own probabilities no longer belong to it."""
+    """`map fit` changes κ, so the shipped calibration no longer applies."""
     ship(home, tiny, made_up())
     town_map = PlaceMap.build(town, tmp_path / "m")
     record = replace(town_map.manifest.model, fingerprint="0" * 64, base=town_map.manifest.model.fingerprint)

@@ -1,4 +1,4 @@
-"""Building and growing maps, and what is said to bad input."""
+"""Building and extending maps, and messages for bad input."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def other() -> PlaceModel:
 
 
 def true_distinctiveness(place_map: PlaceMap) -> np.ndarray:
-    """By the definition: all similarities, far pairs only."""
+    """Compute distinctiveness by its definition: all similarities of different places."""
     z, at = place_map.store.descriptors[:], place_map.store.positions
     far = np.linalg.norm(at[:, None] - at[None], axis=2) > place_map.manifest.near.value
     return np.where(far, z @ z.T, -np.inf).max(axis=1)
@@ -41,7 +41,7 @@ def test_distinctiveness_is_the_highest_similarity_to_a_far_reference(town_map, 
     first = grown.store.distinctiveness.copy()
     grown.add(town.select(rows[25:]))
     np.testing.assert_allclose(grown.store.distinctiveness, true_distinctiveness(grown), atol=1e-6)
-    assert (grown.store.distinctiveness[:25] > first).any()  # old ones learnt of new ones
+    assert (grown.store.distinctiveness[:25] > first).any()  # new references change the values of old ones
 
 
 def test_a_large_map_is_sampled_and_says_so(town, tiny, tmp_path, monkeypatch):
@@ -114,7 +114,7 @@ def test_bad_images_are_left_out_or_end_the_work(pictures, tiny, tmp_path):
 
 
 def test_names_that_come_twice(town, town_map, tiny, tmp_path):
-    with pytest.raises(KappaPlaceError, match=r"'000.png' comes twice"):
+    with pytest.raises(KappaPlaceError, match=r"'000.png' appears more than once"):
         PlaceMap.build(PlaceImages.create(["000.png", "000.png"], root=town.root), tmp_path / "twice", tiny)
     folder = tmp_path / "new"
     folder.mkdir()
@@ -134,7 +134,7 @@ def test_names_that_come_twice(town, town_map, tiny, tmp_path):
 
 
 def test_images_that_moved_are_found_again(town, tiny, tmp_path):
-    """The same files elsewhere: nothing is embedded, and the map knows where they are."""
+    """Moved files are not embedded again, and the map records their new folder."""
     old, new = tmp_path / "old", tmp_path / "new"
     shutil.copytree(town.root, old)
     made = PlaceMap.build(
@@ -161,11 +161,11 @@ def test_frames_of_a_route(town, tiny, tmp_path):
 
 
 def test_another_model_is_refused_and_reembed_helps(town, town_map, tiny, other, queries, tmp_path):
-    with pytest.raises(KappaPlaceError, match=r"made with another model.*map reembed"):
+    with pytest.raises(KappaPlaceError, match=r"built with another model.*map reembed"):
         PlaceMap.open(town_map.folder, other).localize(queries[0])
-    with pytest.raises(KappaPlaceError, match="made with another model"):
+    with pytest.raises(KappaPlaceError, match="built with another model"):
         PlaceMap.open(town_map.folder, other).add(town)
-    with pytest.raises(KappaPlaceError, match="made with another model"):
+    with pytest.raises(KappaPlaceError, match="built with another model"):
         PlaceMap.build(town, town_map.folder, other)
     town_map.remove(["005.png"])
     report = town_map.reembed(other, options=AddOptions(segment_rows=16))
@@ -178,10 +178,10 @@ def test_another_model_is_refused_and_reembed_helps(town, town_map, tiny, other,
         other,
         options=BuildOptions(segment_rows=16),
     )
-    assert_same(fresh, direct, apart_from="routes")  # a part of a table counts its frames anew
+    assert_same(fresh, direct, apart_from="routes")  # a part of a table numbers its frames from 0
     assert fresh.localize(queries[0]).matches[0].name == direct.localize(queries[0]).matches[0].name
     assert not (town_map.folder / "reembed").exists()
-    with pytest.raises(KappaPlaceError, match="made with another model"):
+    with pytest.raises(KappaPlaceError, match="built with another model"):
         PlaceMap.open(town_map.folder, tiny).localize(queries[0])
 
 
@@ -205,13 +205,13 @@ def test_an_interrupted_reembedding_leaves_the_map_and_goes_on(town_map, other, 
 
 
 def test_settings_must_agree_when_a_build_goes_on(town, town_map, tiny, tmp_path):
-    with pytest.raises(KappaPlaceError, match="with storage float32, not int8"):
+    with pytest.raises(KappaPlaceError, match="with storage float32, got int8"):
         PlaceMap.build(town, town_map.folder, tiny, options=BuildOptions(storage="int8"))
     with pytest.raises(KappaPlaceError, match="with neighborhood metres:25"):
         PlaceMap.build(town, town_map.folder, tiny, options=BuildOptions(radius=10))
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").touch()
-    with pytest.raises(KappaPlaceError, match=r"holds other things \(thesis.tex\)"):
+    with pytest.raises(KappaPlaceError, match=r"has other files \(thesis.tex\)"):
         PlaceMap.build(town, tmp_path / "full", tiny)
 
 
@@ -221,21 +221,21 @@ def test_bad_sources_are_told(town, town_map, tiny, tmp_path):
         "holds no image": tmp_path / "empty",
         "Nothing at": tmp_path / "nowhere",
         "list of images is empty": [],
-        "cannot be made of a int": 3,
-        "queries only": town.queries,
+        "cannot be built from a int": 3,
+        "only queries": town.queries,
     }
     for sentence, images in cases.items():
         with pytest.raises(KappaPlaceError, match=sentence):
             PlaceMap.build(images, tmp_path / "m", tiny)
     assert not (tmp_path / "m").exists()
     local = PlaceImages.create(["000.png"], [[0, 0]], root=town.root)
-    with pytest.raises(KappaPlaceError, match="frame EPSG:32610 but these images in local"):
+    with pytest.raises(KappaPlaceError, match="from the frame local to that of the map, EPSG:32610"):
         town_map.add(local, options=AddOptions(prefix="x/"))
     with pytest.raises(KappaPlaceError, match="only one of its two coordinates"):
         PlaceImages.create(["000.png"], [[np.nan, 0]], root=town.root)
-    with pytest.raises(KappaPlaceError, match="stored as one of"):
+    with pytest.raises(KappaPlaceError, match="Unknown storage 'float8'"):
         PlaceMap.build(town, tmp_path / "m", tiny, options=BuildOptions(storage="float8"))
-    with pytest.raises(KappaPlaceError, match="duplicates must be one of error, skip, replace"):
+    with pytest.raises(KappaPlaceError, match="Unknown duplicates 'both'"):
         PlaceMap.build(town, tmp_path / "m", tiny, options=BuildOptions(duplicates="both"))
 
 

@@ -21,7 +21,7 @@ from tests.maps.conftest import town_table
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> PlaceImages:
-    """Enough queries to learn from; every third one is a reference itself, so that some are right."""
+    """Enough queries for a calibration; every third one is a reference, so that some are correct."""
     return town_table(tmp_path_factory.mktemp("many"), "test", queries=90)
 
 
@@ -94,7 +94,9 @@ def test_given_positives_are_found_by_name(many, ready):
     with pytest.raises(KappaPlaceError, match=r"needs at least 598 labelled queries, got 90"):
         calibrate_map(ready, table, CalibrateOptions(max_risk=0.01))
     posed = replace(table, positions=many.positions)
-    with pytest.raises(KappaPlaceError, match=r"got \d+ places.*--no-thin"):  # neighbours fail together
+    with pytest.raises(
+        KappaPlaceError, match=r"got \d+ places.*--no-thin"
+    ):  # neighbouring frames fail together
         calibrate_map(ready, posed)
 
 
@@ -102,8 +104,8 @@ def test_without_labels_nothing_is_guaranteed(many, ready):
     made = self_calibrate_map(ready)
     assert made.rule is not None
     assert not made.rule.guaranteed
-    assert "the map is sparse" in sparse_note(made)
-    assert made.facts["outside"] >= made.facts["queries"] / 2  # every second query has lost its place
+    assert "The map is sparse" in sparse_note(made)
+    assert made.facts["outside"] >= made.facts["queries"] / 2  # every second query is without its place
     mean = np.mean([answer.probability for answer in ready.localize(many.image_paths(many.reference_rows))])
     assert mean > 0.5  # images of the map are found in it
     answer = PlaceMap.open(ready.folder).localize(many.image_path(0))
@@ -112,13 +114,13 @@ def test_without_labels_nothing_is_guaranteed(many, ready):
     )
     assert answer.inside is not None
     assert answer.in_map == (answer.inside >= 0.5)
-    assert self_calibrate_map(ready).to_dict() == made.to_dict()  # the damage is the same every time
+    assert self_calibrate_map(ready).to_dict() == made.to_dict()  # the degradation is deterministic
 
 
 def test_what_cannot_be_self_calibrated(many, ready, tiny, tmp_path):
     unposed = PlaceImages.create(many.references.paths, root=many.root)
     blind = PlaceMap.build(unposed, tmp_path / "blind", tiny)
-    with pytest.raises(KappaPlaceError, match="neither positions nor frames"):
+    with pytest.raises(KappaPlaceError, match="needs positions or frame numbers"):
         self_calibrate_map(blind)
     with pytest.raises(KappaPlaceError, match="queries need positions"):
         calibrate_map(blind, many)
@@ -130,7 +132,7 @@ def test_what_cannot_be_self_calibrated(many, ready, tiny, tmp_path):
         arrays = {key: stored[key] for key in stored.files}
     np.savez(moved, **(arrays | {"root": np.full(len(ready), "/nowhere")}))
     import_map(moved, tmp_path / "gone")
-    with pytest.raises(KappaPlaceError, match=r"not there any more .*/nowhere"):
+    with pytest.raises(KappaPlaceError, match=r"no longer exist .*/nowhere"):
         self_calibrate_map(PlaceMap.open(tmp_path / "gone"))
 
 
@@ -140,16 +142,16 @@ def test_a_sparse_map_is_asked_with_its_images_present(ready, monkeypatch):
         alone = self_calibrate_map(ready).facts
     facts = self_calibrate_map(ready).facts
     assert 0 <= facts["found_alone"] == alone["found_alone"] < 0.5
-    assert facts["right"] > alone["right"]  # those with themselves are found more often
+    assert facts["right"] > alone["right"]  # images that stay in the map are found more often
     stated, observed, counts = ready.manifest.calibration["reliability"]
     assert len(stated) == len(observed) == len(counts) > 1
-    # Every second query is one from outside, in use one in ten: the held-out ones are thinned to that.
+    # Every second query is out-of-map, and one in ten is expected, so the held-out queries are subsampled.
     assert sum(counts) < facts["thresholds_on"]
     assert all(0 <= value <= 1 for value in (*stated, *observed))
 
 
 def test_how_dense_a_map_is(ready):
-    """Against a loop over the references."""
+    """Compare with a loop over the references."""
     store, near = ready.store, ready.manifest.radius
     z, where = store.descriptors[:], store.positions
     hits = []

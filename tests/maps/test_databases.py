@@ -1,4 +1,4 @@
-"""A map in Milvus (a Lite file) and in PostgreSQL (a real server): the same answers as the map alone."""
+"""A map in Milvus (a Lite file) and in PostgreSQL (a real server): the same answers as without a database."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.retrieval.test_database import postgres_uri  # noqa: F401  # a fixtur
 
 @pytest.fixture(params=["milvus", "postgres"])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
-    """Options of an engine, each test with a collection of its own."""
+    """Options of an engine, with a separate collection for each test."""
     if request.param == "milvus":
         pytest.importorskip("pymilvus")
         pytest.importorskip("milvus_lite")
@@ -48,7 +48,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
 
 
 def assert_same_answers(ours: list[Localization], theirs: list[Localization]) -> None:
-    """Equal in every field: words and orders exactly, numbers up to the rounding of a float32 sum."""
+    """Check all fields: text and order exactly, numbers up to the rounding of a float32 sum."""
     for one, other in zip(ours, theirs, strict=True):
         a, b = one.to_dict(), other.to_dict()
         for answer in (a, b):
@@ -152,7 +152,7 @@ def test_a_database_follows_its_map(database, town, town_map, tiny, queries, mon
     town_map.refresh()
     assert_same_answers(again.localize(queries), town_map.localize(queries))
     again.close()
-    # Another map under the same name and address is refused, and what is there stays.
+    # Another map under the same name and URL raises an error, and the existing data stay.
     other = PlaceMap.build(town.select(town.reference_rows[10:20]), town_map.folder.parent / "o.map", tiny)
     with pytest.raises(KappaPlaceError, match=r"58 references, more than the 10 given.*--collection"):
         PlaceMap.open(other.folder, tiny, **database).localize(queries[0])
@@ -163,7 +163,7 @@ def test_a_database_follows_its_map(database, town, town_map, tiny, queries, mon
 
 
 def _import(folder: Path, tiny: Any, database: dict[str, str], query: str) -> None:
-    """An import of one row at a time, slow enough to be killed midway."""
+    """Import one row at a time, slowly enough to be killed midway."""
     from kappaplace.retrieval.milvus import MilvusEngine
     from kappaplace.retrieval.postgres import PostgresEngine
 
@@ -244,7 +244,7 @@ def test_the_command_asks_a_database(database, town_map, tiny, queries, monkeypa
 
 
 def give_kappa(folder: Path, kappa: float) -> None:
-    """Another κ for every reference in one swap, as `map fit` does it."""
+    """Change κ of every reference in one step, as `map fit` does."""
     with writer_of(folder) as writer:
         changed = [
             writer.adopt(folder, each, {"kappa": np.full(each.count, kappa, np.float32)})
@@ -266,7 +266,7 @@ def test_a_database_with_another_kappa_is_filled_anew_or_refused(database, town_
     assert {match.kappa for match in there.localize(queries[0]).matches} == {7.0}
     assert set(there.references.engine.engine.fetch(np.arange(56)).kappa) == {7.0}
     there.close()
-    # The copy has a note that says that all is there, and so it was.
+    # The copy has a note that all rows are imported.
     with pytest.raises(
         KappaPlaceError, match=r"no longer holds what the map .*copied.map put there.*--collection"
     ):

@@ -1,4 +1,4 @@
-"""Maps and answers as files of other programs, there and back."""
+"""Export and import of maps and answers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_there_and_back(town, tiny, queries, tmp_path, suffix, storage):
         ).report.already
         == 55
     )
-    with pytest.raises(KappaPlaceError, match="is there already"):
+    with pytest.raises(KappaPlaceError, match="already exists"):
         import_map(file, tmp_path / "back")
 
 
@@ -85,7 +85,7 @@ def test_a_calibration_is_imported_where_it_was_fitted_to_these_signals(
 def test_descriptors_from_elsewhere(tiny, pictures, tmp_path):
     z = np.eye(4, 32, dtype=np.float32)
     np.savez(tmp_path / "a.npz", name=np.array(list("abcd")), descriptors=z, x=[0, 50, 100, 150], y=[0.0] * 4)
-    with pytest.raises(KappaPlaceError, match="does not say which model"):
+    with pytest.raises(KappaPlaceError, match="does not name the model"):
         import_map(tmp_path / "a.npz", tmp_path / "m")
     import_map(tmp_path / "a.npz", tmp_path / "m", tiny)
     made = PlaceMap.open(tmp_path / "m", tiny)
@@ -95,7 +95,7 @@ def test_descriptors_from_elsewhere(tiny, pictures, tmp_path):
         made.reembed(tiny)
     cases = {
         "not of unit length": {"descriptors": 2 * z},
-        "'a' twice": {"name": np.array(list("abca"))},
+        "'a' more than once": {"name": np.array(list("abca"))},
         "one coordinate only": {"y": [0, 1, np.nan, 2]},
         "for 4 names": {"descriptors": z[:, :16]},
         "cannot be imported": {"x": np.array(list("abcd"))},
@@ -109,7 +109,7 @@ def test_descriptors_from_elsewhere(tiny, pictures, tmp_path):
     (tmp_path / "x.npz").write_bytes(b"half a file")
     with pytest.raises(KappaPlaceError, match="cannot be imported as a map"):
         import_map(tmp_path / "x.npz", tmp_path / "bad", tiny)
-    assert sorted(p.name for p in tmp_path.glob(".*")) == []  # nothing half made is left
+    assert sorted(p.name for p in tmp_path.glob(".*")) == []  # no partial files remain
 
 
 def test_geojson_lies_on_earth(town, town_map, tiny, tmp_path):
@@ -120,7 +120,7 @@ def test_geojson_lies_on_earth(town, town_map, tiny, tmp_path):
     assert 37 < lat < 38
     assert -123 < lon < -122
     assert read["features"][0]["properties"]["name"] == "000.png"
-    with pytest.raises(KappaPlaceError, match=r"none of .parquet, .npz, .geojson"):
+    with pytest.raises(KappaPlaceError, match=r"Choose from: .parquet, .npz, .geojson"):
         export_map(town_map.store, tmp_path / "t.kml")
 
 
@@ -142,7 +142,7 @@ def test_answers_as_files(town_map, queries, tmp_path):
     spaced = town_map.localize_embeddings(town_map.embed(queries[:1]), ["a b.png"], LocalizeOptions(k=1))
     with pytest.raises(KappaPlaceError, match=r"spaces, got 'a b.png'"):
         write_pairs(spaced, tmp_path / "pairs.txt")
-    raw = replace(answers[0], query="caf\udce9.png")  # a name in bytes that are no UTF-8
+    raw = replace(answers[0], query="caf\udce9.png")  # a name that is not UTF-8
     assert read_pairs(write_pairs([raw], tmp_path / "raw.txt"))[0][0] == raw.query
     assert (tmp_path / "raw.txt").read_bytes().startswith(b"caf\xe9.png ")
     write_answers(town_map, answers, tmp_path / "many.html")

@@ -1,4 +1,4 @@
-"""κ learnt from nothing but a map's own images, and put into the map without touching anything else."""
+"""Fitting κ on a map's own images, which changes nothing else in the map."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import BuildOptions, PlaceMap
 from kappaplace.maps.options import FitOptions
 from kappaplace.maps.tune import fit
-from kappaplace.maps.tune.fit import choose, estimate_fit
+from kappaplace.maps.tune.fit import estimate_fit, split_references
 from kappaplace.models.checkpoint import save_model
 from kappaplace.models.frozen import FrozenEncoder
 from kappaplace.models.place_model import PlaceModel
@@ -73,9 +73,9 @@ def test_only_kappa_changes(town, bare, bare_map, tmp_path):
     images = [after.store.image_path(row) for row in range(len(after))]
     np.testing.assert_allclose(kappa, after.embed(images).kappa, rtol=0.02)
     assert np.ptp(kappa) > 0
-    assert before.refresh()  # a reader that looks again
+    assert before.refresh()  # a reader that reads the map again
     np.testing.assert_array_equal(before.store.whole("kappa"), kappa)
-    # Whoever has the model of before may go on using it.
+    # The previous model still works.
     query = town.image_path(0)
     answers = [PlaceMap.open(after.folder, model).localize(query) for model in (None, bare)]
     assert answers[0].kappa == answers[1].kappa > 0
@@ -112,9 +112,11 @@ def test_the_same_fit_is_not_made_twice(bare_map):
     other = bare_map.fit(FitOptions(views=1, epochs=3, batch_size=16, seed=1), calibrate=False)
     assert other.new
     assert other.record.learnt.before == pytest.approx(first.record.learnt.with_level, abs=0.6)
-    again = bare_map.fit(QUICK, calibrate=False)  # a head that knows nothing each time: the same comes out
+    again = bare_map.fit(
+        QUICK, calibrate=False
+    )  # each fit starts with an untrained head, so the result is the same
     assert again.record.learnt.with_level == pytest.approx(first.record.learnt.with_level, abs=1e-6)
-    assert len(list(bare_map.folder.glob("model-*"))) == 1  # old ones are not kept
+    assert len(list(bare_map.folder.glob("model-*"))) == 1  # old models are deleted
 
 
 def test_kappa_falls_with_damage_it_never_saw(bare_map, monkeypatch):
@@ -125,7 +127,7 @@ def test_kappa_falls_with_damage_it_never_saw(bare_map, monkeypatch):
     assert np.mean(losses[-5:]) < np.mean(losses[:5])
     assert learnt.with_cosine > 0.1
     assert learnt.by_kind["night"] < -0.4
-    assert learnt.clean[1] > 1.5 * learnt.kinds["night"][-1][1]  # even this untrained encoder tells night
+    assert learnt.clean[1] > 1.5 * learnt.kinds["night"][-1][1]  # even this untrained encoder detects night
 
 
 @pytest.mark.parametrize("layer", [None, "1"])
@@ -135,7 +137,7 @@ def test_an_encoder_of_your_own(town, tmp_path, layer):
     done = made.fit(QUICK, CalibrateOptions(outside_rate=0.2))
     assert done.calibration is not None
     assert not done.calibration.rule.guaranteed
-    # In another process there is the encoder alone, and it gets its κ from the map.
+    # Another process has only the encoder, and gets κ from the map.
     again = FrozenEncoder(own_encoder(), layer=layer, preprocessing=Preprocessing(32, "exact"))
     opened = PlaceMap.open(made.folder, again)
     assert opened.localize(town.image_path(0)).kappa == made.localize(town.image_path(0)).kappa
@@ -162,7 +164,7 @@ def test_images_keep_the_size_they_were_embedded_at(bare, tmp_path):
 
 def test_what_cannot_be_fitted(town, bare, bare_map, tmp_path):
     few = PlaceMap.build(town.select(town.reference_rows[:10]), tmp_path / "few.map", bare)
-    with pytest.raises(KappaPlaceError, match="10 references; κ is learnt from 16"):
+    with pytest.raises(KappaPlaceError, match="at least 16 references, got 10"):
         few.fit()
     with pytest.raises(KappaPlaceError, match="views must be at least 1"):
         FitOptions(views=0)
@@ -176,12 +178,12 @@ def test_what_cannot_be_fitted(town, bare, bare_map, tmp_path):
     with pytest.raises(KappaPlaceError, match=r"has changed since.*duplicates replace"):
         made.fit()
     first.unlink()
-    with pytest.raises(KappaPlaceError, match=r"1 of \d+ are not there any more"):
+    with pytest.raises(KappaPlaceError, match=r"1 of \d+ no longer exist"):
         made.fit()
     assert PlaceMap.open(made.folder).manifest.version == version
     opened = PlaceMap.open(bare_map.folder)
     bare_map.fit(QUICK, calibrate=False)
-    with pytest.raises(KappaPlaceError, match="another model meanwhile"):
+    with pytest.raises(KappaPlaceError, match="Another process changed the model"):
         opened.fit()
 
 
@@ -199,7 +201,7 @@ def test_a_map_without_positions_gets_kappa_but_no_calibration(town, bare, tmp_p
     blind = PlaceMap.build(PlaceImages.create(town.references.paths, root=town.root), tmp_path / "b", bare)
     done = blind.fit(QUICK)
     assert done.calibration is None
-    assert "neither positions nor frames" in done.notes[0]
+    assert "needs positions or frame numbers" in done.notes[0]
     assert np.isfinite(blind.store.whole("kappa")).all()
     page, _ = write_fit_report(blind, tmp_path / "out" / "fit.html")
     assert "Self-calibration" not in page.read_text()
@@ -212,7 +214,7 @@ def test_the_command_and_its_report(town, bare, bare_map, tmp_path):
         return result.output
 
     expected = json.loads(run("--estimate", "--json", "--views", "2"))
-    count, judges = len(bare_map), len(choose(len(bare_map), 1000, 0).judge)
+    count, judges = len(bare_map), len(split_references(len(bare_map), 1000, 0).check)
     assert expected["passes"] == (count - judges) * 3 + judges + judges * 29 + count
     assert expected["seconds"] > 0
     assert "measured" in run("--estimate")
@@ -229,7 +231,7 @@ def test_the_command_and_its_report(town, bare, bare_map, tmp_path):
     assert "no risk" in text or "No guarantee" in text
     assert text.count("data:image/") == 1 + 8  # the figure, and eight places
     said = run(*quick)
-    assert "fitted on these images with these options before" in said
+    assert "already fitted on these images with these options" in said
     assert "No guarantee" in said
     missing = CliRunner().invoke(app, ["fit", str(tmp_path / "nowhere")])
     assert isinstance(missing.exception, KappaPlaceError)
@@ -243,7 +245,7 @@ def test_estimate_of_a_map(bare_map):
 
 @pytest.mark.slow
 def test_a_fit_survives_kills(bare_map, bare, tmp_path):
-    save_model(bare, tmp_path / "bare")  # a process of its own loads it anew
+    save_model(bare, tmp_path / "bare")  # another process loads it
     calm = tmp_path / "calm.map"
     shutil.copytree(bare_map.folder, calm)
     calm_map = PlaceMap.open(calm, bare)
@@ -256,7 +258,7 @@ def test_a_fit_survives_kills(bare_map, bare, tmp_path):
         sound(bare_map.folder)
         opened = PlaceMap.open(bare_map.folder)
         kappa = opened.store.whole("kappa")
-        if opened.manifest.model.kappa:  # model and κ came in together
+        if opened.manifest.model.kappa:  # model and κ change together
             assert np.isfinite(kappa).all()
             assert opened.manifest.calibration is None or opened.calibration is not None
         else:

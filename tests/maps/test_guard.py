@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from junk import junk_images
 from PIL import Image
 
+from junk import junk_images
 from kappaplace.calibration.options import CalibrateOptions
 from kappaplace.data.table import PlaceImages
 from kappaplace.maps import PlaceMap

@@ -1,4 +1,4 @@
-"""A process killed at any moment leaves the last good state, and the same command goes on from there."""
+"""A process can be killed at any time: the map stays valid, and the same command resumes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def killed_until_done(work: Callable[[], object], check: Callable[[], None], longest: float) -> int:
-    """Run ``work`` in a process and kill it until it gets through; how many kills that took.
+    """Run ``work`` in a process and kill it until it completes. Return the number of kills.
 
     The time it is given grows from nothing to ``longest``, so that every stage is hit.
     """
@@ -81,7 +81,7 @@ def test_build_and_add_survive_kills(images, tiny, tmp_path):
     )
     assert kills >= 3
     assert_same(PlaceMap.open(rebuilt), calm)
-    assert IMAGES <= len(embedder.calls) <= IMAGES + kills * BLOCK  # what a kill loses is the block in hand
+    assert IMAGES <= len(embedder.calls) <= IMAGES + kills * BLOCK  # a kill loses the current block
 
     def add() -> None:
         PlaceMap.open(out, tiny).add(second, options)
@@ -116,7 +116,7 @@ def test_a_finished_build_embeds_nothing_again(images, tiny, tmp_path):
     assert len(embedder.calls) == IMAGES
     assert again.report.already == IMAGES
     assert again.manifest.version == made.manifest.version
-    # A copied file has a new date but the same content; an exchanged one has not.
+    # A copied file has a new date but the same content; a replaced file has not.
     file = images.image_path(5)
     os.utime(file, ns=(time.time_ns(), time.time_ns()))
     assert made.add(images, options).already == IMAGES
@@ -162,8 +162,8 @@ def test_readers_keep_working_while_a_writer_appends(images, tiny, tmp_path):
     assert len(reader) == 20
     assert reader.refresh()
     assert len(reader) == IMAGES
-    assert len(sizes) > 1  # it was seen growing
-    # Compacted under a reader that had not looked at everything yet: it looks again by itself.
+    assert len(sizes) > 1  # the map grew in several steps
+    # A reader that has not read all files of a map before compacting reads the map again.
     late = PlaceMap.open(out, tiny)
     PlaceMap.open(out, tiny).compact()
     assert len(late.localize_embeddings(made, queries)) == 2

@@ -1,4 +1,4 @@
-"""Labels by a person: drawn at random, shown blind, kept safe, and turned into an honest promise."""
+"""Labels by a person: random samples, the labels file, and calibration with a valid guarantee."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ LAX = CalibrateOptions(max_risk=0.3, confidence=0.8)
 
 @pytest.fixture(scope="module")
 def drive(tmp_path_factory: pytest.TempPathFactory) -> tuple[PlaceImages, PlaceImages]:
-    """References, and queries: each reference again with a little noise, and views that are hard to find."""
+    """References and queries: noisy copies of the references, and views that are hard to find."""
     table = town_table(tmp_path_factory.mktemp("drive"), "test", queries=60)
     folder = tmp_path_factory.mktemp("queries")
     rng = np.random.default_rng(0)
@@ -59,7 +59,7 @@ def drive(tmp_path_factory: pytest.TempPathFactory) -> tuple[PlaceImages, PlaceI
 
 @pytest.fixture(scope="module")
 def built(drive, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A map and the sheet of a sample, made once."""
+    """A map and the sheet of a sample."""
     torch.manual_seed(0)
     model = PlaceModel.create("resnet_tiny", dim=32, preprocessing=Preprocessing(64, "exact")).eval()
     folder = tmp_path_factory.mktemp("built")
@@ -75,7 +75,7 @@ def ready(built: Path, tmp_path: Path) -> PlaceMap:
 
 
 def truth(row: Row) -> str:
-    """What a person would say: a noisy copy has the number of its reference."""
+    """Return the correct label: a noisy copy has the number of its reference."""
     return YES if row.query[1:4] == row.match[:3] else NO
 
 
@@ -112,7 +112,7 @@ def test_a_sample_is_seeded_and_one_a_place(size, step, seed):
     gaps = np.hypot(*(at[rows][:, None] - at[rows][None]).transpose(2, 0, 1))
     assert (gaps[~np.eye(len(rows), dtype=bool)] >= 10).all()
     shorter = draw_sample(table, 10.0, size=max(size // 2, 1), seed=seed)
-    assert sample.names[: len(shorter.names)] == shorter.names  # a part of it is a smaller sample
+    assert sample.names[: len(shorter.names)] == shorter.names  # the first part is a smaller sample
 
 
 def test_every_place_is_as_likely_to_come_first():
@@ -138,13 +138,13 @@ def test_time_stands_in_for_position_and_nothing_is_said():
     )
     sample = draw_sample(mixed, 25.0)
     assert sample.places == 31
-    assert "neither position nor time" in sample.thinned
+    assert "without position and time" in sample.thinned
 
 
 def test_queries_of_a_table_are_drawn_and_references_are_not():
     table = PlaceImages.create([f"{i}.jpg" for i in range(10)], is_query=np.arange(10) < 4)
     assert sorted(draw_sample(table, 25.0).names) == ["0.jpg", "1.jpg", "2.jpg", "3.jpg"]
-    with pytest.raises(KappaPlaceError, match="At least one"):
+    with pytest.raises(KappaPlaceError, match="size must be at least 1"):
         draw_sample(table, 25.0, size=0)
 
 
@@ -176,12 +176,12 @@ def test_a_spreadsheet_in_between_does_no_harm(sheet, tmp_path):
 def test_what_is_no_random_sample_is_told(sheet):
     assert sheet.flaw == ""
     assert labelled(sheet, 40).flaw == ""
-    assert Sheet(sheet.rows[::-1], sheet.sampling).flaw  # the reader sorts, so this never comes from a file
+    assert Sheet(sheet.rows[::-1], sheet.sampling).flaw  # the reader sorts rows, so a file never gives this
     assert "removed or changed" in Sheet(sheet.rows[:30], sheet.sampling).flaw
     assert "removed or changed" in Sheet(sheet.rows[:5] + sheet.rows[6:], sheet.sampling).flaw
     swapped = [replace(row, query=f"other{row.query}") for row in sheet.rows]
     assert "removed or changed" in Sheet(tuple(swapped), sheet.sampling).flaw
-    assert "does not say how" in Sheet(sheet.rows).flaw
+    assert "does not record how" in Sheet(sheet.rows).flaw
 
 
 @pytest.mark.parametrize(
@@ -189,9 +189,9 @@ def test_what_is_no_random_sample_is_told(sheet):
     [
         ("a,b\n1,2\n", "needs the columns"),
         ("order,query,match,label\n1,q,r,maybe\n", "must be yes, no, unknown"),
-        ("order,query,match,label\none,q,r,yes\n", "not a whole number"),
-        ("order,query,match,label\n1,q,r,yes\n1,p,r,yes\n", "order 1 comes twice"),
-        ("order,query,match,label\n1,q,r,yes\n2,q,r,no\n", "query 'q' comes twice"),
+        ("order,query,match,label\none,q,r,yes\n", "must be a whole number"),
+        ("order,query,match,label\n1,q,r,yes\n1,p,r,yes\n", "order '?1'? appears more than once"),
+        ("order,query,match,label\n1,q,r,yes\n2,q,r,no\n", "query 'q' appears more than once"),
         ("# kappaplace-labels: 3\norder,query,match,label\n", "format 3"),
         ("# kappaplace-labels: 1\n# seed: 0\norder,query,match,label\n", "damaged"),
     ],
@@ -219,7 +219,7 @@ def test_a_sheet_is_gone_on_with_and_never_overwritten(ready, drive, sheet, tmp_
 
 def test_images_of_the_map_itself_are_not_asked_about(ready, drive, tmp_path):
     sample = draw_sample(drive[0], 25.0, size=5, thin=False)
-    with pytest.raises(KappaPlaceError, match="5 of the 5 queries drawn are images of the map itself"):
+    with pytest.raises(KappaPlaceError, match="5 of the 5 drawn queries are images of the map itself"):
         open_sheet(ready, sample, tmp_path / "own.csv")
     assert not (tmp_path / "own.csv").exists()
 
@@ -241,7 +241,7 @@ def test_the_loop_saves_each_answer_goes_back_and_stops(ready, sheet, tmp_path):
     assert [row.label for row in done.rows[:4]] == [YES, UNKNOWN, YES, ""]
     assert seen == [0, 1, 2, 2, 2, 2, 3]
     assert read_labels(file) == done
-    assert any("'what' is none of" in line for line in said)
+    assert any("Unknown reply 'what'" in line for line in said)
     assert sheet.rows[0].query in said[0]
     assert sheet.rows[0].match in said[0]
 
@@ -249,7 +249,7 @@ def test_the_loop_saves_each_answer_goes_back_and_stops(ready, sheet, tmp_path):
         raise EOFError
 
     assert label_loop(ready, done, file, ask=end, say=said.append) == done
-    assert said[-1].startswith("4 of 116")  # goes on where it was
+    assert said[-1].startswith("4 of 116")  # resumes at the first open row
     every = label_loop(ready, done, file, ask=lambda _: "n", say=said.append)
     assert all(row.label for row in every.rows)
     assert label_loop(ready, every, file, ask=end, say=said.append) == every
@@ -286,7 +286,7 @@ def test_the_page_in_a_real_browser(ready, sheet, tmp_path, browser):
     address = page.as_uri()
     browser.open(address)
     status = "document.getElementById('place').textContent"
-    assert browser.run(status) == "2 of 4"  # the first one has its label already
+    assert browser.run(status) == "2 of 4"  # the first row is already labelled
     assert browser.run("document.getElementById('query-image').naturalWidth") == 32
     assert browser.run("document.getElementById('query-image').alt") == f"query {few.rows[1].query}"
     assert not browser.run("document.getElementById('question').hidden")
@@ -296,7 +296,7 @@ def test_the_page_in_a_real_browser(ready, sheet, tmp_path, browser):
     browser.press("Backspace")
     assert browser.run("document.querySelector('[aria-pressed=true]').id") == "unknown"
     browser.open("about:blank")
-    browser.open(address)  # the answers are still there
+    browser.open(address)  # the labels are still there
     assert browser.run(status) == "4 of 4"
     browser.screen(390, 844, dark=True)
     browser.click("#yes")
@@ -313,7 +313,7 @@ def test_the_page_in_a_real_browser(ready, sheet, tmp_path, browser):
     assert browser.errors == []
     outside = [r for r in browser.requests if not r.startswith(("data:", "blob:", "about:", address))]
     assert outside == []
-    # On a phone both pictures and all answers are in sight, and nothing runs over the edge.
+    # On a phone, both images and all buttons are visible, and nothing overflows.
     browser.press("b")
     for width, height in ((390, 844), (844, 390), (1280, 800)):
         browser.screen(width, height)
@@ -357,14 +357,14 @@ def test_labels_carry_a_promise(ready, sheet, tmp_path):
     assert made.rule.guaranteed
     promise = " ".join(made.rule.promise())
     assert f"{len(sheet.rows)} of {len(sheet.rows)} queries drawn at random" in promise
-    assert "no two of one place" in promise  # nothing was known of where they were taken
+    assert "no two queries show the same place" in promise  # their positions are unknown
     assert "stopped" not in promise
     root = sheet.sampling.root
     answer = ready.localize(f"{root}/{sheet.rows[0].query}", k=3)
     assert answer.decision in ("accept", "doubtful", "reject")
     best, *others = answer.matches
     assert (best.probability, best.decision) == (answer.probability, answer.decision)
-    assert [(m.probability, m.decision) for m in others] == [(None, None)] * 2  # nobody labelled those
+    assert [(m.probability, m.decision) for m in others] == [(None, None)] * 2  # these matches have no labels
     assert ready.notes() == []
 
 
@@ -386,7 +386,7 @@ def test_dont_know_counts_as_wrong(ready, sheet, tmp_path):
     assert made.rule.rejected is None
     assert made.facts["unknown"] == sum(r.label == UNKNOWN for r in unsure.rows)
     promise = " ".join(made.rule.promise())
-    assert "nobody could judge" in promise
+    assert "with an unknown label" in promise
     assert "Rejected answers" not in promise
     passed_over = labelled(sheet)
     for i in range(0, len(sheet.rows) - 1, 7):
@@ -403,13 +403,15 @@ def test_a_chosen_subset_gives_no_guarantee(ready, sheet, tmp_path):
         root = sheet.sampling.root
         made = calibrate_map_on_labels(ready, file, LAX, root=root)
         assert not made.rule.guaranteed
-        assert "Only a random sample carries a guarantee" in " ".join(made.rule.promise())
+        assert "Only a random sample has a guarantee" in " ".join(made.rule.promise())
         assert any("no risk is guaranteed" in note for note in ready.notes())
     mixed = write(Sheet(full.rows, full.sampling), tmp_path)
     lines = mixed.read_text().splitlines(keepends=True)
     rows = next(i for i, line in enumerate(lines) if line.startswith("order")) + 1
     mixed.write_text("".join(lines[:rows] + lines[: rows - 1 : -1]))
-    assert calibrate_map_on_labels(ready, mixed, LAX).rule.guaranteed  # another order of lines is no harm
+    assert calibrate_map_on_labels(
+        ready, mixed, LAX
+    ).rule.guaranteed  # the order of the lines does not matter
 
 
 def test_labels_of_another_map_are_refused(ready, sheet, drive, tmp_path):
@@ -417,17 +419,17 @@ def test_labels_of_another_map_are_refused(ready, sheet, drive, tmp_path):
     for change, sentence in (
         ({"sampling": replace(full.sampling, model="other")}, "another model"),
         ({"rows": tuple(replace(row, match=f"x{row.match}") for row in full.rows)}, "are not in the map"),
-        ({"rows": labelled(sheet, 5).rows}, "needs 20 or more"),
+        ({"rows": labelled(sheet, 5).rows}, "at least 20 labels"),
         ({"sampling": replace(full.sampling, root="/nowhere")}, "--root"),
         (
             {"rows": tuple(replace(row, match=full.rows[i - 1].match) for i, row in enumerate(full.rows))},
-            "now finds another match",
+            "returns another match",
         ),
     ):
         with pytest.raises(KappaPlaceError, match=sentence):
             calibrate_map_on_labels(ready, write(replace(full, **change), tmp_path), LAX)
         assert ready.calibration is None
-    with pytest.raises(KappaPlaceError, match="leave --outside-rate out"):
+    with pytest.raises(KappaPlaceError, match="--outside-rate cannot be used"):
         calibrate_map_on_labels(ready, write(full, tmp_path), replace(LAX, outside_rate=0.1))
 
 
@@ -441,7 +443,7 @@ def test_a_match_that_has_changed_counts_as_unknown(ready, sheet, drive, tmp_pat
     assert made.facts["right"] == sum(row.label == YES for row in full.rows[1:])
 
 
-@pytest.mark.parametrize(("label", "word"), [(YES, "right"), (NO, "wrong"), (UNKNOWN, "wrong")])
+@pytest.mark.parametrize(("label", "word"), [(YES, "correct"), (NO, "incorrect"), (UNKNOWN, "incorrect")])
 def test_labels_of_one_kind_teach_nothing(ready, sheet, tmp_path, label, word):
     for i in range(40):
         sheet = sheet.with_label(i, label)

@@ -1,4 +1,4 @@
-"""A watch on the queries of a map: quiet while they are those of the calibration, loud when they are not."""
+"""Monitoring: no warning for queries like those of the calibration, a warning for others."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def calibration() -> Calibration:
 def answers(
     calibration: Calibration, seed: int, n: int, kappa: float = 100.0, name: str = "q"
 ) -> list[Localization]:
-    """Answers to queries like those of the calibration, but for their κ."""
+    """Return answers to queries like those of the calibration, with another κ."""
     rng = np.random.default_rng(seed)
     found = []
     for i in range(n):
@@ -74,7 +74,7 @@ def test_like_queries_are_quiet_and_others_get_a_note(calibration):
     assert worse[0].notes == (monitor.note,)
     assert "kappa lower" in monitor.note
     assert "cosine" not in monitor.note
-    assert monitor.watch(worse[:1])[0].notes == (monitor.note,)  # said once
+    assert monitor.watch(worse[:1])[0].notes == (monitor.note,)  # only one note
     better = monitor.watch(answers(calibration, 3, 199))
     assert monitor.note == ""
     assert better[-1].notes == ()
@@ -100,11 +100,11 @@ def test_one_by_one_is_the_same_as_at_once(calibration):
 def test_answers_of_another_calibration_are_refused(calibration):
     monitor = MapMonitor(calibration)
     (one,) = answers(calibration, 0, 1)
-    with pytest.raises(KappaPlaceError, match="q0 was given by another calibration"):
+    with pytest.raises(KappaPlaceError, match="q0 is from another calibration"):
         monitor.feed([replace(one, calibration="0" * 16)])
     with pytest.raises(KappaPlaceError, match="without a calibration"):
         monitor.feed([replace(one, calibration="")])
-    with pytest.raises(KappaPlaceError, match="says nothing of kappa"):
+    with pytest.raises(KappaPlaceError, match="has no kappa"):
         monitor.feed([replace(one, kappa=math.nan)])
     monitor.feed([replace(one, matches=(), signals={}, uncertainty=math.nan, calibration="")])
     assert (monitor.skipped, monitor.drift.queries) == (1, 0)
@@ -147,7 +147,7 @@ def test_bad_answers_are_one_sentence(text, tmp_path):
 
 @pytest.fixture
 def watched(town_map: PlaceMap, calibration: Calibration) -> PlaceMap:
-    """The tiny town with a calibration whose numbers its own queries are far from."""
+    """The tiny town with a calibration that does not fit its own queries."""
     town_map.calibrate_with(calibration, "a test", guarantee=True)
     return town_map
 
@@ -185,18 +185,18 @@ def test_a_new_calibration_starts_over_and_keeps_the_old_watch(watched, queries,
 
 
 def test_what_cannot_be_watched(town_map, watched, calibration, tmp_path):
-    with pytest.raises(KappaPlaceError, match="keeps nothing to compare"):
+    with pytest.raises(KappaPlaceError, match="no reference statistics"):
         MapMonitor(replace(calibration, sketch=None))
-    with pytest.raises(KappaPlaceError, match="no file to be kept in"):
+    with pytest.raises(KappaPlaceError, match="has no file"):
         MapMonitor(calibration).save()
-    with pytest.raises(KappaPlaceError, match="at least one query"):
+    with pytest.raises(KappaPlaceError, match="window must be at least 1"):
         MapMonitor.open(watched.folder, window=0)
     file = monitor_file(watched.folder)
     for text in ("", "[]", '{"format": 2}', '{"format": 1, "calibration": "x"}'):
         file.write_text(text)
-        with pytest.raises(KappaPlaceError, match="remove it to start over"):
+        with pytest.raises(KappaPlaceError, match="Delete it to start again"):
             MapMonitor.open(watched.folder)
-        assert watched.notes() == []  # answers go on
+        assert watched.notes() == []  # answers still work
 
 
 def test_a_map_without_calibration_has_nothing_to_watch(town_map):

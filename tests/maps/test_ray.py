@@ -1,4 +1,4 @@
-"""Embedding on a Ray cluster: the same map as this machine makes, whatever becomes of the workers."""
+"""Embedding on a Ray cluster: the same map as without it, even if workers die."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def two_workers() -> Iterator[Any]:
-    """A local Ray that embeds two blocks at once; the process has joined it, so `auto` takes it."""
+    """A local Ray cluster that embeds two blocks at once. The process has joined it, so `auto` uses it."""
     ray = pytest.importorskip("ray")
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     yield ray
@@ -50,7 +50,7 @@ def two_workers() -> Iterator[Any]:
 
 
 def slowed(log: Path, seconds: float, last: Callable[[], None] = lambda: None) -> Callable[..., None]:
-    """A hook that makes a model slow and writes down which process ran it; it travels with the model."""
+    """A hook that slows a model down and logs its process; it is sent along with the model."""
 
     def hook(*_: object) -> None:
         handle = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -74,7 +74,7 @@ def test_a_killed_worker_changes_nothing(two_workers, town, tiny, tmp_path):
     killed: list[int] = []
 
     def kill_one() -> None:
-        while len(runs(log)) < 5:  # midway: some blocks are done, two are in hand
+        while len(runs(log)) < 5:  # midway: some blocks are done, two are in progress
             time.sleep(0.01)
         killed.append(runs(log)[-1])
         os.kill(killed[0], signal.SIGKILL)
@@ -85,7 +85,7 @@ def test_a_killed_worker_changes_nothing(two_workers, town, tiny, tmp_path):
     killer.join()
     pids, blocks = runs(log), len(town.reference_rows) // BLOCK
     assert os.getpid() not in pids
-    assert len(set(pids)) >= 3  # two workers, and one in the place of the dead one
+    assert len(set(pids)) >= 3  # two workers, and a replacement of the dead one
     assert len(pids) > blocks  # the block that died was embedded again
     assert made.report.added == len(made) == 56
     assert_same(made, here)  # names, descriptors, κ: bit for bit
@@ -189,11 +189,11 @@ def test_the_command_tells_of_a_cluster_that_is_not_there(town_folder, tiny, tmp
 
 @pytest.mark.slow
 def test_auto_starts_a_cluster_where_none_runs(town_folder, tiny, tmp_path):
-    """In a process of its own, for this one may have joined a cluster already."""
+    """Run in another process, because this one may have joined a cluster."""
     pytest.importorskip("ray")
     model, table = save_model(tiny, tmp_path / "model"), town_folder / "val.parquet"
     words = [str(word) for word in ("map", "build", table, "--out", tmp_path / "m", "--model", model)]
-    # A folder of its own, so that no cluster of this machine is found; sockets want a short path.
+    # A separate folder hides the clusters of this machine; sockets need a short path.
     with tempfile.TemporaryDirectory(prefix="ray") as folder:
         own = {"RAY_TMPDIR": folder, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         ran = subprocess.run(
@@ -215,7 +215,7 @@ def test_workers_of_another_version_refuse(tiny):
 
 
 class Eager(Here):
-    """As a cluster: several blocks are begun before the first is waited for."""
+    """Start several blocks before waiting for the first, like a cluster."""
 
     ahead = 3
 

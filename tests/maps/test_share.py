@@ -1,4 +1,4 @@
-"""Maps to the hub and back: the same answers, no folder of this machine told, nothing but what it names."""
+"""Pushing and pulling maps: the same answers, no local folders, only files of the manifest."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
 
 @pytest.fixture
 def town_map(town: PlaceImages, tiny: PlaceModel, tmp_path: Path) -> PlaceMap:
-    """One segment: every file is a request."""
+    """A map with one segment, because every file is a request."""
     return PlaceMap.build(town, tmp_path / "town.map", tiny)
 
 

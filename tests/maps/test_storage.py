@@ -1,4 +1,4 @@
-"""A map of codes: what `compact --storage pq` makes of a map, and that every command still works on it."""
+"""Maps with codes: `compact --storage pq`, and all commands on the result."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SIGNALS = {"cosine", "pa", "margin", "aliasing", "z-score", "inverse-kappa", "ka
 
 
 def town() -> tuple[Rows, np.ndarray]:
-    """A thousand references, four a place on a line, and a query at each of twenty places."""
+    """A thousand references, four per place on a line, and a query at each of twenty places."""
     rng = np.random.default_rng(0)
     energy = 1 / np.sqrt(np.arange(1, DIM + 1))
     centres = rng.standard_normal((PLACES, DIM)) * energy
@@ -92,7 +92,7 @@ def test_a_map_of_codes_answers_with_every_signal(made: PlaceMap) -> None:
         assert new.matches[0].x == old.matches[0].x
         assert set(new.signals) == set(old.signals) == SIGNALS
         assert all(np.isfinite(value) for value in new.signals.values())
-        # How distinct the best match is depends on which of a place's four it is, and they are nearly equal.
+        # Distinctiveness depends on which of the four nearly equal references of a place is the best match.
         same = new.matches[0].name == old.matches[0].name
         for name in SIGNALS if same else SIGNALS - {"aliasing"}:
             assert new.signals[name] == pytest.approx(old.signals[name], abs=0.05, rel=0.2), name
@@ -103,7 +103,9 @@ def test_a_map_of_codes_answers_with_every_signal(made: PlaceMap) -> None:
 def test_margin_beyond_the_list_is_found_among_codes(made: PlaceMap, monkeypatch) -> None:
     made.compact("pq")
     direct = answers(made)
-    monkeypatch.setattr("kappaplace.maps.localize.DEEP", 1)  # the list ends within the place: all are asked
+    monkeypatch.setattr(
+        "kappaplace.maps.localize.DEEP", 1
+    )  # the list ends within the place, so all references are compared
     asked = PlaceMap.open(made.folder)
     few = asked.localize_embeddings(
         Embeddings(town()[1], np.full(20, 50, np.float32)), [str(i) for i in range(20)], LocalizeOptions(k=1)
@@ -184,7 +186,7 @@ def test_lengthened_codes_are_sound_and_numbers_again_have_unit_length(
     true = codes.Codebook.decode
 
     def longer(self: codes.Codebook, *args: object, **options: object) -> np.ndarray:
-        return 1.04 * true(self, *args, **options)  # as of many dimensions
+        return 1.04 * true(self, *args, **options)  # like descriptors of many dimensions
 
     monkeypatch.setattr(codes.Codebook, "decode", longer)
     assert np.linalg.norm(made.store.descriptors[:], axis=1).mean() > 1.02
@@ -202,7 +204,7 @@ def test_single_queries_of_a_map_are_looked_up(made: PlaceMap, monkeypatch) -> N
     made.remove(["0003.jpg", "0500.jpg"])
     queries = town()[1]
     many = made.references.engine.search(queries, 6)
-    monkeypatch.setattr(codes.Codebook, "decode", None)  # it is not asked for
+    monkeypatch.setattr(codes.Codebook, "decode", None)  # it must not be called
     for i, query in enumerate(queries):
         one = made.references.engine.search(query[None], 6)
         np.testing.assert_array_equal(one.indices[0], many.indices[i])
@@ -216,15 +218,17 @@ def test_an_older_package_is_told_to_upgrade_before_it_reads_codes(made: PlaceMa
 
 
 def test_what_cannot_be_is_told_and_nothing_is_lost(made: PlaceMap, monkeypatch) -> None:
-    with pytest.raises(KappaPlaceError, match=r"build it as float16.*map compact MAP --storage pq"):
+    with pytest.raises(KappaPlaceError, match=r"Build it as float16.*map compact MAP --storage pq"):
         Manifest(MODEL, storage="pq")
-    with pytest.raises(KappaPlaceError, match="one of float32, float16, int8, pq, not 'zip'"):
+    with pytest.raises(KappaPlaceError, match=r"'zip'\. Choose from: float32, float16, int8, pq"):
         made.compact("zip")
     monkeypatch.setattr(codes, "FEWEST", 5000)
     with pytest.raises(KappaPlaceError, match="at least 5,000 references, and here are 1,040"):
         made.compact("pq")
     monkeypatch.undo()
-    monkeypatch.setattr(change, "write_segment", lambda *_: (_ for _ in ()).throw(KappaPlaceError("full")))
+    monkeypatch.setattr(
+        change, "write_segment", lambda *_, **__: (_ for _ in ()).throw(KappaPlaceError("full"))
+    )
     with pytest.raises(KappaPlaceError, match="full"):
         made.compact("pq")
     monkeypatch.undo()
@@ -238,7 +242,7 @@ def test_a_damaged_codebook_is_named(made: PlaceMap) -> None:
     file = made.folder / made.manifest.codebook.file
     whole = file.read_bytes()
     file.write_bytes(whole[:-4])
-    with pytest.raises(KappaPlaceError, match=r"codebook.*without it no descriptor .*map reembed"):
+    with pytest.raises(KappaPlaceError, match=r"codebook.*cannot be read.*map reembed"):
         answers(PlaceMap.open(made.folder))
     assert any("codebook" in sentence for sentence in made.verify())
     file.write_bytes(whole[:-4] + b"\x00\x00\xc0\x7f")
@@ -269,7 +273,7 @@ def test_another_model_gets_a_codebook_of_its_own(town_map, queries, monkeypatch
     from kappaplace.models.place_model import PlaceModel
 
     monkeypatch.setattr(codes, "FEWEST", 50)
-    monkeypatch.setattr(codes, "VALUES", 32)  # so that some dozens of references will do
+    monkeypatch.setattr(codes, "VALUES", 32)  # so that a few dozen references are enough
     other = PlaceModel.create("resnet_tiny", dim=16, preprocessing=Preprocessing(48, "exact")).eval()
     town_map.compact("pq")
     town_map.remove([next(town_map.store.names())])

@@ -1,4 +1,4 @@
-"""The files of a map: what is written is read, and what is broken is named."""
+"""Files of a map: reading what was written, and reporting damage."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def test_descriptors_come_back_as_they_were_stored(town, tiny, tmp_path, storage
             for i in (0, 20, 40)
         ]
     )
-    # The blocks of the build have other sizes, which moves the last bits.
+    # The blocks of the build have other sizes, which changes the last bits.
     np.testing.assert_allclose(made.store.descriptors[:], direct, atol=max(tolerance, 1e-5))
     np.testing.assert_allclose(np.linalg.norm(made.store.descriptors[:], axis=1), 1, atol=1e-3)
     before = made.store.descriptors[:]
     made.compact()
-    np.testing.assert_array_equal(made.store.descriptors[:], before)  # rounding is done once
+    np.testing.assert_array_equal(made.store.descriptors[:], before)  # values are rounded only once
     assert made.verify() == []
     size = {"float32": 4, "float16": 2, "int8": 1}[storage]
     assert made.store.segments[0].array("descriptors").itemsize == size
@@ -67,7 +67,7 @@ def test_names_are_found_and_removed(town_map, town, queries):
     assert town_map.store.descriptors[:].shape[0] == len(left) == len(town_map)
     answer = town_map.localize(queries[0], k=100)
     assert {match.name for match in answer.matches} == set(left)
-    with pytest.raises(KappaPlaceError, match=r"no reference 'zzz' .*nothing was removed"):
+    with pytest.raises(KappaPlaceError, match=r"no reference 'zzz' .*Nothing was removed"):
         town_map.remove([names[1], "zzz"])
     assert len(town_map) == len(left)
     before = town_map.localize(queries[:3], k=5)
@@ -109,19 +109,19 @@ def flipped(data: bytearray) -> bytes:
 
 
 def test_a_map_compacted_while_it_is_opened_is_looked_at_again(town_map):
-    before = read_manifest(town_map.folder)  # what a reader has in hand when another process compacts
+    before = read_manifest(town_map.folder)  # the version of a reader while another process compacts
     PlaceMap.open(town_map.folder).compact()
     late = PlaceMap(town_map.folder, before)
     assert late.manifest.version > before.version
     assert late.store.name(0) == next(iter(late.store.names()))
     for segment in late.store.segments:
         shutil.rmtree(segment.folder)
-    with pytest.raises(StaleMap, match="is gone"):  # nobody wrote a newer manifest: the files are lost
+    with pytest.raises(StaleMap, match="no longer exists"):  # without a newer manifest, the files are lost
         PlaceMap(town_map.folder, late.manifest)
 
 
 def test_a_map_compacted_between_size_and_content_is_looked_at_again(town_map, queries, monkeypatch):
-    """A file may go after its size was checked: the map is stale then, not damaged."""
+    """A file that is deleted after its size was checked makes the map stale, not damaged."""
     reader, expected = PlaceMap.open(town_map.folder), town_map.localize(queries[0], 3)
     made, checked = reader.embed(queries[:1]), Segment.checked
 
@@ -134,7 +134,7 @@ def test_a_map_compacted_between_size_and_content_is_looked_at_again(town_map, q
 
     for name in ("array", "_blobs"):
         monkeypatch.setattr(Segment, "checked", compacted_meanwhile)
-        with pytest.raises(StaleMap, match="is gone"):
+        with pytest.raises(StaleMap, match="no longer exists"):
             getattr(reader.store.segments[0], name)("poses" if name == "array" else "names")
         reader.refresh()
     monkeypatch.setattr(Segment, "checked", compacted_meanwhile)
@@ -165,7 +165,7 @@ def test_damage_is_found_and_told_where_it_matters(town_map, tiny, queries, tmp_
         folder = damaged(town_map.folder, tmp_path / f"flip{i}", name, flipped)
         (sentence,) = PlaceMap.open(folder).verify()
         assert name in sentence
-        assert "another checksum" in sentence
+        assert "wrong checksum" in sentence
     names = damaged(town_map.folder, tmp_path / "names", "segments/000000/names.bin", flipped)
     assert "names.bin" in PlaceMap.open(names).verify()[0]
     extra = damaged(town_map.folder, tmp_path / "extra", "extras/distinctiveness*.npy", flipped)
@@ -195,7 +195,7 @@ def test_a_map_of_a_newer_protocol_is_refused(town_map, queries):
     newer = json.loads(file.read_text()) | {"protocol": PROTOCOL + 1, "kappaplace": "9.0"}
     file.write_text(json.dumps(newer))
     before = file.read_bytes()
-    said = rf"town.map was written by kappaplace 9.0.*protocol is {PROTOCOL + 1}, this version knows.*upgrade"
+    said = rf"town.map was written by kappaplace 9.0.*protocol is {PROTOCOL + 1}, and this version.*upgrade"
     for ask in (
         lambda: PlaceMap.open(town_map.folder),
         lambda: town_map.refresh(),
@@ -224,7 +224,7 @@ def test_a_map_of_an_older_protocol_opens_without_its_calibration(town_map, quer
     assert answer.matches
     assert answer.probability is None
     assert any("protocol 1 and this version uses 2" in note for note in answer.notes)
-    older.remove(["000.png"])  # whoever writes writes as this version does
+    older.remove(["000.png"])  # writers use the current format
     values = json.loads((town_map.folder / "manifest.json").read_text())
     assert (values["protocol"], values["calibration"]) == (PROTOCOL + 1, None)
     assert older.notes() == []
@@ -242,12 +242,12 @@ def test_a_model_that_the_map_no_longer_uses_goes(town_map, tiny, queries, town)
     (second,) = set(town_map.folder.glob("model-*")) - {mine}
     assert town_map.manifest.model.source == f"./{second.name}"
     assert town_map.verify() == []
-    # Opened before, and its model never loaded: it looks again, as after compacting.
+    # A map without a loaded model reads the manifest again, as after compacting.
     assert late.localize(queries[0]).matches[0].name == town_map.localize(queries[0]).matches[0].name
     assert late.manifest.model.dim == 16
     stale = PlaceMap.open(town_map.folder)
     shutil.rmtree(second)
-    with pytest.raises(KappaPlaceError, match="cannot be loaded"):  # lost, and nothing new in its place
+    with pytest.raises(KappaPlaceError, match="cannot be loaded"):  # deleted without a replacement
         stale.localize(queries[0])
 
 

@@ -29,7 +29,7 @@ from kappaplace.retrieval.patches import patch_agreement
 
 @pytest.fixture(scope="module")
 def model() -> PlaceModel:
-    """Maps of 6×6 cells: those of 2×2 would mostly tie."""
+    """Patch maps of 6×6 cells, because maps of 2×2 cells would mostly tie."""
     torch.manual_seed(3)
     return PlaceModel.create("resnet_tiny", 32, preprocessing=Preprocessing(96, "exact")).eval()
 
@@ -74,7 +74,7 @@ def test_signals_are_of_the_matches_compared_however_many_are_shown(shown, queri
 
 @pytest.fixture
 def again(town: PlaceImages, tmp_path: Path) -> PlaceImages:
-    """The town's images elsewhere: images of the map itself are refused."""
+    """Copies of the town's images, because images of the map itself raise an error."""
     root = copytree(town.root, tmp_path / "elsewhere")
     return PlaceImages.create(town.paths, town.positions, root=root, frame=town.frame, name="labelled")
 
@@ -131,7 +131,7 @@ def test_labels_are_about_matches_as_they_were_found(again, shown, queries, tmp_
     plain, file = (open_sheet(shown, sample, tmp_path / name, rerank=v) for name, v in (("p", 0), ("f", 5)))
     assert (plain.sampling.verify, file.sampling.verify) == (0, 5)
     assert [row.match for row in plain.rows] != [row.match for row in file.rows]
-    assert open_sheet(shown, sample, tmp_path / "f") == file  # gone on with
+    assert open_sheet(shown, sample, tmp_path / "f") == file  # resumed
     with pytest.raises(KappaPlaceError, match=r"with patch matching of 5 matches.*--rerank"):
         open_sheet(shown, sample, tmp_path / "f", rerank=2)
     write_labels(labelled(file), tmp_path / "f")
@@ -144,7 +144,9 @@ def test_labels_are_about_matches_as_they_were_found(again, shown, queries, tmp_
     assert (made.rerank, made.facts["stale"]) == (5, 0)
     assert made.scores[-2:] == ("patches", "patch-margin")
     assert shown.localize(queries[0]).signals.keys() >= {"patches"}
-    assert open_sheet(shown, sample, tmp_path / "third").sampling.verify == 5  # as the map is asked now
+    assert (
+        open_sheet(shown, sample, tmp_path / "third").sampling.verify == 5
+    )  # the current default of the map
 
 
 def test_labels_of_the_first_format_knew_no_comparing(again, shown, tmp_path):
@@ -179,7 +181,7 @@ def test_a_map_compares_cells_of_its_own_damaged_images(shown, queries, monkeypa
     answer = shown.localize(queries[0])
     assert answer.signals.keys() >= {"patches", "patch-margin"}
     assert answer.probability is not None
-    with pytest.raises(KappaPlaceError, match=r"56 references is too small.*takes 60 references.*at most 14"):
+    with pytest.raises(KappaPlaceError, match=r"rerank=15 needs 60 references, got 56.*at most 14"):
         self_calibrate_map(shown, CalibrateOptions(rerank=15))
     with pytest.raises(KappaPlaceError, match="0 or more, not -1"):
         CalibrateOptions(rerank=-1)
@@ -194,4 +196,4 @@ def test_what_is_missing_is_told(shown, queries, town, monkeypatch):
     monkeypatch.setattr(type(shown.store), "image_path", lambda self, reference: "/nowhere/a.png")
     with pytest.raises(KappaPlaceError, match="nowhere"):
         shown.localize(queries[0], rerank=3)
-    assert shown.localize(queries[0]).matches  # unasked, nothing is compared
+    assert shown.localize(queries[0]).matches  # the default does not compare patches

@@ -328,10 +328,14 @@ def _drawn(examples: Examples, rate: float, seed: int, slack: float) -> Rows:
     if not examples.counterparts:
         return thin_to_rate(examples.outside, rate, seed, slack=slack)
     _, group = np.unique(examples.groups, return_inverse=True)
-    away = np.random.default_rng(seed).random(group.max() + 1) < rate
-    both = np.zeros((2, len(away)), bool)
-    both[examples.outside.astype(int), group] = True
-    return np.flatnonzero((examples.outside == away[group]) & both.all(axis=0)[group])
+    has = np.zeros((2, group.max() + 1), bool)
+    has[examples.outside.astype(int), group] = True
+    both, alone = int(has.all(axis=0).sum()), int((has[0] & ~has[1]).sum())
+    # Queries without a counterpart are omitted as often as the others are replaced by theirs.
+    away = np.random.default_rng(seed).random(len(has[0])) < rate * (both + alone) / max(
+        both + rate * alone, 1
+    )
+    return np.flatnonzero((examples.outside == away[group]) & has[0][group])
 
 
 def _fit_rule(part: Examples, options: CalibrateOptions, max_risk: float) -> DecisionRule:

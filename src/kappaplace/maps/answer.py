@@ -10,9 +10,8 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +21,7 @@ from kappaplace.calibration.decision import Decision, DecisionRule, decide_match
 from kappaplace.calibration.expected import reject_risk, rule_for, stated_risk
 from kappaplace.checks import percent, share
 from kappaplace.errors import KappaPlaceError
-from kappaplace.files import not_written, replace_file
+from kappaplace.files import not_written, write_file
 from kappaplace.types import Json
 
 SAME_VIEW = 60.0
@@ -130,7 +129,7 @@ class Localization:
             text += f": {self.decision}"
         return text + ("; probably not in this map." if self.in_map is False else ".")
 
-    def to_dict(self) -> dict[str, Json]:
+    def to_dict(self) -> dict[str, Any]:
         """Convert the answer to plain values for JSON.
 
         Returns:
@@ -188,7 +187,7 @@ COLUMNS = (
 
 def write_csv(answers: Sequence[Localization], file: str | Path) -> None:
     """Write one row per match. Unknown values become empty cells."""
-    replace_file(Path(file), lambda part: _append(part, [",".join(COLUMNS)], answers))
+    write_file(Path(file), _csv([COLUMNS, *(row for answer in answers for row in _rows(answer))]))
 
 
 class AnswerFile:
@@ -223,31 +222,22 @@ class AnswerFile:
         last = rows[-1]["query"] if rows else ""  # the rows of the last query may be incomplete
         complete = [row for row in rows if row["query"] != last]
         self.answered = {row["query"] for row in complete}
-
-        def write(part: Path) -> None:
-            with open(part, "w", newline="", encoding="utf-8", errors="backslashreplace") as stream:
-                writer = csv.DictWriter(stream, COLUMNS)
-                writer.writeheader()
-                writer.writerows(complete)
-
-        replace_file(self.file, write)
+        write_file(self.file, _csv([COLUMNS, *([row[column] for column in COLUMNS] for row in complete)]))
 
     def add(self, answers: Sequence[Localization]) -> None:
         """Append answers to the file."""
-        _append(self.file, [], answers)
+        data = _csv([row for answer in answers for row in _rows(answer)])
+        try:
+            with open(self.file, "ab") as stream:
+                stream.write(data)
+        except OSError as error:
+            raise not_written(self.file, error) from None
 
 
-def _append(file: Path, head: Sequence[str], answers: Sequence[Localization]) -> None:
+def _csv(rows: Sequence[Sequence[Cell]]) -> bytes:
     text = io.StringIO(newline="")
-    writer = csv.writer(text)
-    text.writelines(f"{line}\r\n" for line in head)
-    for answer in answers:
-        writer.writerows(_rows(answer))
-    try:
-        with open(file, "a", newline="", encoding="utf-8", errors="backslashreplace") as stream:
-            stream.write(text.getvalue())
-    except OSError as error:
-        raise not_written(file, error) from None
+    csv.writer(text).writerows(rows)
+    return text.getvalue().encode("utf-8", "backslashreplace")
 
 
 def _rows(answer: Localization) -> list[list[Cell]]:
@@ -301,7 +291,7 @@ def write_pairs(answers: Sequence[Localization], file: str | Path, *, least: flo
     scores = file.with_suffix(f".scores{file.suffix}")
     for path, lines in ((scores, scored), (file, plain)):
         data = "".join(lines).encode("utf-8", "surrogateescape")  # names of image files need not be UTF-8
-        replace_file(path, partial(Path.write_bytes, data=data))
+        write_file(path, data)
     return scores
 
 

@@ -1,88 +1,82 @@
-"""Taking references out of a map, and writing what is left anew."""
+"""Changing all of a map: removing references, compacting it, and embedding it with another model."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps.references import whole_map_extras
-from kappaplace.maps.store.manifest import STORAGE, SegmentRecord
-from kappaplace.maps.store.segments import Rows, write_segment
+from kappaplace.maps.build import Report, extend
+from kappaplace.maps.models import keep_model, loaded, record_of
+from kappaplace.maps.options import AddOptions
+from kappaplace.maps.references import finish, whole_map_extras
+from kappaplace.maps.sources import stored_references
+from kappaplace.maps.store.manifest import STORAGE, ModelRecord, SegmentRecord, read_manifest
+from kappaplace.maps.store.segments import SEGMENTS, Rows, write_segment
 from kappaplace.maps.store.verify import first_broken
 from kappaplace.maps.store.writer import MapWriter, writer_of
+from kappaplace.models.checkpoint import AnyModel
 from kappaplace.retrieval.codes import learn_codebook
 from kappaplace.retrieval.columns import COARSE
 
 COMPACT_ROWS = 1 << 15
-
-
-def removal(writer: MapWriter, references: NDArray[np.int64]) -> dict[str, Any]:
-    """The change of the manifest that marks references as removed, alone or together with others."""
-    store = writer.store
-    rows = store.rows_of(references)
-    old = np.empty(0, np.int64)
-    if writer.manifest.removed is not None:
-        old = np.asarray(store.extra(writer.manifest.removed), np.int64)
-    gone = np.union1d(old, rows)
-    unposed = int(np.isnan(store.gather("poses", references)[:, 0]).sum())
-    removed = writer.extra("removed", gone, len(gone))
-    return {"removed": removed, "unposed": writer.manifest.unposed - unposed}
-
-
-def remove_references(writer: MapWriter, references: NDArray[np.int64]) -> None:
-    """Mark references as removed; their rows stay on disk until the map is compacted."""
-    writer.commit(**removal(writer, references))
+"""Largest number of references per segment after compacting."""
+REEMBED = "reembed"
+"""Folder inside a map with the new references, until all images are embedded."""
 
 
 def remove_names(folder: Path, names: Sequence[str]) -> int:
-    """Take references out of a map by their names; an unknown name refuses all of them."""
+    """Remove references by name, all of them or none, and return their number."""
     with writer_of(folder) as writer:
         unique = list(dict.fromkeys(names))
-        found = writer.store.find(unique)
-        if (found < 0).any():
-            missing = unique[int(np.argmax(found < 0))]
+        references = writer.store.find(unique)
+        if (references < 0).any():
+            missing = unique[int(np.argmax(references < 0))]
             raise KappaPlaceError(
-                f"The map {folder} has no reference {missing!r} ({int((found < 0).sum()):,} of the "
-                f"{len(unique):,} names are unknown); nothing was removed."
+                f"The map {folder} has no reference {missing!r} ({int((references < 0).sum()):,} of "
+                f"{len(unique):,} names are unknown). Nothing was removed."
             )
-        if len(found):
-            remove_references(writer, found)
+        writer.remove(references)
         writer.clean()
-        return len(found)
+        return len(references)
 
 
 def compact_map(folder: Path, storage: str | None = None) -> None:
-    """Write the references anew without those removed, in few large segments, and compare all places anew.
+    """Write all references again, without the removed ones and in few large segments.
 
-    ``storage`` keeps descriptors otherwise than before. What was rounded once stays so: codes become float32
-    numbers, but not those of the model.
+    Args:
+        folder: Folder of the map.
+        storage: New number format of the descriptors. Compression is lossy and cannot be undone. Default:
+            unchanged.
+
+    Raises:
+        KappaPlaceError: If the format is unknown, or a file of the map is damaged.
     """
     if storage is not None and storage not in STORAGE:
-        raise KappaPlaceError(f"Descriptors are stored as one of {', '.join(STORAGE)}, not {storage!r}.")
+        raise KappaPlaceError(f"Unknown storage {storage!r}. Choose from: {', '.join(STORAGE)}.")
     with writer_of(folder) as writer:
-        # New files have new checksums: damage that is copied can never be told again.
-        if broken := first_broken(folder, writer.manifest):
+        # The new files get new checksums, so damage that is copied could not be detected later.
+        if message := first_broken(folder, writer.manifest):
             raise KappaPlaceError(
-                f"{broken.rstrip('.')}; nothing was changed: restore the map from a copy, or build it again."
+                f"{message.rstrip('.')}, so nothing was changed. Restore the map from a copy, or rebuild it."
             )
         writer.clean(pending=True)
         rewrite(writer, storage)
 
 
 def rewrite(writer: MapWriter, storage: str | None = None) -> None:
-    """All references into new segments, then one swap."""
+    """Write all references to new segments, then replace the manifest."""
     store, manifest = writer.store, writer.manifest
     storage = storage or manifest.storage
     changes: dict[str, Any] = {"storage": storage, "codebook": None}
     codebook = None
     if storage == "pq":
-        # Learnt once: codes that are codes already keep their codebook.
+        # Existing codes keep their codebook, so that they are not rounded twice.
         codebook = store.codebook if manifest.codebook is not None else learn_codebook(store.descriptors)
         changes["codebook"] = manifest.codebook
         if manifest.codebook is None:
@@ -96,15 +90,17 @@ def rewrite(writer: MapWriter, storage: str | None = None) -> None:
 
     def flush() -> None:
         if waiting:
-            rows, name = Rows.join(waiting), writer.next_name()
-            records.append(write_segment(writer.folder, name, rows, storage, *source, codebook))
+            root, prefix = source
+            target = writer.folder / SEGMENTS / writer.next_name()
+            joined = Rows.join(waiting)
+            records.append(write_segment(target, joined, storage, codebook, root=root, prefix=prefix))
             waiting.clear()
 
     for segment, rows in store.blocks():
-        here = (segment.record.root, segment.record.prefix)
-        if here != source or sum(len(part) for part in waiting) + len(rows) > COMPACT_ROWS:
+        own = (segment.record.root, segment.record.prefix)
+        if own != source or sum(len(part) for part in waiting) + len(rows) > COMPACT_ROWS:
             flush()
-        source = here
+        source = own
         if len(rows):
             waiting.append(rows)
     flush()
@@ -112,3 +108,89 @@ def rewrite(writer: MapWriter, storage: str | None = None) -> None:
     changes |= whole_map_extras(MapWriter(writer.folder, replace(manifest, **changes)))
     writer.commit(**changes)
     writer.clean()
+
+
+def reembed_map(folder: Path, model: AnyModel | str | Path, options: AddOptions) -> Report:
+    """Embed all images of a map again with another model.
+
+    The new references are collected in a map inside this one, so that an interrupted run can resume. Until
+    all of them are complete, the map does not change.
+
+    Args:
+        folder: Folder of the map.
+        model: New model, or its folder, file or name.
+        options: Options of the embedding.
+
+    Returns:
+        Numbers of embedded and skipped images.
+
+    Raises:
+        KappaPlaceError: If a reference has no image file, or an image cannot be read.
+    """
+    ready, source = loaded(model)
+    with writer_of(folder) as writer:
+        record = record_of(ready, source)
+        draft = replace(
+            writer.manifest,
+            model=record,
+            # Codes are learned from the new descriptors once all of them are complete.
+            storage="float16" if writer.manifest.storage == "pq" else writer.manifest.storage,
+            codebook=None,
+            segments=(),
+            removed=None,
+            distinctiveness=None,
+            sample=None,
+            unposed=0,
+            calibration=None,
+            version=0,
+        )
+        inner, report = folder / REEMBED, Report()
+        if inner.is_dir() and _other_model(inner, record):
+            shutil.rmtree(inner)
+        sources = stored_references(writer.store)
+        with writer_of(inner, create=draft) as fresh:
+            for images in sources:
+                part = extend(fresh, images, ready, options)
+                report.added += part.added
+                report.already += part.already
+                report.unposed += part.unposed
+                report.skipped += part.skipped
+            _drop_others(fresh, {name for images in sources for name in images.names})
+            finish(fresh)
+            if fresh.manifest.removed is not None or fresh.manifest.storage != writer.manifest.storage:
+                rewrite(fresh, writer.manifest.storage)
+            keep_model(folder, record, ready)
+            _take_over(writer, fresh)
+        shutil.rmtree(inner, ignore_errors=True)
+        return report
+
+
+def _other_model(inner: Path, record: ModelRecord) -> bool:
+    try:
+        return read_manifest(inner).model != record
+    except KappaPlaceError:
+        return True
+
+
+def _drop_others(fresh: MapWriter, names: set[str]) -> None:
+    """Remove references that were removed from the map while its re-embedding was interrupted."""
+    others = [i for i, name in enumerate(fresh.store.names()) if name not in names]
+    fresh.remove(np.array(others, np.int64))
+
+
+def _take_over(writer: MapWriter, fresh: MapWriter) -> None:
+    """Replace the segments of the map: link the new files first, then replace the manifest."""
+    records = [writer.adopt(fresh.folder, record) for record in fresh.manifest.segments]
+    new, changes = fresh.manifest, {}
+    for name in ("distinctiveness", "sample", "codebook"):
+        extra = getattr(new, name)
+        changes[name] = extra and writer.extra(name, fresh.store.extra(extra), extra.rows, extra.how)
+    writer.commit(
+        model=new.model,
+        segments=tuple(records),
+        removed=None,
+        unposed=new.unposed,
+        calibration=None,
+        **changes,
+    )
+    writer.clean(pending=True)

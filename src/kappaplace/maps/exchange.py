@@ -1,16 +1,17 @@
-"""Maps for other programs, and from them: Parquet and NumPy hold everything, GeoJSON where things lie."""
+"""Exchange of maps with other programs: Parquet and NumPy files in both directions, GeoJSON for a GIS."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from numpy.typing import NDArray
 
 from kappaplace.data.geodesy import LOCAL_FRAME, unproject
@@ -19,33 +20,39 @@ from kappaplace.files import replace_file, telling
 from kappaplace.maps.build import SEGMENT_ROWS
 from kappaplace.maps.models import loaded, record_of
 from kappaplace.maps.references import finish
-from kappaplace.maps.store.manifest import MODEL_FOLDER, Manifest, as_understood
+from kappaplace.maps.store.manifest import MODEL_FOLDER, Manifest, of_this_protocol
 from kappaplace.maps.store.reader import MapStore
-from kappaplace.maps.store.segments import POSE, Blobs, Rows
-from kappaplace.maps.store.verify import UNIT
+from kappaplace.maps.store.segments import POSE, Blobs, Column, Rows
+from kappaplace.maps.store.verify import UNIT, has_half_positions
 from kappaplace.maps.store.writer import writer_of
 from kappaplace.models.checkpoint import AnyModel
 from kappaplace.records import from_plain, to_plain
+from kappaplace.types import Json
 
-FORMATS = (".parquet", ".npz", ".geojson")
+if TYPE_CHECKING:
+    from pyarrow.parquet import ParquetFile
+
 META = "kappaplace_map"
 FACTS = (
-    "model",
-    "frame",
-    "radius",
-    "neighbourhood",
-    "storage",
-    "thumbnails",
-    "name",
-    "calibration",
-    "protocol",
+    *(
+        "model",
+        "frame",
+        "radius",
+        "neighbourhood",
+        "storage",
+        "thumbnails",
+        "name",
+        "calibration",
+        "protocol",
+    ),
 )
+"""Fields of the manifest that are the same for all references."""
 FIRST = {"protocol": 1}
-"""Of files that do not say it."""
+"""Values of files that do not contain them."""
 
 
 class Part(NamedTuple):
-    """Some references, and where their images lie."""
+    """References with the same image folder and prefix."""
 
     rows: Rows
     root: str
@@ -53,30 +60,48 @@ class Part(NamedTuple):
 
 
 def export_map(store: MapStore, file: str | Path) -> Path:
-    """Write all references into one file; its ending says how."""
+    """Write all references to one file.
+
+    Args:
+        store: The map.
+        file: A .parquet, .npz or .geojson file.
+
+    Returns:
+        Path of the file.
+
+    Raises:
+        KappaPlaceError: If the ending is another one, or the map is empty.
+    """
     file = Path(file)
     writers = {".parquet": _write_parquet, ".npz": _write_npz, ".geojson": _write_geojson}
     if file.suffix.lower() not in writers:
-        raise KappaPlaceError(f"{file} is none of {', '.join(FORMATS)}: the ending says what is written.")
-    if not len(store):
-        raise KappaPlaceError(f"The map {store.folder} is empty: there is nothing to export.")
+        raise KappaPlaceError(f"Unknown file type of {file}. Choose from: {', '.join(writers)}.")
+    store.check_not_empty()
     replace_file(file, lambda part: writers[file.suffix.lower()](store, part))
     return file
 
 
 def import_map(file: str | Path, out: str | Path, model: AnyModel | str | Path | None = None) -> None:
-    """Make a map of an exported one, or of any descriptors with names; ``model`` says what made them.
+    """Build a map from an exported map, or from descriptors with names.
 
-    The map appears when it is complete, and not before.
+    The folder is created in one step when the map is complete.
+
+    Args:
+        file: A .parquet or .npz file.
+        out: Folder of the new map.
+        model: Model of the descriptors. Default: the model that the file names.
+
+    Raises:
+        KappaPlaceError: If the file cannot be imported, or the folder exists.
     """
     file, out = Path(file), Path(out)
     readers = {".parquet": _read_parquet, ".npz": _read_npz}
     if file.suffix.lower() not in readers:
-        raise KappaPlaceError(f"A map is imported from .parquet or .npz, {file} is neither.")
+        raise KappaPlaceError(f"Unknown file type of {file}. Choose from: {', '.join(readers)}.")
     if not file.is_file():
-        raise KappaPlaceError(f"There is no file {file} to import.")
+        raise KappaPlaceError(f"The file {file} does not exist.")
     if out.exists():
-        raise KappaPlaceError(f"{out} is there already; a map is imported into a new folder.")
+        raise KappaPlaceError(f"{out} already exists. Choose a new folder.")
     part = out.with_name(f".{out.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     try:
@@ -94,50 +119,50 @@ def import_map(file: str | Path, out: str | Path, model: AnyModel | str | Path |
         shutil.rmtree(part, ignore_errors=True)
 
 
-def _facts(store: MapStore) -> dict[str, Any]:
-    """What is the same for all references."""
-    m = store.manifest
-    if m.model.source.startswith("./"):  # a model inside the map is found from outside by its full path
-        m = replace(m, model=replace(m.model, source=str((store.folder / m.model.source).resolve())))
-    plain = to_plain(m)
-    facts = {key: plain[key] for key in FACTS}
-    if m.storage == "pq":  # what is exported are descriptors, not codes
-        facts["storage"] = "float16"
-    return facts
+def _facts(store: MapStore) -> dict[str, Json]:
+    """Return what is the same for all references."""
+    manifest = store.manifest
+    model = manifest.model
+    if model.source.startswith("./"):  # outside of the map, its own model needs the full path
+        model = replace(model, source=str((store.folder / model.source).resolve()))
+    plain = to_plain(replace(manifest, model=model))
+    if manifest.storage == "pq":  # exported descriptors are decoded
+        plain["storage"] = "float16"
+    return {key: plain[key] for key in FACTS}
 
 
 def _manifest_from(
-    facts: Mapping[str, Any] | None, model: AnyModel | str | Path | None, file: Path, name: str
+    facts: Mapping[str, Json] | None, model: AnyModel | str | Path | None, file: Path, name: str
 ) -> Manifest:
     record = None
     if model is not None:
         ready, source = loaded(model)
         record = record_of(ready, source)
         if record.source.startswith("./"):
-            # From memory it is not written into a map that others exported; from another map it is copied.
-            there = str(Path(model).resolve()) if isinstance(model, str | Path) else ""
-            record = replace(record, source=there)
+            # A model of another map is copied by its path. A model in memory must be passed again.
+            path = str(Path(model).resolve()) if isinstance(model, str | Path) else ""
+            record = replace(record, source=path)
     if facts is None:
         if record is None:
             raise KappaPlaceError(
-                f"{file} does not say which model made its descriptors; say it with --model (model=…)."
+                f"{file} does not name the model of its descriptors. Pass it with --model (model=…)."
             )
         return Manifest(record, name=name)
-    stated = from_plain(Manifest, {**FIRST, **facts})
-    if record is not None and record.fingerprint != stated.model.fingerprint:
-        raise KappaPlaceError(f"The descriptors in {file} were made by another model than the one given.")
-    return as_understood(
-        stated if record is None or not record.source else replace(stated, model=record), file
-    )
+    manifest = from_plain(Manifest, {**FIRST, **facts})
+    if record is not None and record.fingerprint != manifest.model.fingerprint:
+        raise KappaPlaceError(f"The descriptors in {file} are from another model. Pass that model.")
+    if record is not None and record.source:
+        manifest = replace(manifest, model=record)
+    return of_this_protocol(manifest, file)
 
 
 def _with_model(manifest: Manifest, folder: Path) -> Manifest:
-    """A model that lies in the map that was exported is copied: there it goes when that map gets another."""
-    home = Path(manifest.model.source)
-    if not (MODEL_FOLDER.fullmatch(home.name) and (home / "card.json").is_file()):
+    """Copy the model if it is inside the exported map, because that map may delete it."""
+    path = Path(manifest.model.source)
+    if not (MODEL_FOLDER.fullmatch(path.name) and (path / "card.json").is_file()):
         return manifest
-    shutil.copytree(home, folder / home.name)
-    return replace(manifest, model=replace(manifest.model, source=f"./{home.name}"))
+    shutil.copytree(path, folder / path.name)
+    return replace(manifest, model=replace(manifest.model, source=f"./{path.name}"))
 
 
 def _check(rows: Rows, dim: int, seen: set[str], file: Path) -> None:
@@ -148,19 +173,32 @@ def _check(rows: Rows, dim: int, seen: set[str], file: Path) -> None:
         )
     length = np.linalg.norm(rows.descriptors, axis=1)
     if not bool((np.abs(length - 1) <= UNIT).all()):
-        raise KappaPlaceError(f"{file} has descriptors that are not of unit length; normalise them first.")
+        raise KappaPlaceError(f"{file} has descriptors that are not of unit length. Normalize them first.")
     for name in rows.names:
         if name in seen:
             raise KappaPlaceError(
-                f"{file} has the name {name!r} twice; a map tells references by their names."
+                f"{file} has the name {name!r} more than once. Names must be unique within a map."
             )
         seen.add(name)
-    known = np.isfinite(rows.poses[:, :2])
-    if bool((known[:, 0] != known[:, 1]).any()):
-        raise KappaPlaceError(f"{file} has positions with one coordinate only: give both, or neither.")
+    if has_half_positions(rows.poses):
+        raise KappaPlaceError(f"{file} has positions with one coordinate only. Provide both or neither.")
 
 
-# Parquet: one row a reference, a row group a segment, so that neither side holds more than that in memory.
+def _columns(rows: Rows, distinctiveness: Column, digests: Mapping[str, Column]) -> dict[str, Column]:
+    """Return the numeric columns of a file, in order."""
+    return {
+        **{column: rows.poses[:, i] for i, column in enumerate(POSE)},
+        "route": rows.routes[:, 0],
+        "frame_number": rows.routes[:, 1],
+        "size": rows.stats[:, 0],
+        "modified": rows.stats[:, 1],
+        **digests,
+        "kappa": rows.kappa,
+        "distinctiveness": distinctiveness,
+    }
+
+
+# Parquet: one row per reference and one row group per segment, which limits the memory of both programs.
 
 
 def _write_parquet(store: MapStore, file: Path) -> None:
@@ -173,18 +211,11 @@ def _write_parquet(store: MapStore, file: Path) -> None:
         for segment, rows in store.blocks():
             distinct = store.distinctiveness[start : start + len(rows)]
             start += len(rows)
-            columns: dict[str, Any] = {
-                "name": pa.array(
-                    [name.encode("utf-8", "surrogateescape") for name in rows.names], pa.binary()
-                ),
-                **{column: rows.poses[:, i] for i, column in enumerate(POSE)},
-                "route": rows.routes[:, 0],
-                "frame_number": rows.routes[:, 1],
-                "size": rows.stats[:, 0],
-                "modified": rows.stats[:, 1],
-                "digest": pa.array([digest.tobytes() for digest in rows.digests], pa.binary(16)),
-                "kappa": rows.kappa,
-                "distinctiveness": distinct,
+            names = [name.encode("utf-8", "surrogateescape") for name in rows.names]
+            digests = pa.array([digest.tobytes() for digest in rows.digests], pa.binary(16))
+            columns = {
+                "name": pa.array(names, pa.binary()),
+                **_columns(rows, distinct, {"digest": digests}),
                 "root": pa.array([segment.record.root] * len(rows)),
                 "prefix": pa.array([segment.record.prefix] * len(rows)),
                 "descriptor": pa.FixedSizeListArray.from_arrays(
@@ -193,8 +224,7 @@ def _write_parquet(store: MapStore, file: Path) -> None:
             }
             if store.manifest.thumbnails:
                 columns["thumbnail"] = pa.array(list(rows.thumbnails or [b""] * len(rows)), pa.binary())
-            table = pa.table(columns)
-            table = table.replace_schema_metadata({META: json.dumps(_facts(store))})
+            table = pa.table(columns).replace_schema_metadata({META: json.dumps(_facts(store))})
             writer = writer or pq.ParquetWriter(file, table.schema)
             writer.write_table(table)
     finally:
@@ -202,7 +232,7 @@ def _write_parquet(store: MapStore, file: Path) -> None:
             writer.close()
 
 
-def _read_parquet(file: Path) -> tuple[dict[str, Any] | None, Iterator[Part]]:
+def _read_parquet(file: Path) -> tuple[dict[str, Json] | None, Iterator[Part]]:
     import pyarrow.parquet as pq
 
     stored = pq.ParquetFile(file)
@@ -210,7 +240,7 @@ def _read_parquet(file: Path) -> tuple[dict[str, Any] | None, Iterator[Part]]:
     return (None if meta is None else json.loads(meta)), _parquet_parts(stored)
 
 
-def _parquet_parts(stored: Any) -> Iterator[Part]:
+def _parquet_parts(stored: ParquetFile) -> Iterator[Part]:
     for batch in stored.iter_batches(batch_size=SEGMENT_ROWS):
         columns = {name: batch.column(name) for name in batch.schema.names}
         plain = {
@@ -220,42 +250,29 @@ def _parquet_parts(stored: Any) -> Iterator[Part]:
         }
         flat = np.asarray(columns["descriptor"].flatten().to_numpy(zero_copy_only=False), np.float32)
         names = [
-            n if isinstance(n, str) else n.decode("utf-8", "surrogateescape")
-            for n in columns["name"].to_pylist()
+            name if isinstance(name, str) else name.decode("utf-8", "surrogateescape")
+            for name in columns["name"].to_pylist()
         ]
         plain["descriptors"] = flat.reshape(len(names), -1)
         if "digest" in columns:
             digests = [digest or bytes(16) for digest in columns["digest"].to_pylist()]
             plain["digests"] = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 16)
         small = columns["thumbnail"].to_pylist() if "thumbnail" in columns else None
-        rows = _rows(names, plain, small)
-        sources = {
-            key: columns[key].to_pylist() if key in columns else [""] * len(names)
-            for key in ("root", "prefix")
-        }
-        yield from _by_source(rows, sources["root"], sources["prefix"])
+        sources = [columns[key].to_pylist() if key in columns else None for key in ("root", "prefix")]
+        yield from _by_source(_rows(names, plain, small), *sources)
 
 
-# NumPy: the same columns as arrays of one .npz file; for maps that fit in memory.
+# NumPy: the same columns as arrays in one .npz file, for maps that fit in memory.
 
 
 def _write_npz(store: MapStore, file: Path) -> None:
     parts = list(store.blocks())
     rows = Rows.join([rows for _, rows in parts])
-    sources = [[getattr(s.record, key)] * len(r) for key in ("root", "prefix") for s, r in parts]
-    half = len(parts)
     arrays = {
         "name": np.array(rows.names),
-        **{column: rows.poses[:, i] for i, column in enumerate(POSE)},
-        "route": rows.routes[:, 0],
-        "frame_number": rows.routes[:, 1],
-        "size": rows.stats[:, 0],
-        "modified": rows.stats[:, 1],
-        "digests": rows.digests,
-        "kappa": rows.kappa,
-        "distinctiveness": store.distinctiveness,
-        "root": np.array([root for part in sources[:half] for root in part]),
-        "prefix": np.array([prefix for part in sources[half:] for prefix in part]),
+        **_columns(rows, store.distinctiveness, {"digests": rows.digests}),
+        "root": np.array([segment.record.root for segment, part in parts for _ in range(len(part))]),
+        "prefix": np.array([segment.record.prefix for segment, part in parts for _ in range(len(part))]),
         "descriptors": rows.descriptors,
         META: np.array(json.dumps(_facts(store))),
     }
@@ -266,14 +283,13 @@ def _write_npz(store: MapStore, file: Path) -> None:
         np.savez(stream, **arrays)  # type: ignore[arg-type]  # no array of ours is called allow_pickle
 
 
-def _read_npz(file: Path) -> tuple[dict[str, Any] | None, Iterator[Part]]:
+def _read_npz(file: Path) -> tuple[dict[str, Json] | None, Iterator[Part]]:
     with np.load(file, allow_pickle=False) as stored:
         columns = {key: stored[key] for key in stored.files}
     facts = json.loads(str(columns.pop(META))) if META in columns else None
     names = [str(name) for name in columns.pop("name")]
     sources = [
-        [str(text) for text in columns.pop(key)] if key in columns else [""] * len(names)
-        for key in ("root", "prefix")
+        [str(text) for text in columns.pop(key)] if key in columns else None for key in ("root", "prefix")
     ]
     small = None
     if "thumbnails" in columns:
@@ -282,13 +298,13 @@ def _read_npz(file: Path) -> tuple[dict[str, Any] | None, Iterator[Part]]:
     return facts, _by_source(_rows(names, columns, small), *sources)
 
 
-def _rows(names: list[str], columns: Mapping[str, NDArray[Any]], small: list[bytes] | None) -> Rows:
-    """References from columns of which only names and descriptors are a must."""
+def _rows(names: list[str], columns: Mapping[str, Column], small: list[bytes] | None) -> Rows:
+    """Return references from columns. Only names and descriptors are required."""
     count = len(names)
 
-    def column(key: str, unknown: float, dtype: Any) -> NDArray[Any]:
-        found = columns.get(key)
-        return np.full(count, unknown, dtype) if found is None else np.asarray(found, dtype)
+    def column(key: str, unknown: float, dtype: npt.DTypeLike) -> Column:
+        values = columns.get(key)
+        return np.full(count, unknown, dtype) if values is None else np.asarray(values, dtype)
 
     return Rows(
         names,
@@ -302,17 +318,17 @@ def _rows(names: list[str], columns: Mapping[str, NDArray[Any]], small: list[byt
     )
 
 
-def _by_source(rows: Rows, roots: list[str], prefixes: list[str]) -> Iterator[Part]:
-    """Runs of references of one source, of a segment's size at most."""
+def _by_source(rows: Rows, roots: Sequence[str] | None, prefixes: Sequence[str] | None) -> Iterator[Part]:
+    """Yield consecutive references of the same source, at most one segment at a time."""
+    sources = list(zip(roots or [""] * len(rows), prefixes or [""] * len(rows), strict=True))
     start = 0
     for end in range(1, len(rows) + 1):
-        here = (roots[start], prefixes[start])
-        if end == len(rows) or end - start == SEGMENT_ROWS or (roots[end], prefixes[end]) != here:
-            yield Part(rows.take(np.arange(start, end)), *here)
+        if end == len(rows) or end - start == SEGMENT_ROWS or sources[end] != sources[start]:
+            yield Part(rows.take(np.arange(start, end)), *sources[start])
             start = end
 
 
-# GeoJSON: for looking at a map in a GIS; descriptors do not belong there.
+# GeoJSON: positions for a GIS, without descriptors.
 
 
 def _write_geojson(store: MapStore, file: Path) -> None:
@@ -323,7 +339,7 @@ def _write_geojson(store: MapStore, file: Path) -> None:
         north, east = unproject(np.ascontiguousarray(poses[:, :2]), store.manifest.frame)
     with open(file, "w", encoding="utf-8", errors="backslashreplace") as stream:
         stream.write('{"type": "FeatureCollection",\n')
-        # The standard knows WGS 84 alone; metres of a frame of the map's own are told as such.
+        # The standard allows only WGS 84, so metres in a local frame are marked.
         stream.write(f'"kappaplace": {json.dumps({"coordinates": "metres" if local else "WGS 84"})},\n')
         stream.write('"features": [\n')
         for i, name in enumerate(store.names()):
@@ -333,8 +349,12 @@ def _write_geojson(store: MapStore, file: Path) -> None:
         stream.write("\n]}\n")
 
 
-def _feature(name: str, east: float, north: float, pose: NDArray[np.float64], kappa: float) -> dict[str, Any]:
+def _feature(
+    name: str, east: float, north: float, pose: NDArray[np.float64], kappa: float
+) -> dict[str, Json]:
     facts = {"heading": pose[2], "time": pose[3], "kappa": kappa}
-    known = {key: float(value) for key, value in facts.items() if np.isfinite(value)}
-    where = {"type": "Point", "coordinates": [float(east), float(north)]} if np.isfinite(east) else None
-    return {"type": "Feature", "geometry": where, "properties": {"name": name, **known}}
+    finite = {key: float(value) for key, value in facts.items() if np.isfinite(value)}
+    point: Json = None
+    if np.isfinite(east):
+        point = {"type": "Point", "coordinates": [float(east), float(north)]}
+    return {"type": "Feature", "geometry": point, "properties": {"name": name, **finite}}

@@ -199,8 +199,7 @@ def _check_request(
     calibration: Calibration | None,
     by_probability: bool,
 ) -> None:
-    if not len(references.store):
-        raise KappaPlaceError(f"The map {references.store.folder} is empty. Add images to it first.")
+    references.store.check_not_empty()
     if count and queries.images is None:
         raise KappaPlaceError(NO_IMAGES)
     if by_probability and (calibration is None or not calibration.pair_scores):

@@ -1,4 +1,4 @@
-"""Which model a map belongs to, and how to get it: descriptors of two models must never be compared."""
+"""The model of a map, and how to load it. Descriptors of different models must not be compared."""
 
 from __future__ import annotations
 
@@ -16,7 +16,17 @@ from kappaplace.models.shipped import DEFAULT, is_shipped
 
 
 def loaded(model: AnyModel | str | Path | None) -> tuple[AnyModel, str]:
-    """The model itself, and the name or path it came by; empty for one made in memory. None: our own."""
+    """Load a model.
+
+    Args:
+        model: Model, or its folder, file or name. None: the pretrained model.
+
+    Returns:
+        The model, and its name or path; empty for a model in memory.
+
+    Raises:
+        KappaPlaceError: If there is no such model.
+    """
     if isinstance(model, ExportedModel):
         return model, str(Path(model.file).resolve())
     if isinstance(model, PlaceModel | FrozenEncoder):
@@ -25,66 +35,103 @@ def loaded(model: AnyModel | str | Path | None) -> tuple[AnyModel, str]:
         name = DEFAULT if model is None else model
         return load_model(name), name
     source = str(model)
-    here = Path(source)
-    if MODEL_FOLDER.fullmatch(here.name) and here.is_dir():
-        return load_model(source), ""  # of another map, which may drop it: as if made in memory
-    return load_model(source), str(here.resolve()) if here.exists() else source
+    path = Path(source)
+    if MODEL_FOLDER.fullmatch(path.name) and path.is_dir():
+        return load_model(source), ""  # another map may delete its model, so it is copied like one in memory
+    return load_model(source), str(path.resolve()) if path.exists() else source
 
 
 def record_of(model: AnyModel, source: str, preprocessing: Preprocessing | None = None) -> ModelRecord:
-    """What a manifest says of a model; one from memory will be kept inside the map."""
+    """Return the record of a model for a manifest.
+
+    Args:
+        model: The model.
+        source: Its name or path. Empty: the model is in memory and is stored in the map.
+        preprocessing: Preprocessing of the images. Default: the preprocessing of the model.
+
+    Returns:
+        The record.
+    """
     fingerprint = model.fingerprint
-    if not source and _can_be_kept(model):
+    if not source and _is_storable(model):
         source = f"./model-{fingerprint[:12]}"
-    chosen = preprocessing or model.preprocessing
-    return ModelRecord(fingerprint, source, model.dim, model.has_kappa, chosen.to_dict())
+    preprocessing = preprocessing or model.preprocessing
+    return ModelRecord(fingerprint, source, model.dim, model.has_kappa, preprocessing.to_dict())
 
 
 def keep_model(folder: Path, record: ModelRecord, model: AnyModel) -> None:
-    """Save a model from memory beside the segments, so that the map can be used without its maker."""
+    """Save a model from memory in the map.
+
+    Args:
+        folder: Folder of the map.
+        record: Record of the model.
+        model: The model.
+    """
     if record.source.startswith("./") and not (folder / record.source / "card.json").is_file():
         save_model(trainable(model), folder / record.source)
 
 
-def model_of(folder: Path, record: ModelRecord, given: AnyModel | str | Path | None = None) -> AnyModel:
-    """The model of a map: the one given, which must be the right one, or the one the manifest names."""
-    if given is None:
+def model_of(folder: Path, record: ModelRecord, source: AnyModel | str | Path | None = None) -> AnyModel:
+    """Load the model of a map.
+
+    Args:
+        folder: Folder of the map.
+        record: Record of its model.
+        source: Model, or its folder, file or name. Default: the model that the record names.
+
+    Returns:
+        The model.
+
+    Raises:
+        KappaPlaceError: If the model cannot be loaded, or is another one.
+    """
+    if source is None:
         if not record.source:
             raise KappaPlaceError(
-                f"The map {folder} was made with a model of its author's own; give that model."
+                f"The map {folder} uses a custom model that is not stored in the map. Pass it with --model "
+                "(model=…)."
             )
-        given = folder / record.source if record.source.startswith("./") else record.source
+        source = folder / record.source if record.source.startswith("./") else record.source
         try:
-            model, _ = loaded(given)
+            model, _ = loaded(source)
         except KappaPlaceError as error:
             raise KappaPlaceError(
-                f"The model of the map {folder} cannot be loaded: {str(error).rstrip('.')}; give it with "
-                "--model (model=…), wherever it lies now."
+                f"The model of the map {folder} cannot be loaded ({str(error).rstrip('.')}). Pass it with "
+                "--model (model=…)."
             ) from None
     else:
-        model = as_fitted(folder, record, loaded(given)[0])
+        model = with_fitted_kappa(folder, record, loaded(source)[0])
     if model.fingerprint != record.fingerprint:
         raise KappaPlaceError(
-            f"The map {folder} was made with another model: its descriptors mean nothing to this one; use "
-            "the model it was made with, or run `kappaplace map reembed` with this one."
+            f"The map {folder} was built with another model, so descriptors cannot be compared. Use that "
+            "model, or run `kappaplace map reembed`."
         )
     return model
 
 
-def as_fitted(folder: Path, record: ModelRecord, model: AnyModel) -> AnyModel:
-    """The model as the map uses it: where κ was fitted for the map, the model of before gets this κ."""
+def with_fitted_kappa(folder: Path, record: ModelRecord, model: AnyModel) -> AnyModel:
+    """Return the model with the κ that was fitted for the map.
+
+    Args:
+        folder: Folder of the map.
+        record: Record of the map's model.
+        model: A model. Any but the map's model before the fit is returned as it is.
+
+    Returns:
+        The model of the map.
+    """
     if not record.base or model.fingerprint != record.base:
         return model
-    kept = folder / record.source if record.source.startswith("./") else Path(record.source)
-    return load_model(kept, encoder=model.encoder if isinstance(model, FrozenEncoder) else None)
+    source = folder / record.source if record.source.startswith("./") else Path(record.source)
+    return load_model(source, encoder=model.encoder if isinstance(model, FrozenEncoder) else None)
 
 
 def preprocessing_of(record: ModelRecord) -> Preprocessing:
-    """How images were prepared for the map, and must be for every query."""
+    """Return the preprocessing of the map's images, which queries need as well."""
     return Preprocessing.from_dict(record.preprocessing)
 
 
-def _can_be_kept(model: AnyModel) -> bool:
+def _is_storable(model: AnyModel) -> bool:
     if isinstance(model, ExportedModel):
-        return False  # it has a file of its own, which `loaded` names
+        return False  # `loaded` returns the path of its file
     return isinstance(model, PlaceModel) or model.name in HUB

@@ -1,7 +1,7 @@
-"""An open map: one version of what is stored, with its model, its calibration and its search.
+"""An open map: one stored version, with its model, calibration and search engine.
 
-Everything is loaded when it is first needed. What another process removes in the meantime (segments by
-compacting, a model by re-embedding) makes this version stale, and then the map is read again.
+Everything is loaded on first use. Another process can delete files of this version: segments by compacting,
+a model by re-embedding. Then the map is stale and is read again.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import overload
 
 import numpy as np
 import PIL.Image
@@ -42,18 +42,18 @@ from kappaplace.models.place_model import PlaceModel
 from kappaplace.retrieval import Circle, EngineOptions, open_search
 from kappaplace.retrieval.columns import COARSE
 from kappaplace.retrieval.references import Queries, draw
-from kappaplace.types import Embeddings
+from kappaplace.types import Embeddings, Json
 
 
-def is_one_image(images: Any) -> bool:
-    """Whether what was given is an image rather than a list of them, so that one answer is expected."""
+def is_one_image(images: Iterable[Source] | Source) -> bool:
+    """Return whether the argument is a single image rather than a list of images."""
     if isinstance(images, np.ndarray):
         return images.ndim < 4
     return isinstance(images, str | os.PathLike | bytes) or not isinstance(images, Sequence | Iterator)
 
 
 def query_names(sources: Sequence[Source]) -> list[str]:
-    """A name for each query: its path, or its number."""
+    """Return a name for each query: its path, or its number."""
     return [
         os.fspath(source) if isinstance(source, str | os.PathLike) else f"query {i}"
         for i, source in enumerate(sources)
@@ -62,12 +62,12 @@ def query_names(sources: Sequence[Source]) -> list[str]:
 
 LOOKS_AT_IMAGES = 50
 """Images of the map that must be readable for patches to be compared by default."""
-LOOKS = 5
-"""Times that a map is looked at anew while another process compacts it again and again."""
+ATTEMPTS = 5
+"""Number of times to read a map that another process compacts again and again."""
 
 
 class OpenMap:
-    """A map as it was when it was opened, whatever others write since; `refresh` looks again."""
+    """A map as it was when it was opened, without its maintenance; see `PlaceMap`."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class OpenMap:
         engine: str = "auto",
         engine_options: EngineOptions | None = None,
     ) -> None:
-        self.folder, self.given_model, self.device = folder, model, device
+        self.folder, self.model_source, self.device = folder, model, device
         self.engine, self.engine_options = engine, engine_options
         self._model: AnyModel | None = None
         self._references: MapReferences | None = None
@@ -90,29 +90,29 @@ class OpenMap:
 
     @property
     def store(self) -> MapStore:
-        """The references: names, poses, descriptors."""
+        """Names, poses and descriptors of the references."""
         return self._store
 
     @property
     def model(self) -> AnyModel:
-        """The model of the map, loaded when it is first needed."""
+        """Model of the map, loaded on first use."""
         if self._model is None:
-            self._model = self._loaded()
+            self._model = self._load_model()
         return self._model
 
     @property
     def calibration(self) -> Calibration | None:
-        """What turns scores into probabilities; None for a map that is not calibrated."""
+        """Calibration of the map; None if it is not calibrated."""
         if self._calibration is None and self.manifest.calibration is not None:
             self._calibration = Calibration.from_dict(self.manifest.calibration["calibration"])
         return self._calibration
 
     @property
     def borrowed(self) -> Calibration | None:
-        """What came with the model, for a map without a calibration of its own; it promises nothing."""
+        """Shipped calibration of the model, without a guarantee; None if the map has its own calibration."""
         if self.manifest.calibration is not None:
             return None
-        if self.manifest.storage in COARSE:  # rounded descriptors give other scores
+        if self.manifest.storage in COARSE:  # compressed descriptors give other scores
             return None
         model = self.manifest.model
         return calibration_with(model.fingerprint, preprocessing_of(model))
@@ -155,32 +155,32 @@ class OpenMap:
 
     @property
     def references(self) -> MapReferences:
-        """What queries are compared with: this version of the map."""
+        """References that queries are compared with."""
         if self._references is None:
             engine = open_search(self._store.source(), self.engine, self.device, self.engine_options)
             self._references = MapReferences(self._store, engine, self._patch_maps)
         return self._references
 
     def queries(self, embeddings: Embeddings, images: Sequence[Source] | None = None) -> Queries:
-        """Return queries that the map's model has embedded, with their images if patches are compared."""
+        """Return queries of embeddings from the map's model, with images if patches are compared."""
         return Queries(embeddings, images, None if images is None else self._patch_maps)
 
     def embed(self, sources: Sequence[Source], batch_size: int = 32) -> Embeddings:
-        """Embed queries as the map's own images were."""
-        model = self.model  # before the preprocessing: loading may find that both have changed
-        settings: dict[str, Any] = {"batch_size": batch_size, "device": self.device}
-        return embed_images(model, preprocessing_of(self.manifest.model), sources, **settings)
+        """Embed queries in the same way as the images of the map."""
+        model = self.model  # before the preprocessing: loading the model may refresh the manifest
+        preprocessing = preprocessing_of(self.manifest.model)
+        return embed_images(model, preprocessing, sources, batch_size=batch_size, device=self.device)
 
     def notes(self) -> list[str]:
-        """What an answer of this map must say of itself."""
+        """Return the notes that apply to every answer of this map."""
         return standing_notes(self.folder, self.manifest, self.calibration)
 
-    def info(self) -> dict[str, Any]:
-        """What the map is, as plain values."""
+    def info(self) -> dict[str, Json]:
+        """Return a summary of the map as plain values."""
         return map_info(self.folder, self.manifest) | {"borrowed": self.borrowed is not None}
 
     def refresh(self) -> bool:
-        """See what others have written; says whether there was anything new."""
+        """Read the map again, and return whether another process has changed it."""
         manifest = read_manifest(self.folder)
         if manifest == self.manifest:
             return False
@@ -191,24 +191,28 @@ class OpenMap:
         return True
 
     def close(self) -> None:
-        """Let go of the search engine, be it a connection; the next question opens it again."""
+        """Close the search engine. The next query opens it again."""
         if self._references is not None:
             self._references.engine.close()
             self._references = None
 
-    def calibrate_with(self, calibration: Calibration, origin: str, **facts: Any) -> None:
-        """Keep a calibration with the map; ``origin`` says in words what it was fitted on."""
-        record = {
-            "origin": origin,
-            "references": len(self),
-            "calibration": calibration.to_dict(),
-            **facts,
-        }
+    def calibrate_with(self, calibration: Calibration, origin: str, **facts: Json) -> None:
+        """Store a calibration with the map.
+
+        Args:
+            calibration: The calibration.
+            origin: Description of the data that it was fitted on.
+            facts: Further values to store.
+
+        Raises:
+            KappaPlaceError: If another process has changed the model or the storage of the map.
+        """
+        record = {"origin": origin, "references": len(self), "calibration": calibration.to_dict(), **facts}
         with writer_of(self.folder) as writer:
             now, then = writer.manifest, self.manifest
             if (now.model.fingerprint, now.storage) != (then.model.fingerprint, then.storage):
                 raise KappaPlaceError(
-                    f"The map {self.folder} got another model or storage meanwhile; calibrate it again."
+                    f"Another process changed the model or the storage of {self.folder}. Calibrate it again."
                 )
             writer.commit(calibration=record)
         self.refresh()
@@ -251,23 +255,23 @@ class OpenMap:
         rerank: int | None = None,
         batch_size: int = 32,
     ) -> Localization | list[Localization]:
-        """Find where images were taken.
+        """Estimate where images were taken.
 
         Args:
-            images: One image, or several: files, bytes, arrays H×W×3 of uint8 or PIL images.
+            images: One image or several: paths, bytes, Pillow images or H×W×3 uint8 arrays.
             k: Number of matches per query.
-            area: Search only this circle: x, y and radius in meters of the map.
-            order: Order of the matches: similarity or probability.
-            outside_rate: Expected fraction of queries from outside the map. Default: as at calibration.
-            rerank: Number of top matches to compare patch by patch and to order by agreement; this reads
-                their images. Default: as at calibration.
+            area: Search only this circle: x, y and radius in metres in the frame of the map.
+            order: Order of the matches: "similarity" or "probability".
+            outside_rate: Expected fraction of out-of-map queries. Default: as at calibration.
+            rerank: Number of top matches to re-rank by patch matching, which reads their images. Default: as
+                at calibration, 0 without one.
             batch_size: Number of images to embed at once.
 
         Returns:
-            One answer for one image, a list for several.
+            One answer for a single image, otherwise a list in input order.
 
         Raises:
-            KappaPlaceError: If an image cannot be read, or the map cannot answer so.
+            KappaPlaceError: If an image cannot be read, or the map does not support an option.
 
         >>> import tempfile
         >>> from PIL import Image
@@ -285,7 +289,7 @@ class OpenMap:
         options = LocalizeOptions(k, area, order, outside_rate, rerank)
         sources = as_sources(images)
         if not sources:
-            raise KappaPlaceError("There is nothing to localize: the list of images is empty.")
+            raise KappaPlaceError("There is nothing to localize, because the list of images is empty.")
         start = time.perf_counter()
         embeddings = self.embed(sources, batch_size)
         seconds = {"embed": (time.perf_counter() - start) / len(sources)}
@@ -302,24 +306,27 @@ class OpenMap:
         images: Sequence[Source] | None = None,
         seconds: dict[str, float] | None = None,
     ) -> list[Localization]:
-        """Answer queries that the map's model has embedded already.
+        """Localize queries that were embedded with the model of the map.
 
         Args:
-            embeddings: Of the queries.
-            names: Of the queries.
-            options: How they are answered.
-            images: Of the queries, to compare patches.
-            seconds: Time spent before, per query.
+            embeddings: Embeddings of the queries.
+            names: Name of each query.
+            options: Options of the localization. Default: `LocalizeOptions` with its defaults.
+            images: Images of the queries, for patch matching.
+            seconds: Seconds per query that earlier stages took, to include in the answers.
 
         Returns:
             One answer per query.
+
+        Raises:
+            KappaPlaceError: If the embeddings do not fit the map, or the map does not support an option.
         """
         if np.shape(embeddings.descriptor) != (len(names), self.manifest.model.dim):
             raise KappaPlaceError(
-                f"Descriptors of shape {np.shape(embeddings.descriptor)} do not fit {len(names)} queries and "
-                f"{self.manifest.model.dim} dimensions; embed them with the map's own model."
+                f"Expected descriptors of shape {(len(names), self.manifest.model.dim)}, got "
+                f"{np.shape(embeddings.descriptor)}. Embed the queries with the model of the map."
             )
-        for left in reversed(range(LOOKS)):
+        for attempts_left in reversed(range(ATTEMPTS)):
             try:
                 return locate(
                     self.references,
@@ -332,28 +339,30 @@ class OpenMap:
                     notes=self.notes(),
                     seconds=seconds,
                 )
-            except StaleMap:  # compacted while we looked: the new files hold the same references
+            except StaleMap:  # another process compacted the map: new files have the same references
                 fingerprint = self.manifest.model.fingerprint
-                if not left or not self.refresh():
+                if not attempts_left or not self.refresh():
                     raise
                 if self.manifest.model.fingerprint != fingerprint:
                     raise self._another_model() from None
         raise AssertionError("unreachable")
 
     def _another_model(self) -> KappaPlaceError:
-        """What is told to whoever has embeddings of the model that the map had before."""
-        return KappaPlaceError(f"The map {self.folder} was embedded with another model meanwhile; ask again.")
+        """Return the error for embeddings of the previous model of the map."""
+        return KappaPlaceError(
+            f"Another process embedded the map {self.folder} with another model. Localize again."
+        )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.folder}: {len(self):,} references, {self.manifest.frame})"
 
-    def _loaded(self) -> AnyModel:
+    def _load_model(self) -> AnyModel:
         try:
-            return model_of(self.folder, self.manifest.model, self.given_model)
-        except KappaPlaceError:  # gone, perhaps, since the map has another one now
+            return model_of(self.folder, self.manifest.model, self.model_source)
+        except KappaPlaceError:  # another process may have given the map another model
             if not self.refresh():
                 raise
-        return model_of(self.folder, self.manifest.model, self.given_model)
+        return model_of(self.folder, self.manifest.model, self.model_source)
 
     def _patch_maps(self, images: Sequence[Source]) -> Tensor:
         before = self.manifest.model.fingerprint
@@ -362,8 +371,8 @@ class OpenMap:
             raise self._another_model()
         if not isinstance(model, PlaceModel | ExportedModel):
             raise KappaPlaceError(
-                "Comparing matches cell by cell needs a model that shows its stages (ResNet, "
-                "EfficientNet-Lite); the map's encoder does not."
+                "Patch matching needs a ResNet or EfficientNet-Lite encoder, and this map has another one. "
+                "Pass rerank=0."
             )
         return embed_patches(model, preprocessing_of(self.manifest.model), images)
 
@@ -373,7 +382,7 @@ class OpenMap:
             try:
                 self._store = MapStore(self.folder, manifest)
                 break
-            except StaleMap:  # compacted between the manifest and the look at its segments
+            except StaleMap:  # another process compacted the map after its manifest was read
                 before, manifest = manifest, read_manifest(self.folder)
                 if manifest == before:
                     raise

@@ -1,6 +1,6 @@
-"""Options of `PlaceMap`, for Python, the command line and the HTTP service alike.
+"""Options of `PlaceMap`, shared by Python, the command line and the HTTP service.
 
-This module loads nothing heavy, so that ``--help`` is quick.
+This module imports nothing heavy, so that ``--help`` is fast.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal, SupportsFloat, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, SupportsFloat
 
-from kappaplace.checks import check_compared, share
+from kappaplace.checks import check_compared, choice, share
 from kappaplace.data.near import Circle, checked_circle
 from kappaplace.errors import KappaPlaceError
 from kappaplace.records import Help
@@ -26,7 +26,7 @@ Order = Literal["similarity", "probability"]
 Rerank = Annotated[
     int | None,
     Help(
-        "Number of top matches to re-rank by patch matching. Default: as at calibration.",
+        "Number of top matches to re-rank by patch matching. Default: as at calibration, 0 without one.",
         ("--rerank", "--verify"),
     ),
 ]
@@ -34,75 +34,80 @@ Rerank = Annotated[
 
 @dataclass(frozen=True)
 class AddOptions:
-    """How images are added to a map.
+    """Options for adding images to a map.
 
     Raises:
         KappaPlaceError: If a value is out of range.
     """
 
     layout: Annotated[
-        str, Help("Layout of the image folder, see `kappaplace data layouts`. Default: photos with EXIF.")
+        str,
+        Help("Layout of the image folder, see `kappaplace data layouts`. Default: photos with EXIF data."),
     ] = ""
-    prefix: Annotated[str, Help("Text before each name, to distinguish two sources.")] = ""
+    prefix: Annotated[str, Help("Text to put before each image name, to distinguish two sources.")] = ""
     duplicates: Annotated[
         Duplicates,
-        Help("What to do with another image of the same name: fail, skip it, or replace the old."),
+        Help(
+            "What to do if the map has another image of this name: fail, skip it, or replace the old image."
+        ),
     ] = "error"
-    on_error: Annotated[OnError, Help("What to do with an unreadable image: list and skip it, or stop.")] = (
-        "skip"
-    )
+    on_error: Annotated[
+        OnError, Help("What to do with an unreadable image: report and skip it, or stop.")
+    ] = "skip"
     ray: Annotated[
-        str, Help("Embed on a Ray cluster: auto (starts one if none is running), HOST:PORT or ray://….")
+        str,
+        Help("Embed on a Ray cluster: auto (starts one if none is running), HOST:PORT or ray://…."),
     ] = ""
     batch_size: Annotated[int, Help("Number of images to embed at once.")] = 32
     device: Annotated[str, Help("Device: cpu, cuda, cuda:1 or mps. Default: the first GPU, or cpu.")] = ""
     segment_rows: int = 2048
-    """References per file."""
+    """Number of references per segment file."""
     embedder: Embedder | None = None
-    """A function that replaces the model."""
+    """Function that embeds the images instead of the model. Default: the model."""
 
     def __post_init__(self) -> None:
         if str(self.on_error) == "raise":
             warnings.warn("on_error='raise' is now 'stop'.", DeprecationWarning, stacklevel=3)
             object.__setattr__(self, "on_error", "stop")
-        for name, choices in (("duplicates", Duplicates), ("on_error", OnError)):
-            if getattr(self, name) not in get_args(choices):
-                raise KappaPlaceError(
-                    f"{name} must be one of {', '.join(get_args(choices))}, got {getattr(self, name)!r}."
-                )
+        choice(self.duplicates, Duplicates, "duplicates")
+        choice(self.on_error, OnError, "on_error")
         if self.segment_rows < 1:
-            raise KappaPlaceError(f"A segment needs at least one row, got {self.segment_rows}.")
+            raise KappaPlaceError(f"segment_rows must be at least 1, got {self.segment_rows}.")
         if self.batch_size < 1:
-            raise KappaPlaceError(f"The batch size must be at least 1, got {self.batch_size}.")
+            raise KappaPlaceError(f"batch_size must be at least 1, got {self.batch_size}.")
         if self.ray and self.embedder is not None:
-            raise KappaPlaceError("Embed on a Ray cluster or with an embedder of your own, not both.")
+            raise KappaPlaceError("ray and embedder cannot be used together. Pass only one of them.")
 
 
 @dataclass(frozen=True)
 class BuildOptions(AddOptions):
-    """How a map is built. What is not stated is taken from the images."""
+    """Options for building a map. Options without a value are taken from the images.
+
+    Raises:
+        KappaPlaceError: If a value is out of range.
+    """
 
     radius: Annotated[
-        float | None, Help("Distance in meters within which two images show the same place. Default: 25.")
+        float | None, Help("Distance in metres within which two images show the same place. Default: 25.")
     ] = None
     neighborhood: Annotated[
         str,
         Help(
-            "Which references are near each other: metres:25, frames:5 or self.",
+            "Which references show the same place: metres:25, frames:5 or self. Default: by radius.",
             ("--neighborhood", "--neighbourhood"),
         ),
     ] = ""
-    storage: Annotated[Storage, Help("Storage type of the descriptors.")] = "float32"
-    thumbnails: Annotated[bool, Help("Store a small picture of each image.")] = False
+    storage: Annotated[Storage, Help("Number format of the descriptors.")] = "float32"
+    thumbnails: Annotated[bool, Help("Store a thumbnail of each image.")] = False
     name: str = ""
-    """Name of the map. Default: that of its folder."""
+    """Name of the map. Default: the name of its folder."""
     preprocessing: Preprocessing | None = None
-    """How images are prepared. Default: as the model states."""
+    """Preprocessing of the images. Default: the preprocessing of the model."""
 
 
 @dataclass(frozen=True)
 class LocalizeOptions:
-    """How queries are answered.
+    """Options for localizing queries.
 
     Raises:
         KappaPlaceError: If a value is out of range.
@@ -110,25 +115,25 @@ class LocalizeOptions:
 
     k: Annotated[int, Help("Number of matches per query.", ("--k", "-k"))] = 10
     area: Circle | None = None
-    """Search only this circle: x, y and radius in meters of the map."""
+    """Search only this circle: x, y and radius in metres in the frame of the map. Default: the whole map."""
     order: Annotated[Order, Help("Order of the matches.")] = "similarity"
-    """With ``rerank``, the first matches are ordered by how well their patches agree."""
+    """With ``rerank``, the order by similarity starts with the matches whose patches agree best."""
     outside_rate: Annotated[
         float | None, Help("Expected fraction of out-of-map queries. Default: as at calibration.")
     ] = None
     rerank: Rerank = None
+    """Number of top matches to re-rank by patch matching. Default: as at calibration, 0 without one."""
 
     def __post_init__(self) -> None:
         if self.k < 1:
             raise KappaPlaceError(f"k must be at least 1, got {self.k}.")
         if isinstance(self.rerank, bool):
             raise KappaPlaceError(
-                f"rerank is the number of matches to compare, got {self.rerank}. To order matches by "
-                'probability, use order="probability".'
+                f"rerank must be a number of matches, got {self.rerank}. To order matches by probability, "
+                'pass order="probability".'
             )
         check_compared(self.rerank or 0)
-        if self.order not in get_args(Order):
-            raise KappaPlaceError(f"order must be similarity or probability, got {self.order!r}.")
+        choice(self.order, Order, "order")
         if self.outside_rate is not None:
             share(self.outside_rate, "outside_rate", ends=True)
         if self.area is not None:
@@ -140,46 +145,55 @@ def area_of(area: Sequence[object] | object) -> Circle:
 
     Args:
         area: (x, y, radius), or ((x, y), radius) as in earlier versions.
+
+    Returns:
+        x, y and radius.
+
+    Raises:
+        KappaPlaceError: If the values are not three numbers, or the radius is negative.
     """
     parts = area if isinstance(area, Sequence) else ()
     if len(parts) == 2 and isinstance(parts[0], Sequence):
         parts = (*parts[0], parts[1])
     if len(parts) != 3 or not all(isinstance(part, SupportsFloat) for part in parts):
-        raise KappaPlaceError(f"An area is x, y and radius in meters of the map, got {area!r}.")
+        raise KappaPlaceError(f"area must be x, y and radius in metres, got {area!r}.")
     x, y, radius = map(float, parts)
     return checked_circle((x, y, radius))
 
 
 @dataclass(frozen=True)
 class LabelOptions:
-    """Which queries are drawn for labeling."""
+    """Options for drawing the queries that a person labels."""
 
     size: Annotated[int, Help("Number of queries to draw.")] = 300
-    """Half of them set the thresholds, and 5% at 95% needs 59 that are accepted."""
+    """Half of the labels set the thresholds. A risk of 5% at 95% confidence needs 59 accepted answers."""
     seed: Annotated[int, Help("Random seed for the draw.")] = 0
-    thin: Annotated[bool, Help("Draw only one query per place, by position or time.")] = True
+    thin: Annotated[bool, Help("Draw only one query per place, based on position or time.")] = True
     rerank: Rerank = None
+    """Number of top matches to re-rank by patch matching. Default: as at calibration, 0 without one."""
     batch_size: Annotated[int, Help("Number of images to embed at once.")] = 32
 
 
 @dataclass(frozen=True)
 class FitOptions:
-    """How κ is fitted; the defaults take some minutes on a CPU with a small encoder."""
+    """Options for fitting κ. The defaults take a few minutes on a CPU with a small encoder.
+
+    Raises:
+        KappaPlaceError: If a value is out of range.
+    """
 
     images: Annotated[int, Help("Maximum number of references to learn from.")] = 500
-    """The head is small, and 200 were nearly as good."""
+    """The head is small: 200 references give nearly the same result."""
     views: Annotated[int, Help("Number of degraded views per image.")] = 2
     epochs: Annotated[int, Help("Number of passes over the images.")] = 40
     lr: float = 1e-2
-    """κ travels over hundreds in some hundred steps, so it is ten times that of the paper's long runs."""
+    """Learning rate, ten times that of the paper, because κ changes by hundreds in a few hundred steps."""
     batch_size: Annotated[int, Help("Number of images per training step.")] = 64
-    seed: Annotated[int, Help("Random seed for the choice of images and their degradation.")] = 0
+    seed: Annotated[int, Help("Random seed for the selection of images and their degradation.")] = 0
 
     def __post_init__(self) -> None:
         for name in ("images", "views", "epochs", "batch_size"):
             if getattr(self, name) < 1:
                 raise KappaPlaceError(f"{name} must be at least 1, got {getattr(self, name)}.")
         if self.seed < 0 or not self.lr > 0:
-            raise KappaPlaceError(
-                f"The seed must not be negative and lr must be above 0, got {self.seed} and {self.lr}."
-            )
+            raise KappaPlaceError(f"seed must be at least 0 and lr above 0, got {self.seed} and {self.lr}.")

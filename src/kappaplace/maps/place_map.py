@@ -1,4 +1,4 @@
-"""`PlaceMap`: a map of images on disk, with every verb of ``kappaplace map``."""
+"""`PlaceMap`: a map of images on disk, with all commands of ``kappaplace map`` as methods."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kappaplace.maps.build import Report, add_images, build_map, reembed_map
-from kappaplace.maps.change import compact_map, remove_names
+from kappaplace.maps.build import Report, add_images, build_map
+from kappaplace.maps.change import compact_map, reembed_map, remove_names
 from kappaplace.maps.exchange import export_map, import_map
 from kappaplace.maps.opened import OpenMap
 from kappaplace.maps.options import AddOptions, BuildOptions
@@ -28,13 +28,22 @@ if TYPE_CHECKING:
 
 
 class PlaceMap(OpenMap):
-    """A map on disk. Use `PlaceMap.open` or `PlaceMap.build`.
+    """A map on disk. Create one with `PlaceMap.open` or `PlaceMap.build`.
 
-    It shows the map as it was when it was opened, whatever others write; `refresh` reads it again.
+    The object shows the map as it was when it was opened, even if another process changes it. `refresh` reads
+    it again.
+
+    Args:
+        folder: Folder of the map.
+        manifest: Manifest of the map.
+        model: Model of the map. Default: the model that the manifest names.
+        device: Device for embedding and search. Default: the first GPU, or the CPU.
+        engine: Search engine: auto, exact, ivf-pq, milvus or postgres.
+        engine_options: Options of the search engine, such as the URL of a database.
     """
 
     report: Report | None = None
-    """What the last `build`, `add` or `reembed` of this object did."""
+    """Report of the last `build`, `add` or `reembed` of this object."""
 
     @classmethod
     def open(
@@ -46,20 +55,20 @@ class PlaceMap(OpenMap):
         engine: str = "auto",
         engine_options: EngineOptions | None = None,
     ) -> PlaceMap:
-        """Open a map: one small file is read, everything else when it is needed.
+        """Open a map. This reads one small file; everything else is read on first use.
 
         Args:
-            folder: The map.
-            model: Its model, if it has moved.
-            device: Where queries are embedded and compared. Default: the first GPU, or the CPU.
-            engine: auto, exact, ivf-pq, milvus or postgres.
-            engine_options: Address of a database and the like.
+            folder: Folder of the map.
+            model: Model of the map, or its folder, file or name. Default: the model that the map names.
+            device: Device for embedding and search. Default: the first GPU, or the CPU.
+            engine: Search engine: auto, exact, ivf-pq, milvus or postgres.
+            engine_options: Options of the search engine, such as the URL of a database.
 
         Returns:
             The open map.
 
         Raises:
-            KappaPlaceError: If there is no map, or it cannot be read.
+            KappaPlaceError: If there is no map in the folder, or it cannot be read.
         """
         return cls(Path(folder), read_manifest(folder), model, device, engine, engine_options)
 
@@ -71,16 +80,16 @@ class PlaceMap(OpenMap):
         model: AnyModel | str | Path | None = None,
         options: BuildOptions | None = None,
     ) -> PlaceMap:
-        """Build a map of images; a build that was stopped resumes where it was.
+        """Build a map of images. An interrupted build resumes where it stopped.
 
         Args:
             images: A folder, a table, or a list of image files.
             out: Folder of the map.
-            model: A model, or its folder, file or name. Default: the pretrained one.
-            options: How the map is built.
+            model: Model, or its folder, file or name. Default: the pretrained model.
+            options: Options of the build. Default: `BuildOptions` with its defaults.
 
         Returns:
-            The open map; its ``report`` says what was done.
+            The open map. Its ``report`` summarizes the build.
 
         Raises:
             KappaPlaceError: If no image can be read, or the folder holds another map.
@@ -92,17 +101,18 @@ class PlaceMap(OpenMap):
         return place_map
 
     def add(self, images: Images, options: AddOptions | None = None) -> Report:
-        """Add images; those that are in the map already and have not changed are left alone.
+        """Add images. Images that the map already has are skipped unless they have changed.
 
         Args:
             images: A folder, a table, or a list of image files.
-            options: How they are added.
+            options: Options of the addition. Default: `AddOptions` with its defaults.
 
         Returns:
-            What was done.
+            Report of the addition.
 
         Raises:
-            KappaPlaceError: If the map has another image under one of the names, unless options allow it.
+            KappaPlaceError: If the map has another image of the same name and ``options.duplicates`` is
+                "error".
         """
         options = self._on_device(options or AddOptions())
         self.report = add_images(self.folder, images, self.model, self.manifest.model.fingerprint, options)
@@ -110,81 +120,125 @@ class PlaceMap(OpenMap):
         return self.report
 
     def remove(self, names: str | Iterable[str]) -> int:
-        """Remove references by name, all of them or none, and return their number."""
+        """Remove references by name, all of them or none.
+
+        Args:
+            names: Name of a reference, or several names.
+
+        Returns:
+            Number of removed references.
+
+        Raises:
+            KappaPlaceError: If the map has no reference of some name.
+        """
         count = remove_names(self.folder, [names] if isinstance(names, str) else list(names))
         self.refresh()
         return count
 
     def compact(self, storage: str | None = None) -> None:
-        """Free the space of removed references, join small segments, and compare all places again.
+        """Free the space of removed references, merge small segments, and compare all places again.
 
         Args:
-            storage: New storage type of the descriptors: float32, float16, int8, or pq (codes of at most 128
-                bytes, learned from the map's own descriptors). With int8 and pq a calibration is dropped.
+            storage: New number format of the descriptors: float32, float16, int8, or pq (codes of at most 128
+                bytes, learned from the descriptors of the map). A change to int8 or pq removes the
+                calibration. Default: unchanged.
+
+        Raises:
+            KappaPlaceError: If the format is unknown, or a file of the map is damaged.
         """
         compact_map(self.folder, storage)
         self.refresh()
 
     def reembed(self, model: AnyModel | str | Path, options: AddOptions | None = None) -> Report:
-        """Embed all images again with another model; the calibration is dropped, as scores change.
+        """Embed all images again with another model. This removes the calibration, because scores change.
 
         Args:
-            model: The new model, or its folder, file or name.
-            options: How images are embedded. By default an unreadable image stops the work.
+            model: New model, or its folder, file or name.
+            options: Options of the embedding. By default, an unreadable image raises an error.
 
         Returns:
-            What was done.
+            Report of the embedding.
+
+        Raises:
+            KappaPlaceError: If an image cannot be read, or a reference has no image file.
         """
         options = self._on_device(options or AddOptions(on_error="stop"))
         self.report = reembed_map(self.folder, model, options)
-        self.given_model, self._model = model, None
+        self.model_source, self._model = model, None
         self.refresh()
         return self.report
 
     def verify(self) -> list[str]:
-        """Compare every file with its checksum; return one message per problem."""
+        """Compare every file with its checksum.
+
+        Returns:
+            One message per problem; an empty list if the map is intact.
+        """
         return verified(self.folder)[1]
 
     def export(self, file: str | Path) -> Path:
-        """Write the map as .parquet, .npz or .geojson, and return the file."""
+        """Write all references of the map to one file.
+
+        Args:
+            file: A .parquet, .npz or .geojson file.
+
+        Returns:
+            Path of the file.
+
+        Raises:
+            KappaPlaceError: If the ending is another one, or the map is empty.
+        """
         return export_map(self.store, file)
 
     @classmethod
     def import_(
         cls, file: str | Path, out: str | Path, model: AnyModel | str | Path | None = None
     ) -> PlaceMap:
-        """Build a map from an exported one, or from descriptors with names.
+        """Build a map from an exported map, or from descriptors with names.
 
         Args:
             file: A .parquet or .npz file.
-            out: Folder of the map.
-            model: The model that made the descriptors, if the file does not state it.
+            out: Folder of the new map.
+            model: Model of the descriptors. Default: the model that the file names.
 
         Returns:
             The open map.
+
+        Raises:
+            KappaPlaceError: If the file cannot be imported, or the folder exists.
         """
         import_map(file, out, model)
         return cls.open(out, model)
 
     def calibrate(self, queries: Images, options: CalibrateOptions | None = None) -> Calibration:
-        """Calibrate on labeled queries and store the result with the map.
+        """Calibrate on labelled queries and store the calibration with the map.
 
         Args:
-            queries: A table with the positions of the queries, or with their correct references by name.
-            options: What is guaranteed, and how.
+            queries: A table with the positions of the queries, or with the names of their correct references.
+            options: Options of the calibration. Default: `CalibrateOptions` with its defaults.
 
         Returns:
             The calibration.
 
         Raises:
-            KappaPlaceError: If there are too few queries, or they cannot support the risk.
+            KappaPlaceError: If there are too few queries, or too few to guarantee the risk.
         """
         from kappaplace.maps.tune.calibrate import calibrate_map
 
         return calibrate_map(self, as_table(queries), options)
 
     def self_calibrate(self, options: CalibrateOptions | None = None) -> Calibration:
-        """Calibrate on degraded images of the map itself; this gives probabilities, but no guarantee."""
+        """Calibrate on degraded images of the map itself, without labels and without a guarantee.
+
+        Args:
+            options: Options of the calibration. Default: `CalibrateOptions` with its defaults.
+
+        Returns:
+            The calibration.
+
+        Raises:
+            KappaPlaceError: If the map is too small, images are missing, or places are unknown.
+        """
         from kappaplace.maps.tune.self_calibrate import self_calibrate_map
 
         return self_calibrate_map(self, options)
@@ -192,15 +246,18 @@ class PlaceMap(OpenMap):
     def calibrate_on_labels(
         self, file: str | Path, options: CalibrateOptions | None = None, *, root: str | Path | None = None
     ) -> Calibration:
-        """Calibrate on matches that a person has labeled.
+        """Calibrate on matches that a person has labelled.
 
         Args:
-            file: A file of `label`.
-            options: What is guaranteed, and how.
-            root: Folder of the queries' images, if they have moved.
+            file: Labels file written by `label`.
+            options: Options of the calibration. Default: `CalibrateOptions` with its defaults.
+            root: Folder of the query images. Default: the folder that the labels file names.
 
         Returns:
             The calibration.
+
+        Raises:
+            KappaPlaceError: If the labels are too few, or do not belong to this map.
         """
         from kappaplace.maps.tune.label import calibrate_map_on_labels
 
@@ -210,12 +267,15 @@ class PlaceMap(OpenMap):
         """Draw queries at random and write their best matches to a file, for a person to label.
 
         Args:
-            queries: Images like those in use.
-            file: A .csv file; one of the same sample keeps its labels.
-            options: Which queries are drawn.
+            queries: Images like those that the map will localize.
+            file: A .csv file. A file of the same sample keeps its labels.
+            options: Options of the draw. Default: `LabelOptions` with its defaults.
 
         Returns:
             The rows of the file.
+
+        Raises:
+            KappaPlaceError: If the file has another sample, or queries are images of the map.
         """
         from kappaplace.maps.tune.label import label_map
 
@@ -227,20 +287,23 @@ class PlaceMap(OpenMap):
         calibrate_options: CalibrateOptions | None = None,
         *,
         calibrate: bool = True,
-        say: Callable[[str], None] = lambda sentence: None,
+        say: Callable[[str], None] = lambda message: None,
     ) -> Fitted:
         """Fit κ on the map's own images, without labels, and calibrate on them.
 
-        Descriptors do not change; an earlier calibration is dropped, as scores change.
+        Descriptors do not change. The previous calibration is removed, because scores change.
 
         Args:
-            options: How κ is fitted.
-            calibrate_options: How the map is calibrated afterwards.
-            calibrate: Whether it is.
-            say: Receives what happens, line by line.
+            options: Options of the fit. Default: `FitOptions` with its defaults.
+            calibrate_options: Options of the calibration. Default: `CalibrateOptions` with its defaults.
+            calibrate: Whether to calibrate the map afterwards.
+            say: Called with each progress message.
 
         Returns:
-            How much better κ tells damage from before.
+            Record of the fit, with how well κ follows degradation before and after.
+
+        Raises:
+            KappaPlaceError: If the map is too small, or its images are missing or have changed.
         """
         from kappaplace.maps.tune.fit import fit_map
 
@@ -250,8 +313,14 @@ class PlaceMap(OpenMap):
         """Return a monitor that compares answers with the calibration and warns of drift.
 
         Args:
-            file: Where it keeps what it has seen. Default: beside the map.
-            window: Number of queries that are compared at a time. Default: 200, or as before.
+            file: File of the monitor's state. Default: next to the map.
+            window: Number of queries per comparison. Default: the value in the file, or 200.
+
+        Returns:
+            The monitor, resumed from its file.
+
+        Raises:
+            KappaPlaceError: If the map is not calibrated, or the file is damaged.
         """
         from kappaplace.maps.tune.monitor import MapMonitor
 

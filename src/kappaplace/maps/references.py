@@ -1,19 +1,16 @@
-"""A map as references: searched by its engine, with what is known of its places stored beside it.
+"""A map as references for retrieval, and statistics of the whole map.
 
-The cost of a query does not grow with the map beyond the search itself: distinctiveness is stored, the
-z-score compares with a fixed sample, and the margin mostly finds its answer further down the list of matches.
+Apart from the search itself, the cost of a query does not grow with the map: distinctiveness is stored, the
+z-score compares with a fixed sample, and the margin is usually found further down the list of matches.
 
-How distinctive each place of a map is: the highest similarity of each reference to a far one.
-
-Known from the map alone, it costs a query nothing. New references are compared with all, old ones only with
-what is new, so that adding to a map costs what it must. From `EXACT_LIMIT` references on, the far ones are
-looked for in a fixed random sample, which gives a lower bound; the manifest says so.
+The distinctiveness of a reference is its highest similarity to a reference of another place. New references
+are compared with all references, existing ones only with the new ones. Above `EXACT_LIMIT` references, the
+comparison uses a fixed random sample, which gives a lower bound; the manifest records this.
 """
 
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +18,7 @@ from torch import Tensor
 
 from kappaplace.data.near import Circle, Near
 from kappaplace.maps.store.manifest import Extra
-from kappaplace.maps.store.reader import Indices, MapStore
+from kappaplace.maps.store.reader import Indices, MapStore, Selection
 from kappaplace.maps.store.writer import MapWriter
 from kappaplace.progress import track
 from kappaplace.retrieval import exact
@@ -33,17 +30,23 @@ from kappaplace.types import Matches
 
 
 class _Kappa:
-    """κ of references, read where it is asked for."""
+    """κ of the references, read on access."""
 
     def __init__(self, store: MapStore) -> None:
         self.store, self.shape = store, (len(store),)
 
-    def __getitem__(self, rows: Any) -> Floats:
+    def __getitem__(self, rows: Selection) -> Floats:
         return self.store.gather("kappa", rows).astype(np.float64)
 
 
 class MapReferences:
-    """One version of a map."""
+    """The references of one version of a map. Methods are documented in `kappaplace.retrieval.references`.
+
+    Args:
+        store: The stored map.
+        engine: Search engine of the map.
+        patch_maps: Computes the patch maps of images.
+    """
 
     def __init__(self, store: MapStore, engine: Search, patch_maps: PatchMaps) -> None:
         self.store, self.engine, self.patch_maps = store, engine, patch_maps
@@ -83,14 +86,14 @@ class MapReferences:
         ).astype(np.float64)
 
     def aliases(self, rows: Indices) -> Floats:
-        """Return the distinctiveness as stored; that of references added since is computed now."""
-        found = self.store.distinctiveness[rows].astype(np.float64)
-        unknown = np.flatnonzero(np.isnan(found))
+        """Return the stored distinctiveness. For references that were added later, compute it."""
+        values = self.store.distinctiveness[rows].astype(np.float64)
+        unknown = np.flatnonzero(np.isnan(values))
         if len(unknown):
             new = rows[unknown]
             similarities = of_descriptors(self.descriptors, self.descriptors)
-            found[unknown] = best_outside(similarities, new, new, len(self), self.near)
-        return found
+            values[unknown] = best_outside(similarities, new, new, len(self), self.near)
+        return values
 
     def sample(self) -> Indices:
         return self.store.sample
@@ -111,67 +114,64 @@ class MapReferences:
 
 
 EXACT_LIMIT = 100_000
+"""Largest number of references that are all compared with each other."""
 SAMPLE = 1 << 15
-"""References that stand for all of a large map."""
+"""Number of references that represent a larger map."""
 Z_SAMPLE = 4096
-"""References that the z-score compares with: mean and deviation to two per cent."""
-_STEP = 1024  # rows between two moves of the progress bar
+"""Number of references for the z-score, which gives mean and deviation to 2%."""
+_STEP = 1024  # rows between two updates of the progress bar
 _FEW = 32
 
 
 def updated_distinctiveness(store: MapStore) -> tuple[NDArray[np.float32], str]:
-    """Of every reference, and how it was found: ``exact`` or ``sampled 32768``."""
-    count = len(store)
-    known = store.distinctiveness.copy()
-    new = np.flatnonzero(np.isnan(known))
-    old = np.flatnonzero(~np.isnan(known))
-    how, others, fresh = "exact", np.arange(count), new
-    if count > EXACT_LIMIT:
-        how = f"sampled {SAMPLE}"
-        others = draw(count, SAMPLE)
-        fresh = others[np.isnan(known[others])]
-    near = store.near
+    """Return the distinctiveness of all references, and its method: ``exact`` or ``sampled 32768``."""
+    values = store.distinctiveness.copy()
+    new, old = np.flatnonzero(np.isnan(values)), np.flatnonzero(~np.isnan(values))
+    method, others, fresh = "exact", np.arange(len(store)), new
+    if len(store) > EXACT_LIMIT:
+        method, others = f"sampled {SAMPLE}", draw(len(store), SAMPLE)
+        fresh = others[np.isnan(values[others])]
     with track("Comparing places", len(new) + (len(old) if len(fresh) else 0)) as bar:
-        known[new] = _best_far(store, new, others, near, bar)
+        values[new] = _best_far(store, new, others, bar)
         if len(fresh):
-            known[old] = np.maximum(known[old], _best_far(store, old, fresh, near, bar))
-    return known, how
+            values[old] = np.maximum(values[old], _best_far(store, old, fresh, bar))
+    return values, method
 
 
 def draw(count: int, sample: int) -> Indices:
-    """A fixed random choice among so many, in order; all of them where they are no more."""
+    """Return a fixed random sample of the numbers from 0 to ``count`` − 1, in order, or all of them."""
     if count <= sample:
         return np.arange(count, dtype=np.int64)
     drawn = np.random.default_rng(0).choice(count, sample, replace=False, shuffle=False)
     return np.sort(drawn).astype(np.int64)
 
 
-def _best_far(store: MapStore, rows: Indices, others: Indices, near: Near, bar: track) -> NDArray[np.float32]:
-    """Highest similarity of each of these to one of the others that is not near it; −inf if all are."""
-    descriptors = store.descriptors
-    # A part of the map is read once; the whole of it block by block.
+def _best_far(store: MapStore, rows: Indices, others: Indices, bar: track) -> NDArray[np.float32]:
+    """Return the highest similarity of each row to one of the others of another place; −inf without one."""
+    descriptors, near = store.descriptors, store.near
+    # A sample is read at once, the whole map block by block.
     columns = descriptors if len(others) == len(store) else descriptors[others]
     similarities = of_descriptors(descriptors, columns)
     best = np.full(len(rows), -np.inf, np.float32)
     for start in range(0, len(rows), _STEP):
         part = rows[start : start + _STEP]
-        # Mostly the first far one stands among the best few; only where it does not, all are asked.
-        found = exact.search(descriptors[part], columns, min(_FEW, len(others)))
-        far = ~near(part[:, None], others[found.indices])
-        here = np.where(far, found.similarities, -np.inf).max(axis=1)
-        left = np.flatnonzero(np.isneginf(here)) if len(others) > _FEW else np.empty(0, np.int64)
-        if len(left):
-            asked = part[left]
-            here[left] = best_outside(
-                similarities, asked, asked, len(others), lambda a, b: near(a, others[b])
+        # The few best matches usually include another place. Only otherwise, all references are compared.
+        matches = exact.search(descriptors[part], columns, min(_FEW, len(others)))
+        far = ~near(part[:, None], others[matches.indices])
+        values = np.where(far, matches.similarities, -np.inf).max(axis=1)
+        open_rows = np.flatnonzero(np.isneginf(values)) if len(others) > _FEW else np.empty(0, np.int64)
+        if len(open_rows):
+            centers = part[open_rows]
+            values[open_rows] = best_outside(
+                similarities, centers, centers, len(others), lambda a, b: near(a, others[b])
             )
-        best[start : start + _STEP] = here
+        best[start : start + _STEP] = values
         bar.advance(len(part))
     return best
 
 
 def finish(writer: MapWriter) -> None:
-    """Bring what is known of the whole map up to date, in one swap; nothing is done where it is already."""
+    """Update the statistics of the whole map, if they are out of date."""
     changes = whole_map_extras(writer)
     if changes:
         writer.commit(**changes)
@@ -179,28 +179,17 @@ def finish(writer: MapWriter) -> None:
 
 
 def whole_map_extras(writer: MapWriter) -> dict[str, Extra | None]:
-    """What must change in the manifest: distinctiveness, and the sample of the z-score."""
-    store = writer.store
+    """Return the changes of the manifest for distinctiveness and the sample of the z-score."""
+    store, rows, sample = writer.store, writer.manifest.rows, writer.manifest.sample
     if not len(store):
         return {}
     changes: dict[str, Extra | None] = {}
     if np.isnan(store.distinctiveness).any():
-        changes["distinctiveness"] = _distinctiveness(writer, store)
-    rows, sample = writer.manifest.rows, writer.manifest.sample
-    # Kept while it lasts, so that a calibration keeps its meaning; drawn anew for a map of another size.
+        values = np.full(rows, -np.inf, np.float32)
+        values[store.rows_of(slice(None))], method = updated_distinctiveness(store)
+        changes["distinctiveness"] = writer.extra("distinctiveness", values, rows, method)
+    # The sample stays the same as long as possible, because a calibration depends on it.
     if sample is None or rows > 2 * sample.rows or len(store.sample) < min(2, len(store)):
-        changes["sample"] = _sample(writer, store)
+        drawn = store.rows_of(draw(len(store), Z_SAMPLE))
+        changes["sample"] = writer.extra("sample", drawn, rows, f"{len(drawn)} drawn")
     return changes
-
-
-def _distinctiveness(writer: MapWriter, store: MapStore) -> Extra:
-    known, how = updated_distinctiveness(store)
-    rows = writer.manifest.rows
-    values = np.full(rows, -np.inf, np.float32)
-    values[slice(None) if store.live is None else store.live] = known
-    return writer.extra("distinctiveness", values, rows, how)
-
-
-def _sample(writer: MapWriter, store: MapStore) -> Extra:
-    chosen = store.rows_of(draw(len(store), Z_SAMPLE))
-    return writer.extra("sample", chosen, writer.manifest.rows, f"{len(chosen)} drawn")

@@ -1,4 +1,4 @@
-"""What shall be in a map: names, image files and poses, from a folder, a table or a list of paths."""
+"""Sources of a map: names, image files and poses from a folder, a table or a list of paths."""
 
 from __future__ import annotations
 
@@ -23,32 +23,37 @@ TABLES = (".parquet", ".csv")
 
 
 @dataclass(frozen=True, eq=False)
-class Wanted:
-    """References that a map shall have. Rows of the same number belong together."""
+class ReferenceList:
+    """References to put into a map, one per row."""
 
     names: Sequence[str]
     paths: Sequence[str]
+    """Image file of each reference."""
     poses: NDArray[np.float64]
+    """N×4: x, y, heading, time; NaN if unknown."""
     routes: NDArray[np.int64]
+    """N×2: hash of the route, and number of the frame."""
     root: str
+    """Folder of the images."""
     prefix: str
+    """Text before each name that is not part of the path."""
 
     def __len__(self) -> int:
         return len(self.names)
 
 
-def wanted_images(table: PlaceImages, prefix: str = "") -> Wanted:
-    """The references of a table; a name is the path below the table's root, after ``prefix``."""
+def reference_list(table: PlaceImages, prefix: str = "") -> ReferenceList:
+    """Return the references of a table. A name is ``prefix`` and the path relative to the table's root."""
     table = table.references
     if not len(table):
-        raise KappaPlaceError(f"The table {table.name!r} has queries only; a map is made of references.")
+        raise KappaPlaceError(f"The table {table.name!r} has only queries. A map is built from references.")
     names = [prefix + path for path in table.paths.tolist()]
-    _refuse_doubles(names)
+    _check_names(names)
     poses = np.column_stack([table.positions, table.heading.astype(np.float64), table.timestamp])
     route_of = {text: _route(prefix, text) for text in set(table.condition.tolist())}
     routes = np.array([route_of[text] for text in table.condition.tolist()], np.int64)
     root = os.path.abspath(table.root)
-    return Wanted(
+    return ReferenceList(
         names,
         [os.path.join(root, path) for path in table.paths.tolist()],
         poses,
@@ -58,46 +63,50 @@ def wanted_images(table: PlaceImages, prefix: str = "") -> Wanted:
     )
 
 
-def wanted_again(store: MapStore) -> list[Wanted]:
-    """All references of a map, by where their images came from, to be embedded anew."""
-    found: dict[tuple[str, str], list[Wanted]] = {}
-    for segment, chosen in store.parts():
+def stored_references(store: MapStore) -> list[ReferenceList]:
+    """Return all references of a map, one list per image folder and prefix."""
+    sources: dict[tuple[str, str], list[int]] = {}
+    count = 0
+    for segment, rows in store.parts():
         root, prefix = segment.record.root, segment.record.prefix
-        if not root and len(chosen):
+        if not root and len(rows):
             raise KappaPlaceError(
-                f"The map {store.folder} has {len(chosen):,} references without image files (imported "
-                "descriptors): they cannot be embedded anew; remove them first."
+                f"The map {store.folder} has {len(rows):,} references without image files (imported "
+                "descriptors), which cannot be embedded again. Remove them first."
             )
-        pieces = segment.names.all()
-        names = [pieces[i].decode("utf-8", "surrogateescape") for i in chosen.tolist()]
+        sources.setdefault((root, prefix), []).extend(range(count, count + len(rows)))
+        count += len(rows)
+    all_names, lists = list(store.names()), []
+    for (root, prefix), references in sources.items():
+        names = [all_names[reference] for reference in references]
         paths = [os.path.join(root, name.removeprefix(prefix)) for name in names]
-        part = Wanted(
-            names, paths, segment.array("poses")[chosen], segment.array("routes")[chosen], root, prefix
-        )
-        found.setdefault((root, prefix), []).append(part)
-    return [_joined(parts) for parts in found.values()]
-
-
-def _joined(parts: list[Wanted]) -> Wanted:
-    return Wanted(
-        [name for part in parts for name in part.names],
-        [path for part in parts for path in part.paths],
-        np.concatenate([part.poses for part in parts]),
-        np.concatenate([part.routes for part in parts]),
-        parts[0].root,
-        parts[0].prefix,
-    )
+        numbers = np.array(references, np.int64)
+        poses, routes = store.gather("poses", numbers), store.gather("routes", numbers)
+        lists.append(ReferenceList(names, paths, poses, routes, root, prefix))
+    return lists
 
 
 def as_table(images: Images, layout: str = "", *, skip_unreadable: bool = True) -> PlaceImages:
-    """Images with what is known of their poses; without a ``layout`` a folder's photos tell it by EXIF."""
+    """Return a table of images and their poses.
+
+    Args:
+        images: A folder, a table (a file or in memory), one image, or a list of image files.
+        layout: Layout of a folder. Default: photos, with poses from EXIF data.
+        skip_unreadable: Whether to accept unreadable photos, without a pose.
+
+    Returns:
+        The table.
+
+    Raises:
+        KappaPlaceError: If there are no images, or ``layout`` is given without a folder.
+    """
     if isinstance(images, str | Path) and Path(images).is_dir():
         return _folder(Path(images), layout, skip_unreadable)
     if isinstance(images, str | Path) and not Path(images).exists():
-        raise KappaPlaceError(f"Nothing at {images}; give a folder of images, a table or image files.")
+        raise KappaPlaceError(f"Nothing at {images}. Pass a folder of images, a table or image files.")
     if layout not in ("", "photos"):
         raise KappaPlaceError(
-            f"A layout ({layout}) is that of a folder, and none was given; leave it out, or give the folder."
+            f"The layout {layout!r} needs a folder of images. Pass a folder, or omit the layout."
         )
     if isinstance(images, PlaceImages):
         return images
@@ -108,11 +117,11 @@ def as_table(images: Images, layout: str = "", *, skip_unreadable: bool = True) 
         images = [path]
     if not isinstance(images, Iterable):
         raise KappaPlaceError(
-            f"A map cannot be made of a {type(images).__name__}; give a folder, a table or image files."
+            f"A map cannot be built from a {type(images).__name__}. Pass a folder, a table or image files."
         )
     files = [os.path.abspath(os.fspath(image)) for image in images]
     if not files:
-        raise KappaPlaceError("There is nothing to put into the map: the list of images is empty.")
+        raise KappaPlaceError("There is nothing to add, because the list of images is empty.")
     root = os.path.commonpath([os.path.dirname(file) for file in files])
     return _photos(Path(root), [Path(os.path.relpath(f, root)).as_posix() for f in files], skip_unreadable)
 
@@ -127,7 +136,7 @@ def _folder(folder: Path, layout: str, skip_unreadable: bool) -> PlaceImages:
 
 
 def _photos(root: Path, paths: list[str], skip_unreadable: bool) -> PlaceImages:
-    """As the layout photos, but one unreadable file need not end it: embedding will name it."""
+    """Read the layout "photos". Unreadable files can be accepted here, because embedding reports them."""
     from kappaplace.data.readers.photos import MAX_ACCURACY, PhotoPose, read_pose
 
     poses = []
@@ -143,12 +152,24 @@ def _photos(root: Path, paths: list[str], skip_unreadable: bool) -> PlaceImages:
     positions, frame = project(*(np.where(vague, np.nan, side) for side in (lat, lon)))
     text = np.array(paths, np.dtypes.StringDType())
     condition = [path.rpartition("/")[0] for path in paths]
-    known = {"heading": heading, "timestamp": time, "condition": np.array(condition, np.dtypes.StringDType())}
-    return PlaceImages.create(text, positions, **known, root=root, frame=frame, name=root.name)
+    facts = {"heading": heading, "timestamp": time, "condition": np.array(condition, np.dtypes.StringDType())}
+    return PlaceImages.create(text, positions, **facts, root=root, frame=frame, name=root.name)
 
 
 def into_frame(table: PlaceImages, frame: str, empty: bool) -> PlaceImages:
-    """The table in the map's own frame; one that cannot be brought there is refused."""
+    """Convert the positions of a table to the frame of a map.
+
+    Args:
+        table: The table.
+        frame: Frame of the map.
+        empty: Whether the map has no positions yet, so that it can take the frame of the table.
+
+    Returns:
+        The table in the frame of the map, or unchanged if it has no positions.
+
+    Raises:
+        KappaPlaceError: If one of the two frames is local, or the positions are too far from the frame.
+    """
     if table.frame == frame or not table.posed.any():
         return table
     codes = frame_codes(frame)
@@ -156,8 +177,8 @@ def into_frame(table: PlaceImages, frame: str, empty: bool) -> PlaceImages:
         return table
     if len(codes) != 1 or table.frame == LOCAL_FRAME:
         raise KappaPlaceError(
-            f"The map lies in the frame {frame} but these images in {table.frame}: the two cannot be brought "
-            "together; convert their positions, or build a map of its own."
+            f"Positions of these images cannot be converted from the frame {table.frame} to that of the map, "
+            f"{frame}. Convert them yourself, or build a separate map."
         )
     from pyproj import Transformer
 
@@ -168,22 +189,22 @@ def into_frame(table: PlaceImages, frame: str, empty: bool) -> PlaceImages:
     positions[posed] = np.column_stack([east, north])
     if not np.isfinite(positions[posed]).all():
         raise KappaPlaceError(
-            f"Some of these images lie too far from the map's frame {frame}; build another."
+            f"Some of these images are too far away for the frame {frame} of the map. Build a separate map."
         )
     return replace(table, positions=positions, frame=frame)
 
 
 def is_same_image(query: str, image: str) -> bool:
-    """Whether two paths lead to one image file; an empty one leads nowhere."""
+    """Return whether two paths name the same file; an empty path names none."""
     return bool(image) and os.path.realpath(query) == os.path.realpath(image)
 
 
-def _refuse_doubles(names: list[str]) -> None:
+def _check_names(names: list[str]) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
             raise KappaPlaceError(
-                f"The name {name!r} comes twice in these images; a map tells references by their names."
+                f"The image name {name!r} appears more than once. Names must be unique within a map."
             )
         seen.add(name)
 

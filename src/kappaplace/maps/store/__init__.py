@@ -1,1 +1,1 @@
-"""The store of a map: immutable segments, one manifest, one writer."""
+"""Files of a map: immutable segments, one manifest, one writer."""

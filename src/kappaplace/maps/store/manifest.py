@@ -1,7 +1,7 @@
-"""The manifest: one JSON file that says all there is to know of a map before any of its arrays is touched.
+"""The manifest: one JSON file that describes a map and lists all of its files.
 
-It is the only file of a map that ever changes, and it changes by being swapped: whoever reads it sees the map
-before a change or after it, never in between. Files that it does not name do not exist for a reader.
+It is the only file of a map that changes, and it is replaced in one step. A reader sees the map before a
+change or after it, never in between. Readers ignore files that the manifest does not list.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 from kappaplace.data.geodesy import LOCAL_FRAME, frame_codes
 from kappaplace.data.near import FARTHEST, Neighborhood
 from kappaplace.errors import KappaPlaceError
-from kappaplace.files import replace_file
+from kappaplace.files import write_file
 from kappaplace.records import from_plain, stored, to_plain
 
 
 def check_inside(*names: str) -> None:
-    """Raise a ValueError for a name that does not stay below the folder it is joined to."""
+    """Raise ValueError for a file name that leads out of its folder."""
     for name in names:
         paths = PurePosixPath(name), PureWindowsPath(name)
         leads_out = any(path.is_absolute() or path.drive or ".." in path.parts for path in paths)
@@ -30,7 +30,7 @@ def check_inside(*names: str) -> None:
 
 
 def check_counts(**values: int) -> None:
-    """Raise a ValueError for a number that counts something and is negative."""
+    """Raise ValueError for a negative count."""
     for name, value in values.items():
         if value < 0:
             raise ValueError(f"{name} is {value}")
@@ -38,13 +38,13 @@ def check_counts(**values: int) -> None:
 
 MANIFEST = "manifest.json"
 FORMAT = 2
-"""Raised when the files mean something else; a newer map is refused, an older one is read. 2: codes may have
-weights and gains; a map without codes is still written as 1."""
+"""Version of the file format. Newer maps raise an error, older ones are read. In format 2, codes can have
+weights and gains; a map without codes is still written as format 1."""
 PROTOCOL = 1
-"""Raised when the signals of the same files would be other numbers: what a calibration was fitted for. A
-newer map is refused, an older one is read without its calibration."""
+"""Version of the scores that a calibration is fitted on. Newer maps raise an error, older ones are read
+without their calibration."""
 MODEL_FOLDER = re.compile(r"model-[0-9a-f]{12}")
-"""Name of a folder inside a map that keeps a model of the map's own, after its fingerprint."""
+"""Name of a folder inside a map with its own model, made of the model's fingerprint."""
 STORAGE = ("float32", "float16", "int8", "pq")
 
 
@@ -61,14 +61,14 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class SegmentRecord:
-    """One folder of references, never changed once it is named here."""
+    """A folder of references, which does not change once the manifest lists it."""
 
     name: str
     count: int
     root: str
-    """Where its images lay when they were embedded; their names are relative to it."""
+    """Folder of the images when they were embedded. Names are relative to it."""
     prefix: str
-    """What was put before each name to keep two sources apart; not part of the path."""
+    """Text before each name that distinguishes two sources and is not part of the path."""
     files: Mapping[str, FileRecord]
 
     def __post_init__(self) -> None:
@@ -78,18 +78,18 @@ class SegmentRecord:
 
 @dataclass(frozen=True)
 class ModelRecord:
-    """Which model made the descriptors, and how to get it again."""
+    """The model of the descriptors, and how to load it."""
 
     fingerprint: str
     source: str
-    """A name, a weights file or a folder for `load_model`; a folder inside the map is written ``./name``;
-    empty for a model that must be given."""
+    """Name, weights file or folder for `load_model`. A folder inside the map starts with ``./``. Empty: the
+    user must pass the model."""
     dim: int
     kappa: bool
     preprocessing: dict[str, Any]
     base: str = ""
-    """Fingerprint of the model before its κ was fitted for this map; empty where that was not done. The
-    encoder is the same, so whoever brings the model of then gets the map's κ with it."""
+    """Fingerprint of the model before κ was fitted for this map; empty without a fit. The encoder is the
+    same, so a user who passes the earlier model gets the κ of the map."""
 
     def __post_init__(self) -> None:
         check_counts(dim=self.dim)
@@ -99,12 +99,12 @@ class ModelRecord:
 
 @dataclass(frozen=True)
 class Extra:
-    """A file beside the segments that holds a number for each reference, or a list of them."""
+    """An array next to the segments: a number for each reference, or a list of references."""
 
     file: str
     record: FileRecord
     rows: int
-    """How many references it speaks of: those added since are not in it yet."""
+    """Number of references that it covers, without those that were added later."""
     how: str = "exact"
 
     def __post_init__(self) -> None:
@@ -114,7 +114,7 @@ class Extra:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a map is made of."""
+    """Description of a map and its files."""
 
     model: ModelRecord
     frame: str = LOCAL_FRAME
@@ -124,15 +124,15 @@ class Manifest:
     thumbnails: bool = False
     name: str = ""
     version: int = 0
-    """Counts the swaps."""
+    """Number of changes."""
     segments: tuple[SegmentRecord, ...] = ()
     removed: Extra | None = None
-    """Rows that are no longer part of the map, sorted."""
+    """Rows of removed references, sorted."""
     distinctiveness: Extra | None = None
     sample: Extra | None = None
     """Rows that the z-score compares with, sorted."""
     codebook: Extra | None = None
-    """How codes (storage pq) become descriptors."""
+    """Codebook that decodes the descriptors of storage pq."""
     unposed: int = 0
     calibration: dict[str, Any] | None = None
     kappaplace: str = ""
@@ -146,36 +146,40 @@ class Manifest:
         frame_codes(self.frame)
         Neighborhood.parse(self.neighborhood)
         if self.storage not in STORAGE:
-            raise KappaPlaceError(
-                f"Descriptors are stored as one of {', '.join(STORAGE)}, not {self.storage!r}."
-            )
+            raise KappaPlaceError(f"Unknown storage {self.storage!r}. Choose from: {', '.join(STORAGE)}.")
         if self.storage == "pq" and self.codebook is None:
             raise KappaPlaceError(
-                "Codes (pq) are learnt from a map's own descriptors: build it as float16, then run "
+                "The storage pq is learned from the descriptors of a map. Build it as float16, then run "
                 "`kappaplace map compact MAP --storage pq`."
             )
         if not 0 < self.radius <= FARTHEST:
-            raise KappaPlaceError(f"The radius of a place must be above 0 m and finite, not {self.radius}.")
+            raise KappaPlaceError(f"radius must be above 0 m and finite, got {self.radius}.")
 
     @property
     def rows(self) -> int:
-        """References ever written, those removed since included."""
+        """Number of references including removed ones."""
         return sum(segment.count for segment in self.segments)
 
     @property
     def count(self) -> int:
-        """References of the map."""
+        """Number of references."""
         return self.rows - (self.removed.rows if self.removed else 0)
 
     @property
     def near(self) -> Neighborhood:
-        """Which references show one place."""
+        """Rule that decides which references show the same place."""
         return Neighborhood.parse(self.neighborhood)
+
+    @property
+    def extras(self) -> list[Extra]:
+        """All arrays next to the segments."""
+        extras = (self.removed, self.distinctiveness, self.sample, self.codebook)
+        return [extra for extra in extras if extra is not None]
 
 
 @dataclass(frozen=True)
 class _Calibrated:
-    """What `Manifest.calibration` always holds."""
+    """Required fields of `Manifest.calibration`."""
 
     origin: str
     references: int
@@ -186,20 +190,23 @@ class _Calibrated:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Swap the manifest for another, in this version's way whatever it was read from."""
-    understood = replace(manifest, format=FORMAT if manifest.codebook else 1, protocol=PROTOCOL)
-    text = json.dumps(to_plain(understood), indent=1, ensure_ascii=False) + "\n"
-    replace_file(folder / MANIFEST, lambda part: part.write_text(text, encoding="utf-8"))
+    """Replace the manifest of a map, in the format of this version."""
+    current = replace(manifest, format=FORMAT if manifest.codebook else 1, protocol=PROTOCOL)
+    write_file(folder / MANIFEST, json.dumps(to_plain(current), indent=1, ensure_ascii=False) + "\n")
 
 
 def read_manifest(folder: str | Path) -> Manifest:
-    """The manifest of a map, whole or refused."""
+    """Read the manifest of a map.
+
+    Raises:
+        KappaPlaceError: If there is no map, or its manifest is damaged or newer than this version.
+    """
     file = Path(folder) / MANIFEST
     try:
         text = file.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
         raise KappaPlaceError(
-            f"No map at {folder}: there is no {MANIFEST}; make one with `kappaplace map build`."
+            f"No map at {folder}: {MANIFEST} does not exist. Build a map with `kappaplace map build`."
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise KappaPlaceError(f"The manifest {file} cannot be read ({error}).") from None
@@ -207,23 +214,23 @@ def read_manifest(folder: str | Path) -> Manifest:
         values = json.loads(text)
         if values["format"] > FORMAT:
             raise _newer(folder, values.get("kappaplace"), "format", values["format"], FORMAT)
-        return as_understood(from_plain(Manifest, values, newer=True), folder)
+        return of_this_protocol(from_plain(Manifest, values, newer=True), folder)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise KappaPlaceError(
-            f"The manifest {file} is damaged ({type(error).__name__} {error}); restore it from a copy."
+            f"The manifest {file} is damaged ({type(error).__name__} {error}). Restore it from a copy."
         ) from None
 
 
-def as_understood(manifest: Manifest, where: str | Path) -> Manifest:
-    """A map of another protocol: a newer one is refused, an older one loses its calibration."""
+def of_this_protocol(manifest: Manifest, path: str | Path) -> Manifest:
+    """Return the manifest without its calibration if its protocol is older; a newer one raises an error."""
     if manifest.protocol > PROTOCOL:
-        raise _newer(where, manifest.kappaplace, "protocol", manifest.protocol, PROTOCOL)
+        raise _newer(path, manifest.kappaplace, "protocol", manifest.protocol, PROTOCOL)
     return replace(manifest, calibration=None) if manifest.protocol < PROTOCOL else manifest
 
 
-def _newer(where: str | Path, writer: str | None, what: str, number: int, known: int) -> KappaPlaceError:
-    made_by = f"kappaplace {writer}" if writer else "a kappaplace"
+def _newer(path: str | Path, writer: str | None, field: str, number: int, newest: int) -> KappaPlaceError:
+    version = f"kappaplace {writer}" if writer else "a version of kappaplace"
     return KappaPlaceError(
-        f"The map {where} was written by {made_by}, which is newer: its {what} is {number}, this "
-        f"version knows {known}; upgrade kappaplace."
+        f"The map {path} was written by {version}, which is newer: its {field} is {number}, and this version "
+        f"supports {newest}. Please upgrade kappaplace."
     )

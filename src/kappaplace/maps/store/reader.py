@@ -1,7 +1,7 @@
-"""Reading a map: the rows of all segments as if they were one array, less those removed.
+"""Reading a map: the rows of all segments as one array, without removed rows.
 
-Two ways to count: a *row* is a place in the files and never changes until the map is compacted; a *reference*
-is what users see, counted from 0 among the rows that were not removed.
+A *row* is a position in the files; it stays the same until the map is compacted. A *reference* is what users
+see: references are numbered from 0 among the rows that are not removed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from kappaplace.data.near import Near
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.store.manifest import Extra, Manifest
 from kappaplace.maps.store.segments import (
+    Column,
     Rows,
     Segment,
     name_keys,
@@ -32,10 +33,26 @@ from kappaplace.retrieval import Columns, MapSource
 from kappaplace.retrieval.codes import Codebook
 
 Indices = NDArray[np.int64]
+Selection: TypeAlias = "int | slice | NDArray[np.integer] | Sequence[int]"
+"""References by number or as a slice."""
+
+
+def parts(rows: Indices, size: int) -> Iterator[Indices]:
+    """Yield consecutive parts of ``rows`` with at most ``size`` elements."""
+    for start in range(0, len(rows), size):
+        yield rows[start : start + size]
 
 
 class MapStore:
-    """One version of a map on disk. Opening it costs one look at each segment; arrays are mapped on use."""
+    """One version of a map on disk. Arrays are memory-mapped on first use.
+
+    Args:
+        folder: Folder of the map.
+        manifest: Manifest of the version.
+
+    Raises:
+        KappaPlaceError: If a file of descriptors is missing or truncated.
+    """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder, self.manifest = folder, manifest
@@ -43,20 +60,20 @@ class MapStore:
         self.segments = [Segment(folder, record, codebook) for record in manifest.segments]
         self.starts = np.concatenate([[0], np.cumsum([len(s) for s in self.segments])]).astype(np.int64)
         for segment in self.segments:
-            segment.checked("descriptors.npy")  # cut short: told now, not in the middle of a drive
+            segment.checked("descriptors.npy")  # report truncated files when the map is opened
 
     def __len__(self) -> int:
         return self.manifest.count
 
     @cached_property
     def codebook(self) -> Codebook:
-        """How the codes of a map of codes become descriptors."""
+        """Codebook of a map with codes."""
         assert self.manifest.codebook is not None
         return read_codebook(self.folder, self.manifest.codebook, self.manifest.model.dim)
 
     @cached_property
     def live(self) -> Indices | None:
-        """Rows of the references; None where none was ever removed, so that no list of all is needed."""
+        """Rows of the references; None if no row is removed."""
         if self.manifest.removed is None:
             return None
         keep = np.ones(self.manifest.rows, bool)
@@ -64,57 +81,62 @@ class MapStore:
         return np.flatnonzero(keep)
 
     def with_removed(self) -> MapStore:
-        """All rows as references, those removed included: what an engine holds."""
+        """Return the map with removed rows as references, as search engines store it."""
         return MapStore(self.folder, replace(self.manifest, removed=None))
 
-    def rows_of(self, references: Any) -> Indices:
-        """Rows of some references, given as numbers or as a slice."""
+    def rows_of(self, references: Selection) -> Indices:
+        """Return the rows of some references."""
         if self.live is not None:
             return self.live[references]
         if isinstance(references, slice):
             return np.arange(*references.indices(len(self)), dtype=np.int64)
         return np.asarray(references, np.int64)
 
-    def gather(self, column: str, references: Any) -> NDArray[Any]:
-        """One column of some references; only the pages that hold them are read."""
+    def gather(self, column: str, references: Selection) -> Column:
+        """Return a column of some references. Only their pages are read."""
         rows = self.rows_of(references)
         flat = rows.reshape(-1)
-        home = np.searchsorted(self.starts, flat, side="right") - 1
+        numbers = np.searchsorted(self.starts, flat, side="right") - 1
         first = self.segments[0].array(column)
-        found = np.empty((len(flat), *first.shape[1:]), first.dtype)
-        for number in np.unique(home).tolist():
-            here = home == number
-            found[here] = self.segments[number].array(column)[flat[here] - self.starts[number]]
-        return found.reshape((*rows.shape, *first.shape[1:]))
+        values = np.empty((len(flat), *first.shape[1:]), first.dtype)
+        for number in np.unique(numbers).tolist():
+            mask = numbers == number
+            values[mask] = self.segments[number].array(column)[flat[mask] - self.starts[number]]
+        return values.reshape((*rows.shape, *first.shape[1:]))
 
-    def whole(self, column: str) -> NDArray[Any]:
-        """One column of every reference: the mapped file itself where there is only one."""
+    def check_not_empty(self) -> None:
+        """Raise an error if the map has no references."""
+        if not len(self):
+            raise KappaPlaceError(f"The map {self.folder} is empty. Add images to it first.")
+
+    def whole(self, column: str) -> Column:
+        """Return a column of all references. With a single segment, this is its memory-mapped file."""
         if not self.segments:
-            raise KappaPlaceError(f"The map {self.folder} is empty; add images to it first.")
+            self.check_not_empty()
         parts = [segment.array(column) for segment in self.segments]
         joined = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return joined if self.live is None else joined[self.live]
 
     @cached_property
     def positions(self) -> NDArray[np.float64]:
-        """x and y of every reference, 16 bytes each."""
+        """x and y of every reference, N×2 in metres; 16 bytes per reference."""
         parts = [segment.array("poses")[:, :2] for segment in self.segments]
         joined = np.concatenate(parts) if parts else np.empty((0, 2))
         return joined if self.live is None else joined[self.live]
 
     @cached_property
     def near(self) -> Near:
-        """Which references show one place: the question that margin, aliasing and pose fusion ask."""
+        """Which references show the same place, for margin, aliasing and pose fusion."""
         return Near.of(self.manifest.near, lambda: self.positions, lambda: self.whole("routes").T[::-1])
 
     @cached_property
     def descriptors(self) -> Columns:
-        """Descriptors of every reference, read block by block."""
+        """Descriptors of all references, read block by block."""
         stored = [segment.stored() for segment in self.segments]
         return Columns(stored, self.live, dim=self.manifest.model.dim)
 
     def source(self) -> MapSource:
-        """What search engines need of the map."""
+        """Return the data that search engines need."""
         rows = self if self.live is None else self.with_removed()
         return MapSource(
             self.folder,
@@ -130,7 +152,7 @@ class MapStore:
 
     @property
     def fingerprint(self) -> str:
-        """What tells these descriptors from others, by the manifest's checksums: no descriptor is read."""
+        """Hash that identifies the descriptors, made of the checksums in the manifest."""
         files = [record.files["descriptors.npy"].sha256 for record in self.manifest.segments]
         if self.manifest.codebook is not None:
             files.append(self.manifest.codebook.record.sha256)
@@ -138,22 +160,22 @@ class MapStore:
 
     @property
     def _content(self) -> str:
-        """A digest of the bytes of all segments, rows that were removed included."""
+        """Hash of all segments, including removed rows."""
         files = [[f.sha256 for f in segment.files.values()] for segment in self.manifest.segments]
         if self.manifest.codebook is not None:
             files.append([self.manifest.codebook.record.sha256])
         return hashlib.sha256(json.dumps(files).encode()).hexdigest()
 
     def values(self, extra: Extra | None) -> NDArray[np.float32]:
-        """A number for every reference from a file beside the segments; NaN for those added since."""
-        found = np.full(self.manifest.rows, np.nan, np.float32)
+        """Return a number for every reference; NaN for references that were added after the file."""
+        values = np.full(self.manifest.rows, np.nan, np.float32)
         if extra is not None:
-            found[: extra.rows] = self.extra(extra)[: extra.rows]
-        return found if self.live is None else found[self.live]
+            values[: extra.rows] = self.extra(extra)[: extra.rows]
+        return values if self.live is None else values[self.live]
 
     @cached_property
     def distinctiveness(self) -> NDArray[np.float32]:
-        """Highest similarity of each reference to a far one; −inf where there is none, NaN: not known yet."""
+        """Highest similarity of each reference to another place; −inf without one, NaN if unknown."""
         return self.values(self.manifest.distinctiveness)
 
     @cached_property
@@ -164,25 +186,25 @@ class MapStore:
         rows = np.asarray(self.extra(self.manifest.sample), np.int64)
         if self.live is None:
             return rows
-        at = np.minimum(np.searchsorted(self.live, rows), max(len(self.live) - 1, 0))
-        return at[self.live[at] == rows] if len(self.live) else at[:0]
+        positions = np.minimum(np.searchsorted(self.live, rows), max(len(self.live) - 1, 0))
+        return positions[self.live[positions] == rows] if len(self.live) else positions[:0]
 
-    def extra(self, extra: Extra) -> NDArray[Any]:
-        """An array beside the segments, of the size it was written with."""
+    def extra(self, extra: Extra) -> Column:
+        """Read an array next to the segments."""
         return read_extra(self.folder, extra)
 
     def place(self, reference: int) -> tuple[Segment, int]:
-        """Segment of a reference and its row there."""
+        """Return the segment of a reference, and its row in the segment."""
         row = int(self.rows_of(np.int64(reference)))
         number = int(np.searchsorted(self.starts, row, side="right")) - 1
         return self.segments[number], row - int(self.starts[number])
 
     def name(self, reference: int) -> str:
-        """The name of a reference."""
+        """Return the name of a reference."""
         return row_name(*self.place(reference))
 
     def image_path(self, reference: int) -> str:
-        """Where the image of a reference lay when it was embedded; empty where it never was a file."""
+        """Return the path of a reference's image when it was embedded; empty if it never was a file."""
         segment, row = self.place(reference)
         if not segment.record.root:
             return ""
@@ -190,26 +212,26 @@ class MapStore:
         return str(Path(segment.record.root) / name.removeprefix(segment.record.prefix))
 
     def thumbnail(self, reference: int) -> bytes | None:
-        """The small picture of a reference, where the map keeps them."""
+        """Return the JPEG thumbnail of a reference; None if the map has none."""
         segment, row = self.place(reference)
         if segment.thumbnails is None:
             return None
         return segment.thumbnails[row] or None
 
     def names(self) -> Iterator[str]:
-        """Names of all references in order, a segment at a time."""
-        for segment, chosen in self.parts():
+        """Yield the names of all references in order."""
+        for segment, live in self.parts():
             pieces = segment.names.all()
-            yield from (pieces[i].decode("utf-8", "surrogateescape") for i in chosen.tolist())
+            yield from (pieces[row].decode("utf-8", "surrogateescape") for row in live.tolist())
 
     def blocks(self) -> Iterator[tuple[Segment, Rows]]:
-        """All references as memory, a segment at a time."""
-        for segment, chosen in self.parts():
+        """Yield each segment and its references in memory."""
+        for segment, live in self.parts():
             rows = segment.rows()
-            yield segment, rows if len(chosen) == len(rows) else rows.take(chosen)
+            yield segment, rows if len(live) == len(rows) else rows.take(live)
 
     def parts(self) -> Iterator[tuple[Segment, Indices]]:
-        """Each segment with those of its rows that were not removed."""
+        """Yield each segment and its rows that are not removed."""
         for segment, start in zip(self.segments, self.starts[:-1].tolist(), strict=True):
             if self.live is None:
                 yield segment, np.arange(len(segment), dtype=np.int64)
@@ -218,19 +240,19 @@ class MapStore:
                 yield segment, self.live[low:high] - start
 
     def find(self, names: Sequence[str]) -> Indices:
-        """References of these names, −1 where the map has none: by hash first, then by the name itself."""
-        found = np.full(len(names), -1, np.int64)
+        """Return the references with these names; −1 if the map has none."""
+        references = np.full(len(names), -1, np.int64)
         if not len(self) or not len(names):
-            return found
+            return references
         order, keys = self._by_key
-        wanted = name_keys(names)
-        low, high = (np.searchsorted(keys, wanted, side=s) for s in ("left", "right"))
+        hashes = name_keys(names)
+        low, high = (np.searchsorted(keys, hashes, side=side) for side in ("left", "right"))
         for i in np.flatnonzero(high > low).tolist():
-            for at in range(int(low[i]), int(high[i])):
-                if self.name(int(order[at])) == names[i]:
-                    found[i] = order[at]
+            for reference in order[low[i] : high[i]].tolist():  # several names can have the same hash
+                if self.name(reference) == names[i]:
+                    references[i] = reference
                     break
-        return found
+        return references
 
     @cached_property
     def _by_key(self) -> tuple[Indices, NDArray[np.uint64]]:

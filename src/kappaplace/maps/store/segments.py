@@ -1,8 +1,7 @@
-"""A segment: some thousand references as a folder of plain arrays, written once and then only mapped.
+"""Segments: folders with a few thousand references as plain arrays, written once and then memory-mapped.
 
-Many small pieces of bytes in one file, and where each one starts in another: names, thumbnails.
-
-Both files are memory-mapped, so that the name of one reference among ten million costs one page.
+Names and thumbnails are stored as one file of bytes and one file of offsets. Both are memory-mapped, so
+reading one name among ten million touches one page.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +28,13 @@ from kappaplace.retrieval.columns import Segment as StoredDescriptors
 
 
 def write_blobs(folder: Path, name: str, pieces: Sequence[bytes]) -> None:
-    """Write ``NAME.bin`` and ``NAME.starts.npy`` (N+1 offsets)."""
+    """Write byte strings to ``NAME.bin`` and ``NAME.starts.npy`` (N+1 offsets).
+
+    Args:
+        folder: Folder of the two files.
+        name: Name of the column.
+        pieces: One byte string per row.
+    """
     starts = np.zeros(len(pieces) + 1, np.int64)
     np.cumsum([len(piece) for piece in pieces], out=starts[1:])
     with open(folder / f"{name}.bin", "wb") as stream:
@@ -37,13 +42,8 @@ def write_blobs(folder: Path, name: str, pieces: Sequence[bytes]) -> None:
     save_array(folder / f"{name}.starts.npy", starts)
 
 
-def blob_files(name: str) -> tuple[str, str]:
-    """The two files of a column of blobs."""
-    return f"{name}.bin", f"{name}.starts.npy"
-
-
 class Blobs:
-    """One piece of bytes a row."""
+    """A column with one byte string per row."""
 
     def __init__(self, starts: NDArray[np.int64], data: NDArray[np.uint8]) -> None:
         self.starts, self.data = starts, data
@@ -55,31 +55,33 @@ class Blobs:
         return self.data[int(self.starts[row]) : int(self.starts[row + 1])].tobytes()
 
     def all(self) -> list[bytes]:
-        """Every piece, for one pass over the whole file."""
-        whole, ends = self.data.tobytes(), self.starts.tolist()
-        return [whole[a:b] for a, b in pairwise(ends)]
+        """Return all byte strings, read in one pass."""
+        data = self.data.tobytes()
+        return [data[start:end] for start, end in pairwise(self.starts.tolist())]
 
 
 def map_bytes(file: Path) -> NDArray[np.uint8]:
-    """A file as bytes; an empty one cannot be mapped and need not be."""
+    """Memory-map a file as bytes. An empty file cannot be mapped and gives an empty array."""
     if file.stat().st_size == 0:
         return np.empty(0, np.uint8)
     return np.memmap(file, np.uint8, "r")
 
 
+Column: TypeAlias = NDArray[Any]
+"""Numbers of one type, one row per reference."""
 SEGMENTS = "segments"
 POSE = ("x", "y", "heading", "time")
-"""Columns of the poses: metres east and north, degrees clockwise from north, seconds since 1970."""
+"""Columns of poses: metres to the east and north, degrees clockwise from north, seconds since 1970."""
 COLUMNS = ("descriptors", "kappa", "poses", "routes", "stats", "digests")
 
 
 class StaleMap(KappaPlaceError):
-    """A file is gone because another process compacted the map: what helps is to look at it anew."""
+    """A file of the map no longer exists because another process compacted it. Open the map again."""
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """References in memory, on their way into a segment or out of one."""
+    """References in memory."""
 
     names: Sequence[str]
     descriptors: NDArray[np.float32]
@@ -88,31 +90,31 @@ class Rows:
     poses: NDArray[np.float64]
     """N×4, see `POSE`; NaN where unknown."""
     routes: NDArray[np.int64]
-    """N×2: which route, as a hash, and which frame of it."""
+    """N×2: hash of the route, and number of the frame."""
     stats: NDArray[np.int64]
-    """N×2: size and time of change of the image file; −1 where there is none."""
+    """N×2: size and modification time of the image file; −1 without a file."""
     digests: NDArray[np.uint8]
-    """N×16: hash of the image file's content; zeros where there is none."""
+    """N×16: hash of the image file's content; zeros without a file."""
     thumbnails: Sequence[bytes] | None = None
     codes: NDArray[np.uint8] | None = None
-    """The descriptors as codes, out of a map that stores them so: rounding is done once."""
+    """Descriptors as codes, from a map that stores codes, so that they are not rounded twice."""
 
     def __len__(self) -> int:
         return len(self.names)
 
-    def take(self, chosen: NDArray[np.int64]) -> Rows:
-        """Some of them, in this order."""
+    def take(self, rows: NDArray[np.int64]) -> Rows:
+        """Return the references at these positions, in this order."""
         small = self.thumbnails
         return Rows(
-            [self.names[i] for i in chosen.tolist()],
-            **{column: getattr(self, column)[chosen] for column in COLUMNS},
-            thumbnails=None if small is None else [small[i] for i in chosen.tolist()],
-            codes=None if self.codes is None else self.codes[chosen],
+            [self.names[i] for i in rows.tolist()],
+            **{column: getattr(self, column)[rows] for column in COLUMNS},
+            thumbnails=None if small is None else [small[i] for i in rows.tolist()],
+            codes=None if self.codes is None else self.codes[rows],
         )
 
     @classmethod
     def join(cls, parts: Sequence[Rows]) -> Rows:
-        """Several as one."""
+        """Concatenate several lists of references."""
         small = [part.thumbnails for part in parts if part.thumbnails is not None]
         codes = [part.codes for part in parts if part.codes is not None]
         return cls(
@@ -124,23 +126,32 @@ class Rows:
 
 
 def name_keys(names: Sequence[str]) -> NDArray[np.uint64]:
-    """A 64-bit hash of each name: what is searched instead of text."""
+    """Return a 64-bit hash of each name, which is faster to search than text."""
     digest = hashlib.blake2b
     packed = b"".join(digest(_bytes(name), digest_size=8).digest() for name in names)
     return np.frombuffer(packed, "<u8").astype(np.uint64)
 
 
 def write_segment(
-    folder: Path,
-    name: str,
-    rows: Rows,
-    storage: str,
-    root: str,
-    prefix: str,
-    codebook: Codebook | None = None,
+    folder: Path, rows: Rows, storage: str, codebook: Codebook | None = None, *, root: str, prefix: str
 ) -> SegmentRecord:
-    """Write all files under another name, wait for the disk, then rename: half a segment is never found."""
-    part, final = folder / SEGMENTS / f".{name}.part", folder / SEGMENTS / name
+    """Write a segment under a temporary name, wait for the disk, and rename it, so that it is never partial.
+
+    Args:
+        folder: Folder of the segment.
+        rows: The references.
+        storage: Number format of the descriptors.
+        codebook: Codebook of a map with codes.
+        root: Folder of the images.
+        prefix: Text before each name that is not part of the path.
+
+    Returns:
+        Record of the segment.
+
+    Raises:
+        KappaPlaceError: If the disk cannot be written to.
+    """
+    part = folder.with_name(f".{folder.name}.part")
     try:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
@@ -149,15 +160,20 @@ def write_segment(
         for file in sorted(part.iterdir()):
             _sync(file)
             files[file.name] = FileRecord(file.stat().st_size, sha256_of(file))
-        os.rename(part, final)
-        _sync(final.parent)
+        os.rename(part, folder)
+        _sync(folder.parent)
     except OSError as error:
         shutil.rmtree(part, ignore_errors=True)
-        raise KappaPlaceError(
-            f"Cannot write the segment {final}: {why(error)}; the map is as it was before, "
-            "and the same command goes on from there."
-        ) from None
-    return SegmentRecord(name, len(rows), root, prefix, files)
+        raise unwritable(folder, error) from None
+    return SegmentRecord(folder.name, len(rows), root, prefix, files)
+
+
+def unwritable(folder: Path, error: OSError) -> KappaPlaceError:
+    """Return the error for a segment that cannot be written."""
+    return KappaPlaceError(
+        f"Cannot write the segment {folder}: {why(error)}. The map is unchanged. Run the command again to "
+        "resume."
+    )
 
 
 def _write(part: Path, rows: Rows, storage: str, codebook: Codebook | None) -> None:
@@ -168,55 +184,58 @@ def _write(part: Path, rows: Rows, storage: str, codebook: Codebook | None) -> N
         stored = Coded(rows.codes, stored.codebook)
     plain = stored.codes if isinstance(stored, Quantized | Coded) else stored
     save_array(part / "descriptors.npy", plain)
-    columns: dict[str, Any] = {c: getattr(rows, c) for c in COLUMNS if c != "descriptors"}
-    for column, values in (columns | {"keys": name_keys(rows.names)}).items():
-        save_array(part / f"{column}.npy", values)
+    for column in COLUMNS[1:]:
+        save_array(part / f"{column}.npy", getattr(rows, column))
+    save_array(part / "keys.npy", name_keys(rows.names))
     write_blobs(part, "names", [_bytes(name) for name in rows.names])
     if rows.thumbnails is not None:
         write_blobs(part, "thumbnails", rows.thumbnails)
 
 
 class Segment:
-    """A segment of a map; each file is mapped when it is first asked for."""
+    """A segment of a map. Each file is memory-mapped on first use.
+
+    Args:
+        folder: Folder of the map.
+        record: Record of the segment.
+        codebook: Reads the codebook of a map with codes. It is called on first use.
+    """
 
     def __init__(
         self, folder: Path, record: SegmentRecord, codebook: Callable[[], Codebook] | None = None
     ) -> None:
-        """``codebook`` reads that of a map of codes, when the first of them is asked for."""
         self.folder, self.record, self._codebook = folder / SEGMENTS / record.name, record, codebook
-        self._arrays: dict[str, NDArray[Any]] = {}
+        self._arrays: dict[str, Column] = {}
 
     def __len__(self) -> int:
         return self.record.count
 
-    def array(self, column: str) -> NDArray[Any]:
-        """One of the plain columns, memory-mapped."""
+    def array(self, column: str) -> Column:
+        """Return a numeric column, memory-mapped."""
         if column not in self._arrays:
             file = self.checked(f"{column}.npy")
             try:
-                array = np.load(file, mmap_mode="c", allow_pickle=False)  # torch warns of read-only memory
-            except FileNotFoundError:  # after the look at its size
+                array = np.load(file, mmap_mode="c", allow_pickle=False)  # torch warns about read-only memory
+            except FileNotFoundError:  # deleted after its size was checked
                 raise _gone(file) from None
             except DAMAGED_ARRAYS as error:
-                raise KappaPlaceError(f"{file} cannot be read ({error}); {_HELP}") from None
+                raise KappaPlaceError(f"{file} cannot be read ({error}). {_HELP}") from None
             if len(array) != len(self):
-                raise KappaPlaceError(
-                    f"{file} holds {len(array)} rows where its manifest says {len(self)}; {_HELP}"
-                )
+                raise KappaPlaceError(f"{file} has {len(array)} rows instead of {len(self)}. {_HELP}")
             if array.dtype.kind not in "fiu":
-                raise KappaPlaceError(f"{file} holds no numbers; {_HELP}")
+                raise KappaPlaceError(f"{file} does not contain numbers. {_HELP}")
             self._arrays[column] = array
         return self._arrays[column]
 
     def stored(self) -> StoredDescriptors:
-        """The descriptors as they are on disk, mapped."""
+        """Return the descriptors as stored, memory-mapped."""
         if "scale.npy" in self.record.files:
             return Quantized(self.array("descriptors"), self.array("scale"))
         array = self.array("descriptors")
         return array if self._codebook is None else Coded(array, self._codebook())
 
     def descriptors(self) -> NDArray[np.float32]:
-        """All descriptors as float32."""
+        """Return all descriptors as float32."""
         return decode(self.stored())
 
     @cached_property
@@ -226,15 +245,15 @@ class Segment:
 
     @cached_property
     def thumbnails(self) -> Blobs | None:
-        """Small JPEG pictures, where they were asked for."""
+        """JPEG thumbnails; None if the map has none."""
         return self._blobs("thumbnails") if "thumbnails.bin" in self.record.files else None
 
     def rows(self) -> Rows:
-        """All of it, in memory."""
+        """Return all references in memory."""
         small, descriptors = self.thumbnails, self.descriptors()
-        if self._codebook is not None:  # what is no longer a code has unit length, as all descriptors
+        if self._codebook is not None:  # decoded descriptors get unit length like all descriptors
             descriptors /= np.maximum(np.linalg.norm(descriptors, axis=1, keepdims=True), 1e-6)
-        mapped = {column: np.array(self.array(column)) for column in COLUMNS if column != "descriptors"}
+        mapped = {column: np.array(self.array(column)) for column in COLUMNS[1:]}
         return Rows(
             [_text(piece) for piece in self.names.all()],
             descriptors=descriptors,
@@ -244,37 +263,37 @@ class Segment:
         )
 
     def checked(self, name: str) -> Path:
-        """A file that has the size it was written with; that it was cut short must not pass for an answer."""
+        """Return the path of a file after checking its size, so that truncated files are detected."""
         file, record = self.folder / name, self.record.files.get(name)
         if record is None:
-            raise KappaPlaceError(f"The segment {self.folder} has no {name}; {_HELP}")
+            raise KappaPlaceError(f"The segment {self.folder} has no {name}. {_HELP}")
         try:
             size = file.stat().st_size
         except OSError:
             raise _gone(file) from None
         if size != record.size:
-            raise KappaPlaceError(f"{file} has {size:,} bytes instead of {record.size:,}; {_HELP}")
+            raise KappaPlaceError(f"{file} has {size:,} bytes instead of {record.size:,}. {_HELP}")
         return file
 
     def _blobs(self, name: str) -> Blobs:
-        data, starts = (self.checked(file) for file in blob_files(name))
+        data, starts = self.checked(f"{name}.bin"), self.checked(f"{name}.starts.npy")
         try:
             return Blobs(np.load(starts, mmap_mode="r", allow_pickle=False), map_bytes(data))
         except FileNotFoundError:
             raise _gone(data) from None
         except DAMAGED_ARRAYS as error:
-            raise KappaPlaceError(f"{data} cannot be read ({error}); {_HELP}") from None
+            raise KappaPlaceError(f"{data} cannot be read ({error}). {_HELP}") from None
 
 
 def _gone(file: Path) -> StaleMap:
     return StaleMap(
-        f"{file} is gone: another process compacted the map or removed the file; open the map again, and if "
-        "that does not help restore the file from a copy."
+        f"{file} no longer exists: another process compacted the map or deleted the file. Open the map "
+        "again, or restore the file from a copy."
     )
 
 
-def read_extra(folder: Path, extra: Extra) -> NDArray[Any]:
-    """An array beside the segments, of the size it was written with."""
+def read_extra(folder: Path, extra: Extra) -> Column:
+    """Read an array next to the segments, after checking its size."""
     file = folder / extra.file
     try:
         if file.stat().st_size != extra.record.size:
@@ -282,29 +301,41 @@ def read_extra(folder: Path, extra: Extra) -> NDArray[Any]:
         return np.load(file, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:
         raise StaleMap(
-            f"{file} is gone: another process changed the map; open the map again, and if that does not "
-            "help run `kappaplace map compact`."
+            f"{file} no longer exists: another process changed the map. Open the map again, or run "
+            "`kappaplace map compact`."
         ) from None
     except DAMAGED_ARRAYS as error:
         raise KappaPlaceError(
-            f"{file} is damaged ({error}); restore the map from a copy, or run `kappaplace map compact`."
+            f"{file} is damaged ({error}). Restore the map from a copy, or run `kappaplace map compact`."
         ) from None
 
 
 def read_codebook(folder: Path, extra: Extra, dim: int) -> Codebook:
-    """That of a map of codes, without which they mean nothing."""
+    """Read the codebook of a map with codes.
+
+    Args:
+        folder: Folder of the map.
+        extra: Record of the codebook.
+        dim: Number of dimensions of the descriptors.
+
+    Returns:
+        The codebook.
+
+    Raises:
+        KappaPlaceError: If the file is damaged.
+    """
     try:
         return Codebook.from_array(read_extra(folder, extra), dim)
     except StaleMap:
         raise
     except KappaPlaceError:
         raise KappaPlaceError(
-            f"{folder / extra.file} is damaged, and without it no descriptor of this map can be read; "
-            "restore it from a copy, or run `kappaplace map reembed`."
+            f"The codebook {folder / extra.file} is damaged, so the descriptors cannot be read. Restore it "
+            "from a copy, or run `kappaplace map reembed`."
         ) from None
 
 
-_HELP = "restore the map from a copy or build it again; `kappaplace map verify` lists all that is broken."
+_HELP = "`kappaplace map verify` lists all damaged files; restore the map from a copy, or rebuild it."
 
 
 def _bytes(name: str) -> bytes:
@@ -316,7 +347,7 @@ def _text(piece: bytes) -> str:
 
 
 def row_name(segment: Segment, row: int) -> str:
-    """The name of one row of a segment."""
+    """Return the name of one row of a segment."""
     return _text(segment.names[row])
 
 

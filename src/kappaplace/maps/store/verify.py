@@ -1,10 +1,9 @@
-"""Whether every file of a map is what the manifest says, and every number can be one."""
+"""Verifying a map: sizes and checksums of its files, and ranges of their values."""
 
 from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,52 +15,48 @@ from kappaplace.maps.store.segments import SEGMENTS, Segment, read_codebook
 from kappaplace.progress import track
 
 UNIT = 0.02
-"""How far the length of a descriptor may be from 1: int8 rounds by a few thousandths."""
+"""Largest deviation of the length of a descriptor from 1; int8 rounds by a few thousandths."""
 CODED = 0.5
-"""The same for codes, which are longer by as much as makes their products right on average."""
+"""Largest deviation for codes, which are scaled so that their products are correct on average."""
 
 
 def find_damage(folder: Path, manifest: Manifest) -> list[str]:
-    """One sentence for each thing that is broken; an empty list for a sound map."""
-    found: list[str] = []
-    extras = (manifest.removed, manifest.distinctiveness, manifest.sample, manifest.codebook)
-    named = [extra for extra in extras if extra is not None]
-    codebook = (
-        None
-        if manifest.codebook is None
-        else partial(read_codebook, folder, manifest.codebook, manifest.model.dim)
-    )
-    with track("Verifying", len(manifest.segments) + len(named)) as bar:
+    """Return one message per problem; an empty list if the map is intact."""
+    problems: list[str] = []
+    extras, codes = manifest.extras, manifest.codebook
+    codebook = None if codes is None else partial(read_codebook, folder, codes, manifest.model.dim)
+    with track("Verifying", len(manifest.segments) + len(extras)) as bar:
         for record in manifest.segments:
             segment = Segment(folder, record, codebook)
-            broken = [
-                sentence
-                for name, file in record.files.items()
-                if (sentence := _broken_file(segment.folder / name, file))
-            ]
-            found += broken or _broken_values(segment, manifest)
+            files = {segment.folder / name: file for name, file in record.files.items()}
+            damaged = [message for path, file in files.items() if (message := _check_file(path, file))]
+            problems += damaged or _check_values(segment, manifest)
             bar.advance()
-        for extra in named:
-            sentence = _broken_file(folder / extra.file, extra.record)
-            found += [sentence] if sentence else _broken_extra(folder, extra, manifest)
+        for extra in extras:
+            message = _check_file(folder / extra.file, extra.record)
+            problems += [message] if message else _check_extra(folder, extra, manifest)
             bar.advance()
     if len({record.name for record in manifest.segments}) != len(manifest.segments):
-        found.append(f"The manifest of {folder} names a segment twice.")
-    return found
+        problems.append(f"The manifest of {folder} lists a segment more than once.")
+    return problems
 
 
 def verified(folder: Path) -> tuple[Manifest, list[str]]:
-    """The map as it is and what is broken in it; files that a writer took away meanwhile are not."""
+    """Return the manifest and one message per problem. Files that another process deleted are no problem."""
     manifest = read_manifest(folder)
-    while (found := find_damage(folder, manifest)) and (now := read_manifest(folder)) != manifest:
+    while (problems := find_damage(folder, manifest)) and (now := read_manifest(folder)) != manifest:
         manifest = now
-    return manifest, found
+    return manifest, problems
 
 
 def first_broken(folder: Path, manifest: Manifest) -> str:
-    """The first file of the references that is not what was written, in a sentence; empty if all of them are.
+    """Return a message about the first damaged file; empty if there is none.
 
-    What a map can compute anew (distinctiveness, the sample) is left out.
+    Files that can be computed again (distinctiveness, the sample) are not checked.
+
+    Args:
+        folder: Folder of the map.
+        manifest: Its manifest.
     """
     files = {
         Segment(folder, record).folder / name: file
@@ -70,24 +65,24 @@ def first_broken(folder: Path, manifest: Manifest) -> str:
     }
     needed = [extra for extra in (manifest.removed, manifest.codebook) if extra is not None]
     files |= {folder / extra.file: extra.record for extra in needed}
-    return next((broken for file, record in files.items() if (broken := _broken_file(file, record))), "")
+    return next((message for file, record in files.items() if (message := _check_file(file, record))), "")
 
 
-def _broken_file(file: Path, record: FileRecord) -> str:
+def _check_file(file: Path, record: FileRecord) -> str:
     try:
         size = file.stat().st_size
         if size != record.size:
             return f"{file} has {size:,} bytes instead of {record.size:,}."
         if sha256_of(file) != record.sha256:
-            return f"{file} has another checksum than when it was written: some of its bytes are wrong."
+            return f"{file} has a wrong checksum: some of its bytes have changed."
     except (OSError, KappaPlaceError):
         return f"{file} is missing or cannot be read."
     return ""
 
 
-def _broken_values(segment: Segment, manifest: Manifest) -> list[str]:
-    """Counts and numbers of a segment whose bytes are as they were written."""
-    where = f"The segment {SEGMENTS}/{segment.record.name}"
+def _check_values(segment: Segment, manifest: Manifest) -> list[str]:
+    """Return messages about counts and values of a segment whose checksums are correct."""
+    name = f"The segment {SEGMENTS}/{segment.record.name}"
     try:
         descriptors, poses = segment.descriptors(), segment.array("poses")
         names, kappa = segment.names, segment.array("kappa")
@@ -95,28 +90,29 @@ def _broken_values(segment: Segment, manifest: Manifest) -> list[str]:
         return [str(error)]
     length = np.linalg.norm(descriptors, axis=1)
     problems = {
-        f"{where} has {len(names):,} names for {len(segment):,} references.": len(names) != len(segment),
-        f"{where} has descriptors of {descriptors.shape[1]} dimensions instead of {manifest.model.dim}.": (
+        f"{name} has {len(names):,} names for {len(segment):,} references.": len(names) != len(segment),
+        f"{name} has descriptors of {descriptors.shape[1]} dimensions instead of {manifest.model.dim}.": (
             descriptors.shape[1] != manifest.model.dim
         ),
-        f"{where} holds descriptors that are NaN or infinite.": not np.isfinite(descriptors).all(),
-        f"{where} holds descriptors that are not of unit length.": bool(
+        f"{name} has descriptors that are NaN or infinite.": not np.isfinite(descriptors).all(),
+        f"{name} has descriptors that are not of unit length.": bool(
             (np.abs(length - 1) > (CODED if manifest.storage == "pq" else UNIT)).any()
         ),
-        f"{where} holds positions with one coordinate only.": _half_known(poses),
-        f"{where} holds κ that is zero or below.": bool((kappa <= 0).any()),
+        f"{name} has positions with one coordinate only.": has_half_positions(poses),
+        f"{name} has κ that is zero or below.": bool((kappa <= 0).any()),
     }
-    return [sentence for sentence, wrong in problems.items() if wrong]
+    return [message for message, is_wrong in problems.items() if is_wrong]
 
 
-def _half_known(poses: NDArray[np.float64]) -> bool:
-    known = np.isfinite(poses[:, :2])
-    return bool((known[:, 0] != known[:, 1]).any())
+def has_half_positions(poses: NDArray[np.float64]) -> bool:
+    """Return whether a position has only one of its two coordinates."""
+    finite = np.isfinite(poses[:, :2])
+    return bool((finite[:, 0] != finite[:, 1]).any())
 
 
-def _broken_extra(folder: Path, extra: Extra, manifest: Manifest) -> list[str]:
-    values: Any = np.load(folder / extra.file, mmap_mode="r", allow_pickle=False)
+def _check_extra(folder: Path, extra: Extra, manifest: Manifest) -> list[str]:
+    values: NDArray[np.generic] = np.load(folder / extra.file, mmap_mode="r", allow_pickle=False)
     if extra in (manifest.removed, manifest.sample):
-        wrong = len(values) and (int(values.max()) >= manifest.rows or int(values.min()) < 0)
-        return [f"{folder / extra.file} names rows that the map does not have."] if wrong else []
-    return [f"{folder / extra.file} is shorter than it says."] if len(values) < extra.rows else []
+        outside = len(values) and (int(values.max()) >= manifest.rows or int(values.min()) < 0)
+        return [f"{folder / extra.file} lists rows that the map does not have."] if outside else []
+    return [f"{folder / extra.file} has too few values."] if len(values) < extra.rows else []

@@ -1,8 +1,7 @@
-"""Changing a map: whoever holds its lock appends segments and swaps the manifest; nothing else is touched.
+"""Changing a map: the process that has the lock appends segments and replaces the manifest.
 
-A process may die between any two lines here. What it leaves are files that no manifest names: readers never
-look at them, and the next writer removes them.
-
+A process can be killed at any line. It then leaves files that no manifest names. Readers ignore such files,
+and the next writer deletes them.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.files import make_folder, replace_file, save_array, sha256_of, why, writing
+from kappaplace.files import make_folder, replace_file, save_array, sha256_of, writing
 from kappaplace.maps.store.manifest import (
     MANIFEST,
     MODEL_FOLDER,
@@ -31,47 +29,63 @@ from kappaplace.maps.store.manifest import (
     write_manifest,
 )
 from kappaplace.maps.store.reader import MapStore
-from kappaplace.maps.store.segments import SEGMENTS, Rows, write_segment
+from kappaplace.maps.store.segments import SEGMENTS, Column, Rows, unwritable, write_segment
 from kappaplace.version import package_version
 
 PENDING = "pending"
-"""Where embeddings wait until they fill a segment."""
+"""Folder of the embeddings that do not fill a segment yet."""
 EXTRAS = "extras"
 
 
 class MapWriter:
-    """The one process that may change a map, while it holds the lock; get it from `writer_of`."""
+    """Changes a map while its process has the lock. Create it with `writer_of`."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder, self.manifest = folder, manifest
 
     @property
     def store(self) -> MapStore:
-        """The map as it is now."""
+        """The current version of the map."""
         return MapStore(self.folder, self.manifest)
 
     def append(self, rows: Rows, root: str = "", prefix: str = "", **changes: Any) -> None:
-        """Add references as one more segment, with further changes in the same swap."""
+        """Add references as a new segment.
+
+        Args:
+            rows: The references.
+            root: Folder of their images.
+            prefix: Text before each name that is not part of the path.
+            changes: Further changes of the manifest to make at the same time.
+        """
         if not len(rows):
             return
-        name = self.next_name()
         codebook = self.store.codebook if self.manifest.codebook is not None else None
-        record = write_segment(self.folder, name, rows, self.manifest.storage, root, prefix, codebook)
+        target = self.folder / SEGMENTS / self.next_name()
+        record = write_segment(target, rows, self.manifest.storage, codebook, root=root, prefix=prefix)
         unposed = int(np.isnan(rows.poses[:, 0]).sum())
         changes["unposed"] = changes.get("unposed", self.manifest.unposed) + unposed
         self.commit(segments=(*self.manifest.segments, record), **changes)
 
     def commit(self, **changes: Any) -> None:
-        """Swap the manifest for one with these changes."""
+        """Replace the manifest by one with these changes."""
         version = self.manifest.version + 1
         changed = replace(self.manifest, version=version, kappaplace=package_version(), **changes)
         write_manifest(self.folder, changed)
         self.manifest = changed
 
     def adopt(
-        self, source: Path, record: SegmentRecord, changed: Mapping[str, NDArray[Any]] | None = None
+        self, source: Path, record: SegmentRecord, changed: Mapping[str, Column] | None = None
     ) -> SegmentRecord:
-        """A segment of another map, or of this one with other columns, as one more: its files are linked."""
+        """Link the files of an existing segment as a new segment of this map.
+
+        Args:
+            source: Folder of the map that has the segment; this one, or another one.
+            record: Record of the segment.
+            changed: Columns that get other values.
+
+        Returns:
+            Record of the new segment.
+        """
         name = self.next_name()
         old, new, files = source / SEGMENTS / record.name, self.folder / SEGMENTS / name, dict(record.files)
         fresh = {f"{column}.npy": values for column, values in (changed or {}).items()}
@@ -80,47 +94,65 @@ class MapWriter:
             for file in set(files) - set(fresh):
                 try:
                     (new / file).hardlink_to(old / file)
-                except OSError:  # not all file systems have links
+                except OSError:  # not all file systems support links
                     shutil.copyfile(old / file, new / file)
         except OSError as error:
-            raise KappaPlaceError(
-                f"Cannot write the segment {new}: {why(error)}; the map is as it was before, and the same "
-                "command goes on from there."
-            ) from None
+            raise unwritable(new, error) from None
         for file, values in fresh.items():
-            replace_file(new / file, partial(_save, values))
-            files[file] = FileRecord((new / file).stat().st_size, sha256_of(new / file))
+            files[file] = _write_array(new / file, values)
         return replace(record, name=name, files=files)
 
-    def extra(self, what: str, values: NDArray[Any], rows: int, how: str = "exact") -> Extra:
-        """Write an array beside the segments, under a name of its own; a commit makes it count."""
+    def extra(self, kind: str, values: Column, rows: int, how: str = "exact") -> Extra:
+        """Write an array next to the segments. It becomes part of the map with the next commit.
+
+        Args:
+            kind: Kind of the array, for its file name.
+            values: The array.
+            rows: Number of references that it covers.
+            how: How the values were computed.
+
+        Returns:
+            Record of the file.
+        """
         make_folder(self.folder / EXTRAS)
-        name = f"{EXTRAS}/{what}-{self.manifest.version + 1:06d}.npy"
-        replace_file(self.folder / name, lambda part: save_array(part, values))
-        file = self.folder / name
-        return Extra(name, FileRecord(file.stat().st_size, sha256_of(file)), rows, how)
+        name = f"{EXTRAS}/{kind}-{self.manifest.version + 1:06d}.npy"
+        return Extra(name, _write_array(self.folder / name, values), rows, how)
+
+    def removal(self, references: NDArray[np.int64]) -> dict[str, Any]:
+        """Return the changes of the manifest that mark references as removed."""
+        store, before = self.store, self.manifest.removed
+        old = np.empty(0, np.int64) if before is None else np.asarray(store.extra(before), np.int64)
+        rows = np.union1d(old, store.rows_of(references))
+        unposed = int(np.isnan(store.gather("poses", references)[:, 0]).sum())
+        removed = self.extra("removed", rows, len(rows))
+        return {"removed": removed, "unposed": self.manifest.unposed - unposed}
+
+    def remove(self, references: NDArray[np.int64]) -> None:
+        """Mark references as removed. Their rows stay on disk until the map is compacted."""
+        if len(references):
+            self.commit(**self.removal(references))
 
     def clean(self, pending: bool = False) -> None:
-        """Remove what no manifest names; ``pending``: also the embeddings that wait for a segment."""
-        named = {record.name for record in self.manifest.segments}
-        _remove_others(self.folder / SEGMENTS, named)
-        m = self.manifest
-        parts = (m.removed, m.distinctiveness, m.sample, m.codebook)
-        _remove_others(self.folder / EXTRAS, {Path(e.file).name for e in parts if e is not None})
-        for kept in self.folder.glob("model-*"):
-            if MODEL_FOLDER.fullmatch(kept.name) and not self._uses(kept):
-                shutil.rmtree(kept, ignore_errors=True)
+        """Delete the files that the manifest does not name.
+
+        Args:
+            pending: Whether to delete the embeddings that do not fill a segment yet, too.
+        """
+        _remove_others(self.folder / SEGMENTS, {record.name for record in self.manifest.segments})
+        _remove_others(self.folder / EXTRAS, {Path(extra.file).name for extra in self.manifest.extras})
+        for model in self.folder.glob("model-*"):
+            if MODEL_FOLDER.fullmatch(model.name) and not self._uses(model):
+                shutil.rmtree(model, ignore_errors=True)
         if pending:
             shutil.rmtree(self.folder / PENDING, ignore_errors=True)
 
     def _uses(self, model: Path) -> bool:
-        """Whether the map's model lies in this folder, by whatever way the manifest names it, also after the
-        map was moved."""
+        """Return whether the map uses the model in this folder, even if the map was moved."""
         used = self.manifest.model
         return model.name in (Path(used.source).name, f"model-{used.fingerprint[:12]}")
 
     def next_name(self) -> str:
-        """A number that no folder bears: one of a dead writer must not be taken for ours."""
+        """Return the name of the next segment, which no existing folder has."""
         numbers = [int(record.name) for record in self.manifest.segments]
         folder = self.folder / SEGMENTS
         numbers += [int(f.name) for f in folder.glob("[0-9]*") if f.name.isdigit()] if folder.is_dir() else []
@@ -129,12 +161,23 @@ class MapWriter:
 
 @contextmanager
 def writer_of(folder: Path, create: Manifest | None = None) -> Iterator[MapWriter]:
-    """Take the lock, clean up after a writer that died, and write; ``create`` makes a map where none is."""
+    """Lock a map for writing, and clean up after an interrupted writer.
+
+    Args:
+        folder: Folder of the map.
+        create: Manifest of a new map, if there is no map yet.
+
+    Yields:
+        The writer.
+
+    Raises:
+        KappaPlaceError: If there is no map, the folder has other files, or another process has the lock.
+    """
     if create is not None:
-        _refuse_strangers(folder)
+        _check_folder(folder)
         make_folder(folder)
     elif not (folder / MANIFEST).is_file():
-        read_manifest(folder)  # says that there is no map
+        read_manifest(folder)  # raises the error that there is no map
     with writing(folder):
         if create is not None and not (folder / MANIFEST).is_file():
             write_manifest(folder, replace(create, kappaplace=package_version()))
@@ -143,31 +186,32 @@ def writer_of(folder: Path, create: Manifest | None = None) -> Iterator[MapWrite
         yield writer
 
 
-def _save(values: NDArray[Any], part: Path) -> None:
-    save_array(part, values)
+def _write_array(file: Path, values: Column) -> FileRecord:
+    replace_file(file, lambda part: save_array(part, values))
+    return FileRecord(file.stat().st_size, sha256_of(file))
 
 
-def _refuse_strangers(folder: Path) -> None:
-    """A map is never built into a folder that holds something else."""
+def _check_folder(folder: Path) -> None:
+    """Raise an error if a folder for a new map has other files."""
     if not folder.exists() or (folder / MANIFEST).is_file():
         return
     if not folder.is_dir():
-        raise KappaPlaceError(f"{folder} is a file; choose another name for the map.")
-    known = (".", MANIFEST, "writer.lock", "model-")  # another process may have begun the map since
-    strangers = [f.name for f in folder.iterdir() if not f.name.startswith(known)]
-    if strangers:
+        raise KappaPlaceError(f"{folder} is a file. Choose another name for the map.")
+    own = (".", MANIFEST, "writer.lock", "model-")  # another process may have started to build the map
+    others = [file.name for file in folder.iterdir() if not file.name.startswith(own)]
+    if others:
         raise KappaPlaceError(
-            f"{folder} holds other things ({strangers[0]}) and is no map; choose an empty or a new folder."
+            f"{folder} is not a map and has other files ({others[0]}). Choose an empty or a new folder."
         )
 
 
 def _remove_others(folder: Path, keep: set[str]) -> None:
     if not folder.is_dir():
         return
-    for found in folder.iterdir():
-        if found.name not in keep:
-            if found.is_dir() and not found.is_symlink():
-                shutil.rmtree(found, ignore_errors=True)
+    for path in folder.iterdir():
+        if path.name not in keep:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
             else:
-                with suppress(OSError):  # leaving it costs space, nothing else
-                    found.unlink()
+                with suppress(OSError):  # a file that remains only takes space
+                    path.unlink()

@@ -1,1 +1,1 @@
-"""What a map learns from labels, from itself and from its queries: calibrate, fit, label, monitor."""
+"""Calibration, labelling, fitting κ and monitoring of a map."""

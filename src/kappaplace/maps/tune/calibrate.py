@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -29,7 +29,7 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.localize import verified_by
 from kappaplace.maps.opened import OpenMap
 from kappaplace.maps.sources import into_frame, is_same_image
-from kappaplace.maps.store.reader import MapStore
+from kappaplace.maps.store.reader import MapStore, parts
 from kappaplace.progress import track
 from kappaplace.retrieval.evidence import Evidence
 from kappaplace.retrieval.references import LeaveOut, Queries
@@ -95,7 +95,7 @@ def calibrate_map(
     blocks: dict[int, list[Examples]] = {count: [] for count in sorted({0, rerank})}
     twins: list[str] = []
     with track("Calibrating", len(rows)) as bar:
-        for part in _blocks(rows, max(1, min(BLOCK, PAIRS // len(place_map)) if counterparts else BLOCK)):
+        for part in parts(rows, max(1, min(BLOCK, PAIRS // len(place_map)) if counterparts else BLOCK)):
             images = queries.image_paths(part)
             embeddings = place_map.embed(images)
             first = retrieve(place_map.queries(embeddings, images), place_map.references, 1)
@@ -129,7 +129,7 @@ def calibrate_map(
     }
     if labels.misplaced:
         facts["misplaced"] = labels.misplaced[:MOST_NAMED]
-    fitted = {count: replace(_joined(group, counterparts), facts=facts) for count, group in blocks.items()}
+    fitted = {count: replace(join_counterparts(group), facts=facts) for count, group in blocks.items()}
     calibration = fit_calibration(fitted[rerank], options, prior=place_map.prior(fitted[rerank]))
     if rerank:
         calibration = replace(calibration, plain=_plain(fitted[0], options))
@@ -140,10 +140,18 @@ def calibrate_map(
     return calibration
 
 
-def _joined(blocks: list[Examples], counterparts: bool) -> Examples:
-    """Join blocks; a map of few places leaves no counterpart anything to be matched with."""
+def join_counterparts(blocks: Sequence[Examples]) -> Examples:
+    """Join blocks of queries and their counterparts, if they have any.
+
+    Args:
+        blocks: One or more.
+
+    Returns:
+        All queries.
+    """
     examples = join(blocks)
-    return replace(examples, counterparts=counterparts and bool(np.any(examples.outside)))
+    repeated = examples.groups is not None and len(np.unique(examples.groups)) < len(examples.groups)
+    return replace(examples, counterparts=repeated)
 
 
 def _plain(examples: Examples, options: CalibrateOptions) -> Calibration:
@@ -205,26 +213,49 @@ class _Labels:
         correct = self.correct(part, evidence.matches.indices)
         return examples_of(evidence, correct, self.outside[part], part, list(queries.images or ()))
 
-    def counterparts(self, queries: Queries, part: NDArray[np.int64], rerank: int) -> Iterator[Examples]:
-        """Yield the same queries in a map without their place, where they are out-of-map queries."""
-        references = self.place_map.references
-        rows = similarities_to(self.place_map.store, queries.vectors)
-        for number, query in enumerate(part.tolist()):
-            rows[number, self._near(query, APART)] = -np.inf
-        left = np.isfinite(rows).sum(axis=1)
-        count = min(MATCHES, len(references))
-        usable = np.flatnonzero((left >= max(count, rerank)) & ~self.outside[part])
-        if not len(usable):
-            return
-        assert queries.embeddings is not None
-        images = [(queries.images or ())[row] for row in usable.tolist()]
-        own = replace(
-            queries, embeddings=queries.embeddings.take(usable), images=images, similarities=rows[usable]
-        )
-        missing = LeaveOut(references, rows[usable])
-        evidence = retrieve(own, missing, count, rerank=rerank)
-        none = np.zeros(evidence.matches.indices.shape, bool)
-        yield examples_of(evidence, none, np.ones(len(usable), bool), part[usable], images)
+    def counterparts(self, queries: Queries, part: NDArray[np.int64], rerank: int) -> list[Examples]:
+        """Return the same queries in a map without their place."""
+        places = [None if self.outside[query] else self._near(query, APART) for query in part.tolist()]
+        return counterparts_of(self.place_map, queries, places, part, rerank)
+
+
+def counterparts_of(
+    place_map: OpenMap,
+    queries: Queries,
+    places: Sequence[NDArray[np.int64] | None],
+    groups: NDArray[np.int64],
+    rerank: int,
+    *,
+    pairs: bool = True,
+) -> list[Examples]:
+    """Search queries in the map without their place, where they are out-of-map queries.
+
+    Args:
+        place_map: The map.
+        queries: N embedded queries with their images.
+        places: References that show the place of each query, N; None: it has no counterpart.
+        groups: Number of each query, N.
+        rerank: Number of matches to compare patch by patch.
+        pairs: Whether to calibrate single matches.
+
+    Returns:
+        At most one block of examples, all of them incorrect.
+    """
+    references, count = place_map.references, min(MATCHES, len(place_map))
+    rows = similarities_to(place_map.store, queries.vectors)
+    for number, place in enumerate(places):
+        rows[number, slice(None) if place is None else place] = -np.inf
+    usable = np.flatnonzero(np.isfinite(rows).sum(axis=1) >= max(count, rerank))
+    if not len(usable):
+        return []
+    assert queries.embeddings is not None
+    images = [(queries.images or ())[row] for row in usable.tolist()]
+    own = replace(
+        queries, embeddings=queries.embeddings.take(usable), images=images, similarities=rows[usable]
+    )
+    evidence = retrieve(own, LeaveOut(references, rows[usable]), count, rerank=rerank)
+    none = np.zeros(evidence.matches.indices.shape if pairs else len(usable), bool)
+    return [examples_of(evidence, none, np.ones(len(usable), bool), groups[usable], images)]
 
 
 def _check_images(place_map: OpenMap, images: list[str], best: NDArray[np.int64]) -> None:
@@ -256,8 +287,8 @@ def collect_evidence(place_map: OpenMap, images: list[str], rerank: int = 0) -> 
 def similarities_to(store: MapStore, descriptors: NDArray[np.floating]) -> NDArray[np.float32]:
     """Return the similarities of some queries to all references, N×R."""
     queries = np.asarray(descriptors, np.float32)
-    parts = [queries @ store.descriptors[start : start + STEP].T for start in range(0, len(store), STEP)]
-    return np.concatenate(parts, axis=1)
+    blocks = [queries @ store.descriptors[start : start + STEP].T for start in range(0, len(store), STEP)]
+    return np.concatenate(blocks, axis=1)
 
 
 def keep(place_map: OpenMap, calibration: Calibration, origin: str, **facts: Json) -> None:
@@ -304,8 +335,3 @@ def _labelled(place_map: OpenMap, table: PlaceImages) -> tuple[PlaceImages, list
             "queries have one. Add positions, or name the correct references in the table."
         )
     return into_frame(queries.select(posed), manifest.frame, empty=False), None
-
-
-def _blocks(rows: NDArray[np.int64], size: int) -> Iterator[NDArray[np.int64]]:
-    for start in range(0, len(rows), size):
-        yield rows[start : start + size]

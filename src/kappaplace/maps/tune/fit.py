@@ -1,15 +1,11 @@
-"""κ without labels: the map's own images, damaged in known ways, teach the model when to doubt itself.
+"""Fitting κ without labels: degraded copies of the map's own images teach κ to follow degradation.
 
-The encoder stays as it is, and so do descriptors, names and poses; what changes is the κ head, κ of each
-reference, and the calibration, which belonged to the scores of before. The undamaged image is the anchor: κ
-learns how far damage carries a descriptor away from it (recipe kappa-pt, anchors.source=clean).
+The encoder, descriptors, names and poses do not change. The fit changes the κ head and κ of every reference,
+and it removes the calibration, because scores change. The clean image is the anchor: κ learns how far
+degradation moves a descriptor away from it (recipe kappa-pt, anchors.source=clean).
 
-All work lies in a folder of its own until one swap of the manifest brings model and κ in together. Killed at
-any point, the map is as it was, and the same call goes on from features, training states and κ on disk.
-
-Which images of a map teach κ, which ones judge it, and whether all of them are still what was embedded.
-
-How long a fit will take, from a few images of this map on this machine.
+The fit works in its own folder until one change of the manifest adds both model and κ. An interrupted fit
+leaves the map unchanged, and the same call resumes it from stored features, training states and κ.
 """
 
 from __future__ import annotations
@@ -24,24 +20,25 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from kappaplace.calibration.calibration import Calibration
-from kappaplace.data.identity import file_stats, same_file
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
-from kappaplace.files import make_folder, replace_file
+from kappaplace.files import make_folder, write_file
 from kappaplace.maps.models import preprocessing_of, record_of
 from kappaplace.maps.options import FitOptions
-from kappaplace.maps.store.reader import Indices, MapStore
+from kappaplace.maps.store.reader import Indices
 from kappaplace.maps.store.writer import MapWriter, writer_of
 from kappaplace.maps.tune.fit_check import (
     FitRecord,
     KappaFile,
     check_descriptors,
+    evaluate_kappa,
     find_kappa,
     fit_key,
     from_features,
-    look,
+    image_files,
     passes,
     read_record,
     write_record,
@@ -62,88 +59,58 @@ if TYPE_CHECKING:
     from kappaplace.maps.opened import OpenMap
 
 
-FEWEST = 16
-"""References from which there is something to learn."""
-JUDGES = 16
-"""Images that κ is judged on, at most: each is damaged in every way and to every level."""
+CHECKED = 16
+"""Largest number of images for the evaluation, which degrades each in every way to every level."""
 
 
 @dataclass(frozen=True, eq=False)
-class Chosen:
-    """References by what they are for; both ascending."""
+class Split:
+    """References for the fit and for its evaluation, in ascending order."""
 
-    learn: Indices
-    judge: Indices
-    """Never learnt from."""
+    fit: Indices
+    check: Indices
 
 
-def choose(count: int, most: int, seed: int) -> Chosen:
-    """A fixed random choice; a tenth, but not more than `JUDGES`, is kept for judging."""
+def split_references(count: int, most: int, seed: int) -> Split:
+    """Split references at random: a tenth, but at most `CHECKED`, are for the evaluation.
+
+    Args:
+        count: Number of references.
+        most: Largest number of references for the fit.
+        seed: Random seed.
+    """
     order = np.random.default_rng(seed).permutation(count)
-    kept = min(JUDGES, max(2, count // 10))
-    return Chosen(np.sort(order[kept : kept + most]), np.sort(order[:kept]))
-
-
-def image_files(store: MapStore) -> list[str]:
-    """The image file of every reference, each of them still the one that was embedded; else one sentence."""
-    if len(store) < FEWEST:
-        raise KappaPlaceError(
-            f"The map {store.folder} has {len(store)} references; κ is learnt from {FEWEST} or more."
-        )
-    paths = [store.image_path(reference) for reference in range(len(store))]
-    now = file_stats(paths)
-    gone = np.flatnonzero(now[:, 0] < 0)
-    if len(gone):
-        example = paths[int(gone[0])] or store.name(int(gone[0]))
-        raise KappaPlaceError(
-            f"κ is learnt from the map's own images, and {len(gone):,} of {len(paths):,} are not there any "
-            f"more (for instance {example}); bring them back, or remove those references."
-        )
-    then, digests = store.whole("stats"), store.whole("digests")
-    for number in np.flatnonzero((now != then).any(axis=1)).tolist():
-        if not same_file(paths[number], now[number], then[number], digests[number]):
-            raise KappaPlaceError(
-                f"The image {paths[number]} has changed since it was embedded; put the new one into the map "
-                "first, with `kappaplace map add --duplicates replace`."
-            )
-    return paths
+    checked = min(CHECKED, max(2, count // 10))
+    return Split(np.sort(order[checked : checked + most]), np.sort(order[:checked]))
 
 
 PROBE = 8
-"""Images that are timed."""
+"""Number of images for measuring the speed."""
 MARGIN = 1.15
-"""What the encoder does not take: reading features again, learning, comparing places."""
+"""Factor for the time outside of the encoder: reading features, training, comparing places."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """How many images go through the encoder, and how long one takes."""
+    """Estimated duration of a fit."""
 
     passes: int
+    """Number of images and views that the encoder processes."""
     seconds_each: float
+    """Seconds per image."""
 
     @property
     def seconds(self) -> float:
+        """Duration of the fit."""
         return MARGIN * self.passes * self.seconds_each
 
     @property
     def sentence(self) -> str:
-        """In words."""
+        """The estimate in words."""
         return (
-            f"About {_duration(self.seconds)}: {self.passes:,} images and views of them through the encoder, "
+            f"About {_duration(self.seconds)}: the encoder processes {self.passes:,} images and views, "
             f"{1000 * self.seconds_each:.3g} ms each (measured on {PROBE} images of this map)."
         )
-
-
-def timed(model: TrainableModel, views: Callable[[list[str]], torch.Tensor], paths: list[str]) -> float:
-    """Seconds that an image takes to be read, damaged and encoded; the first round warms up."""
-    seconds = 0.0
-    for _ in range(2):
-        start = time.perf_counter()
-        with torch.inference_mode():
-            model.features(views(paths)).raw.sum().item()
-        seconds = time.perf_counter() - start
-    return seconds / len(paths)
 
 
 def _duration(seconds: float) -> str:
@@ -153,20 +120,18 @@ def _duration(seconds: float) -> str:
 
 
 WORK = "fit"
-"""Where features, training states and κ lie inside the map until the fit is done."""
-
-
+"""Folder inside the map with features, training states and κ until the fit is complete."""
 LEAST_STEPS = 6
-"""Steps an epoch: a small map must not end before κ has travelled; more would learn its images by heart."""
+"""Steps per epoch, at least. With fewer, κ changes too little on a small map; with more, it overfits."""
 
 
 def settings_of(options: FitOptions, images: int) -> Settings:
-    """Return the recipe kappa-pt without labels, on so many images."""
+    """Return the settings of recipe kappa-pt without labels for this number of images."""
     changes = {
-        "model.size": 0,  # as the map's images were embedded
+        "model.size": 0,  # the size of the map's images
         "anchors.source": "clean",
         "anchors.views": options.views,
-        "augment.damage": 1.0,  # an undamaged view is its own anchor and teaches nothing
+        "augment.damage": 1.0,  # a clean view equals its anchor, so nothing can be learned from it
         "augment.scale": 1.0,
         **{f"augment.{colour}": 0.0 for colour in ("brightness", "contrast", "saturation", "hue")},
         "optimiser.epochs": options.epochs,
@@ -182,13 +147,15 @@ def settings_of(options: FitOptions, images: int) -> Settings:
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """What a fit did."""
+    """Result of a fit."""
 
     record: FitRecord
     new: bool
-    """False where the map had been fitted in just this way before."""
+    """False if the map was already fitted with these options."""
     calibration: Calibration | None = None
+    """Calibration of the map after the fit."""
     notes: tuple[str, ...] = ()
+    """Remarks about the calibration."""
 
 
 Say = Callable[[str], None]
@@ -200,23 +167,37 @@ def fit_map(
     terms: CalibrateOptions | None = None,
     *,
     calibrate: bool = True,
-    say: Say = lambda sentence: None,
+    say: Say = lambda message: None,
 ) -> Fitted:
-    """Fit κ on the map's own images, put it into the map, then calibrate on them; see the module."""
+    """Fit κ on the map's own images, store it in the map, and calibrate on the same images.
+
+    Args:
+        place_map: The map.
+        options: Options of the fit. Default: `FitOptions` with its defaults.
+        terms: Options of the calibration. Default: `CalibrateOptions` with its defaults.
+        calibrate: Whether to calibrate the map afterwards.
+        say: Called with each progress message.
+
+    Returns:
+        Record of the fit, and the calibration.
+
+    Raises:
+        KappaPlaceError: If the map is too small, or its images are missing or have changed.
+    """
     from kappaplace.maps.tune.calibrate import no_longer_compared
     from kappaplace.maps.tune.self_calibrate import self_calibrate_map, sparse_note
 
     options, before = options or FitOptions(), place_map.calibration or place_map.borrowed
     with writer_of(place_map.folder) as writer:
         if writer.manifest.model.fingerprint != place_map.manifest.model.fingerprint:
-            raise KappaPlaceError(f"The map {place_map.folder} got another model meanwhile; open it again.")
+            raise KappaPlaceError(f"Another process changed the model of {place_map.folder}. Reopen the map.")
         key = fit_key(writer.manifest, asdict(options))
         record = read_record(writer.folder, writer.manifest)
         new = record is None or record.key != key
         if new:
             record = _fit(writer, trainable(place_map.model), options, key, place_map.device, calibrate, say)
         else:
-            say("κ was fitted on these images with these options before.")
+            say("κ is already fitted on these images with these options.")
             shutil.rmtree(writer.folder / WORK, ignore_errors=True)
     assert record is not None
     place_map.refresh()
@@ -224,7 +205,7 @@ def fit_map(
         return Fitted(record, new, place_map.calibration)
     try:
         calibration = self_calibrate_map(place_map, terms)
-    except KappaPlaceError as error:  # κ is fitted all the same
+    except KappaPlaceError as error:  # the fit of κ is still valid
         return Fitted(record, new, None, (f"The map is not calibrated: {error}",))
     notes = (sparse_note(calibration), no_longer_compared(before, calibration))
     return Fitted(record, new, calibration, tuple(note for note in notes if note))
@@ -233,11 +214,24 @@ def fit_map(
 def estimate_fit(
     place_map: OpenMap, options: FitOptions | None = None, *, calibrate: bool = True
 ) -> Estimate:
-    """How long `fit_map` will take here; nothing is written."""
+    """Estimate the duration of `fit_map` on this machine, without changing the map.
+
+    Args:
+        place_map: The map.
+        options: Options of the fit. Default: `FitOptions` with its defaults.
+        calibrate: Whether to include the calibration.
+
+    Returns:
+        The estimate.
+
+    Raises:
+        KappaPlaceError: If the map is too small, or its images are missing or have changed.
+    """
     options, store = options or FitOptions(), place_map.store
     model = _with_preprocessing(trainable(place_map.model), preprocessing_of(place_map.manifest.model))
     paths = image_files(store)
-    return _estimate(model, paths, choose(len(paths), options.images, options.seed), options, calibrate)
+    split = split_references(len(paths), options.images, options.seed)
+    return _estimate(model, paths, split, options, calibrate)
 
 
 def _fit(
@@ -251,42 +245,36 @@ def _fit(
 ) -> FitRecord:
     start, store, old_record = time.monotonic(), writer.store, writer.manifest.model
     paths = image_files(store)
-    chosen = choose(len(store), options.images, options.seed)
+    split = split_references(len(store), options.images, options.seed)
     old_head = _trained_head(model)
     model = _with_preprocessing(model, preprocessing_of(old_record))
     if device is not None:
         model.to(usable_device(device))
-    say(_estimate(model, paths, chosen, options, calibrate).sentence)
+    say(_estimate(model, paths, split, options, calibrate).sentence)
     work = _work_folder(writer, key)
-    lessons = TrainingSet(
-        [paths[row] for row in chosen.learn.tolist()],
-        np.full((len(chosen.learn), 2), np.nan),
-        name=f"{len(chosen.learn):,} images of the map {writer.manifest.name}".strip(),
+    images = TrainingSet(
+        [paths[row] for row in split.fit.tolist()],
+        np.full((len(split.fit), 2), np.nan),
+        name=f"{len(split.fit):,} images of the map {writer.manifest.name}".strip(),
     )
-    settings = settings_of(options, len(chosen.learn))
+    settings = settings_of(options, len(split.fit))
     if isinstance(old_head, LayersKappaHead) and isinstance(model, PlaceModel):
-        settings = settings.changed({"model.head": model.architecture.head})  # a head of the kind it had
-    made = train(
-        settings,
-        lessons,
-        work / "run",
-        model=_without_head(model, options.seed),
-        device=device or "",
-    )
-    assert made.features is not None
-    check_descriptors(store, chosen.learn, made.features)
-    fitted = made.model.fold() if isinstance(made.model.head, MirroredKappaHead) else made.model
-    found = KappaFile(work / "kappa.npy", len(store))
-    found.put(chosen.learn, from_features(fitted, made.features))
-    kappa = find_kappa(found, fitted, paths, options.batch_size, device)
-    learnt = look(fitted, old_head, [paths[row] for row in chosen.judge.tolist()], options.seed)
+        settings = settings.changed({"model.head": model.architecture.head})  # keep the kind of head
+    encoder = _without_head(model, options.seed)
+    run = train(settings, images, work / "run", model=encoder, device=device or "")
+    assert run.features is not None
+    check_descriptors(store, split.fit, run.features)
+    fitted = run.model.fold() if isinstance(run.model.head, MirroredKappaHead) else run.model
+    kappa_file = KappaFile(work / "kappa.npy", len(store))
+    kappa_file.put(split.fit, from_features(fitted, run.features))
+    kappa = find_kappa(kappa_file, fitted, paths, options.batch_size, device)
     record = FitRecord(
         key=key,
         references=len(store),
-        images=len(chosen.learn),
+        images=len(split.fit),
         views=options.views,
-        epochs=made.epochs,
-        learnt=learnt,
+        epochs=tuple(run.epochs),
+        learnt=evaluate_kappa(fitted, old_head, [paths[row] for row in split.check.tolist()], options.seed),
         seconds=time.monotonic() - start,
     )
     _put(writer, fitted, record, kappa)
@@ -294,15 +282,15 @@ def _fit(
     return record
 
 
-def _put(writer: MapWriter, fitted: TrainableModel, record: FitRecord, kappa: np.ndarray) -> None:
-    """Model and κ into the map: files that nobody names yet, then one swap."""
+def _put(writer: MapWriter, fitted: TrainableModel, record: FitRecord, kappa: NDArray[np.float32]) -> None:
+    """Write model and κ to new files of the map, then replace the manifest."""
     old = writer.manifest.model
     model = record_of(fitted, "", preprocessing_of(old))
     source = f"./model-{model.fingerprint[:12]}"
     notes = f"κ fitted without labels on {record.images:,} images of the map {writer.manifest.name}".strip()
     save_model(fitted, writer.folder / source, ModelCard(data="the map's own images", notes=notes))
     write_record(writer.folder / source, record)
-    rows = np.full(writer.manifest.rows, np.nan, np.float32)  # of those removed nobody asks
+    rows = np.full(writer.manifest.rows, np.nan, np.float32)  # removed rows have no κ
     rows[writer.store.rows_of(slice(None))] = kappa
     starts = writer.store.starts
     segments = [
@@ -315,18 +303,17 @@ def _put(writer: MapWriter, fitted: TrainableModel, record: FitRecord, kappa: np
 
 
 def _work_folder(writer: MapWriter, key: str) -> Path:
-    """Where this fit lies while it is made; what another one left goes."""
+    """Return the working folder of this fit, and delete that of another interrupted fit."""
     work = writer.folder / WORK
     mark = work / "key"
     if not mark.is_file() or mark.read_text(encoding="ascii") != key:
         shutil.rmtree(work, ignore_errors=True)
-        make_folder(work)
-        replace_file(mark, lambda part: part.write_text(key, encoding="ascii"))
+        write_file(make_folder(work) / "key", key)
     return work
 
 
 def _with_preprocessing(model: TrainableModel, preprocessing: Preprocessing) -> TrainableModel:
-    """The same model that takes images as the map's were taken; the caller's stays as it is."""
+    """Return a copy of the model with the preprocessing of the map."""
     if model.preprocessing == preprocessing:
         return model
     other = copy.copy(model)
@@ -335,7 +322,7 @@ def _with_preprocessing(model: TrainableModel, preprocessing: Preprocessing) -> 
 
 
 def _trained_head(model: TrainableModel) -> Head | None:
-    """The κ head that a model came with; the one of a FrozenEncoder that nobody trained says nothing."""
+    """Return the κ head of a model; None for the untrained head of a FrozenEncoder."""
     head = model.head
     if not model.has_kappa or not isinstance(head, KappaHead):
         return None
@@ -343,7 +330,7 @@ def _trained_head(model: TrainableModel) -> Head | None:
 
 
 def _without_head(model: TrainableModel, seed: int) -> TrainableModel:
-    """The encoder with a head that knows nothing yet, so that the same images always teach the same."""
+    """Return the encoder with an untrained head, so that a fit does not depend on an earlier one."""
     if not isinstance(model, FrozenEncoder):
         return with_head(model, "none")
     with torch.random.fork_rng(devices=[]):
@@ -358,23 +345,30 @@ def _without_head(model: TrainableModel, seed: int) -> TrainableModel:
 
 
 def _estimate(
-    model: TrainableModel, paths: list[str], chosen: Chosen, options: FitOptions, calibrate: bool
+    model: TrainableModel, paths: list[str], split: Split, options: FitOptions, calibrate: bool
 ) -> Estimate:
     from kappaplace.maps.tune.self_calibrate import QUERIES
 
-    views = Views.create(settings_of(options, 1).augment, 0, model.preprocessing)
-    weight = next(model.parameters())
-
-    def load(files: list[str]) -> torch.Tensor:
-        one = model.preprocessing.to_uint8(files[0])
-        same = [image for image in map(model.preprocessing.to_uint8, files) if image.shape == one.shape]
-        return views(torch.stack(same).to(weight.device), np.arange(len(same), dtype=np.uint64)).to(weight)
-
-    learn = len(chosen.learn)
-    total = learn * (1 + options.views) + (len(paths) - learn) + passes(len(chosen.judge))
+    count = len(split.fit)
+    total = count * (1 + options.views) + (len(paths) - count) + passes(len(split.check))
     total += min(QUERIES, len(paths)) if calibrate else 0
-    was = model.training
+    training = model.training
     model.eval()
-    seconds = timed(model, load, [paths[row] for row in chosen.learn[:PROBE].tolist()])
-    model.train(was)
+    seconds = _measured_seconds(model, [paths[row] for row in split.fit[:PROBE].tolist()])
+    model.train(training)
     return Estimate(total, seconds)
+
+
+def _measured_seconds(model: TrainableModel, paths: list[str]) -> float:
+    """Return the seconds per image for reading, degrading and encoding; the first round is a warm-up."""
+    views = Views.create(settings_of(FitOptions(), 1).augment, 0, model.preprocessing)
+    weight, seconds = next(model.parameters()), 0.0
+    for _ in range(2):
+        start = time.perf_counter()
+        images = [model.preprocessing.to_uint8(path) for path in paths]
+        batch = torch.stack([image for image in images if image.shape == images[0].shape]).to(weight.device)
+        with torch.inference_mode():
+            degraded = views(batch, np.arange(len(batch), dtype=np.uint64)).to(weight)
+            model.features(degraded).raw.sum().item()
+        seconds = time.perf_counter() - start
+    return seconds / len(paths)

@@ -1,16 +1,11 @@
-"""What κ has learnt: what it says of images it never saw, damaged in every way and to every level.
-
-κ of every reference under a new head: from features that are there already, or by one pass over images.
-
-What a fit was asked for and what came of it: a file beside the fitted model, inside the map.
-"""
+"""Checks of a fit of κ, and its files: κ of every reference, and a record next to the fitted model."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,118 +15,124 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kappaplace.data.degradation import DEGRADATIONS, degrade
+from kappaplace.data.identity import file_stats, same_file
 from kappaplace.errors import KappaPlaceError
-from kappaplace.files import DAMAGED_ARRAYS, replace_file, save_array
+from kappaplace.files import DAMAGED_ARRAYS, replace_file, save_array, write_file
 from kappaplace.maps.store.manifest import Manifest
-from kappaplace.maps.store.reader import Indices, MapStore
+from kappaplace.maps.store.reader import Indices, MapStore, parts
 from kappaplace.models.checkpoint import TrainableModel
 from kappaplace.models.embedding import embed_images
 from kappaplace.models.heads import Head
 from kappaplace.models.network import unit
 from kappaplace.progress import track
+from kappaplace.records import from_plain, to_plain
 from kappaplace.training.features import CLEAN, FeatureStore
+from kappaplace.types import Json
 
 LEVELS = (0.25, 0.5, 0.75, 1.0)
+"""Levels of degradation."""
+Numbers = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Learnt:
-    """κ of undamaged and of damaged images, and how it goes with the level of damage."""
+class KappaCheck:
+    """κ of images that were not used for the fit, clean and degraded in every way to every level."""
 
     images: int
-    clean: list[float]
-    """Lower quartile, median and upper quartile of κ of the undamaged images."""
-    kinds: dict[str, list[list[float]]]
-    """Of each kind of damage: the same three at each of `LEVELS`."""
-    closeness: dict[str, list[float]]
-    """Mean cosine of the damaged image's descriptor to that of the undamaged, at each level."""
+    """Number of images."""
+    clean: tuple[float, ...]
+    """Lower quartile, median and upper quartile of κ of the clean images."""
+    kinds: dict[str, tuple[tuple[float, ...], ...]]
+    """The three quartiles for each kind and level of degradation."""
+    closeness: dict[str, tuple[float, ...]]
+    """Mean cosine between the descriptors of degraded and clean image, for each kind and level."""
     with_level: float
-    """Rank correlation of κ with the level of damage over all damaged images; −1 is best."""
+    """Rank correlation of κ with the level over all degraded images; −1 is best."""
     with_cosine: float
-    """Rank correlation of κ with that cosine, which is what κ is learnt from; 1 is best."""
+    """Rank correlation of κ with that cosine, which is the target of the fit; 1 is best."""
     by_kind: dict[str, float] = field(default_factory=dict)
-    """`with_level` of each kind alone, the undamaged image as level 0."""
+    """`with_level` for each kind, with the clean image as level 0."""
     before: float | None = None
-    """`with_level` of the κ that the model had before; None where it had none."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Any) -> Learnt:
-        return cls(**values)
+    """`with_level` of the model's previous κ; None if it had none."""
 
 
 @torch.inference_mode()
-def look(model: TrainableModel, old: Head | None, paths: Sequence[str], seed: int) -> Learnt:
-    """Damage each image in each way to each level and read κ; ``old`` is the head that was there before."""
+def evaluate_kappa(model: TrainableModel, old: Head | None, paths: Sequence[str], seed: int) -> KappaCheck:
+    """Degrade images in every way to every level, and evaluate κ.
+
+    Args:
+        model: The fitted model.
+        old: Previous κ head of the model, for comparison.
+        paths: Image files that were not used for the fit.
+        seed: Random seed of the degradation.
+
+    Returns:
+        The evaluation.
+    """
     model.eval()
     if old is not None:
         old = old.eval()
-    parts = []
-    with track("Judging κ", len(paths)) as bar:
+    rows = []
+    with track("Evaluating κ", len(paths)) as bar:
         for number, path in enumerate(paths):
             pixels = model.preprocessing.to_uint8(path).unsqueeze(0).float() / 255
-            parts.append(_read(model, old, pixels, seed + number))
+            rows.append(_measure(model, old, pixels, seed + number))
             bar.advance()
-    kappa, cosine, before = (np.stack(column) for column in zip(*parts, strict=True))
+    kappa, cosine, before = (np.stack(column) for column in zip(*rows, strict=True))
     return _summary(kappa, cosine, before if old is not None else None)
 
 
 def passes(images: int) -> int:
-    """How many images go through the encoder for this."""
+    """Return the number of images that an evaluation embeds."""
     return images * (1 + len(DEGRADATIONS) * len(LEVELS))
 
 
-def _read(
+def _measure(
     model: TrainableModel, old: Head | None, pixels: Tensor, seed: int
-) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """κ, cosine to the undamaged and the old κ of one image: the undamaged first, then kinds × levels."""
+) -> tuple[Numbers, Numbers, Numbers]:
+    """Return κ, cosine to the clean image, and previous κ: the clean image first, then kinds × levels."""
     names = [name for name in DEGRADATIONS for _ in LEVELS]
     copies = pixels.expand(len(names), *pixels.shape[1:])
-    damaged = degrade(copies, names, list(LEVELS) * len(DEGRADATIONS), torch.Generator().manual_seed(seed))
+    degraded = degrade(copies, names, list(LEVELS) * len(DEGRADATIONS), torch.Generator().manual_seed(seed))
     weight = next(model.parameters())
-    batch = model.preprocessing.normalise(torch.cat([pixels, damaged]).to(weight.device)).to(weight.dtype)
+    batch = model.preprocessing.normalise(torch.cat([pixels, degraded]).to(weight.device)).to(weight.dtype)
     features = model.features(batch)
     descriptor = unit(features.raw).float()
-    kappa = model.head(*features)  # type: ignore[misc]  # fitted a moment ago
-    then = kappa if old is None else old.to(weight.device)(*features)
+    kappa = model.head(*features)  # type: ignore[misc]  # a fitted model has a head
+    before = kappa if old is None else old.to(weight.device)(*features)
     cosine = descriptor @ descriptor[0]
-    return kappa.float().cpu().numpy(), cosine.cpu().numpy(), then.float().cpu().numpy()
+    return kappa.float().cpu().numpy(), cosine.cpu().numpy(), before.float().cpu().numpy()
 
 
-def _summary(
-    kappa: NDArray[np.float32], cosine: NDArray[np.float32], before: NDArray[np.float32] | None
-) -> Learnt:
-    """From N × (1 + kinds × levels) arrays."""
+def _summary(kappa: Numbers, cosine: Numbers, before: Numbers | None) -> KappaCheck:
+    """Summarize arrays of N × (1 + kinds × levels)."""
     shape = (len(kappa), len(DEGRADATIONS), len(LEVELS))
-    damaged, close = kappa[:, 1:].reshape(shape), cosine[:, 1:].reshape(shape)
+    degraded, close = kappa[:, 1:].reshape(shape), cosine[:, 1:].reshape(shape)
     levels = np.broadcast_to(LEVELS, shape)
-    by_kind = {}
+    kinds, closeness, by_kind = {}, {}, {}
     for number, kind in enumerate(DEGRADATIONS):
-        values = np.concatenate([kappa[:, :1], damaged[:, number]], axis=1)
-        by_kind[kind] = _ranks(np.broadcast_to((0.0, *LEVELS), values.shape), values)
-    return Learnt(
+        kinds[kind] = tuple(_quartiles(degraded[:, number, level]) for level in range(len(LEVELS)))
+        closeness[kind] = tuple(close[:, number].mean(axis=0).tolist())
+        values = np.concatenate([kappa[:, :1], degraded[:, number]], axis=1)
+        by_kind[kind] = _rank_correlation(np.broadcast_to((0.0, *LEVELS), values.shape), values)
+    return KappaCheck(
         images=len(kappa),
         clean=_quartiles(kappa[:, 0]),
-        kinds={
-            kind: [_quartiles(damaged[:, number, level]) for level in range(len(LEVELS))]
-            for number, kind in enumerate(DEGRADATIONS)
-        },
-        closeness={kind: close[:, number].mean(axis=0).tolist() for number, kind in enumerate(DEGRADATIONS)},
-        with_level=_ranks(levels, damaged),
-        with_cosine=_ranks(cosine[:, 1:], kappa[:, 1:]),
+        kinds=kinds,
+        closeness=closeness,
+        with_level=_rank_correlation(levels, degraded),
+        with_cosine=_rank_correlation(cosine[:, 1:], kappa[:, 1:]),
         by_kind=by_kind,
-        before=None if before is None else _ranks(levels, before[:, 1:].reshape(shape)),
+        before=None if before is None else _rank_correlation(levels, before[:, 1:].reshape(shape)),
     )
 
 
-def _quartiles(values: NDArray[np.float32]) -> list[float]:
-    return [float(value) for value in np.percentile(values, (25, 50, 75))]
+def _quartiles(values: Numbers) -> tuple[float, ...]:
+    return tuple(float(value) for value in np.percentile(values, (25, 50, 75)))
 
 
-def _ranks(one: NDArray[Any], other: NDArray[Any]) -> float:
-    """Spearman's rank correlation; 0 where one of them does not vary."""
+def _rank_correlation(one: NDArray[np.floating], other: NDArray[np.floating]) -> float:
+    """Return Spearman's rank correlation; 0 if one of the two is constant."""
     from scipy.stats import spearmanr
 
     if np.ptp(one) == 0 or np.ptp(other) == 0:
@@ -139,45 +140,78 @@ def _ranks(one: NDArray[Any], other: NDArray[Any]) -> float:
     return float(spearmanr(one.ravel(), other.ravel()).statistic)
 
 
+FEWEST = 16
+"""Smallest number of references for a fit."""
 BLOCK = 64
-"""Images between two savings: what a killed process may have to do again."""
+"""Number of images per block, which is what an interrupted process may have to embed again."""
 SAME = 0.99
-"""Cosine of a reference's descriptor then and now below which something is wrong; int8 rounds by less."""
+"""Smallest cosine between the stored and the new descriptor of a reference; int8 rounds by less."""
 SAME_CODES = 0.5
-"""The same where the map keeps codes, which round by far more; descriptors of another model have about 0."""
+"""Smallest cosine if the map stores codes, which round more. Descriptors of another model have about 0."""
 
 
 class KappaFile:
-    """κ of each reference on disk, NaN where it is still to be found."""
+    """κ of every reference on disk; NaN until it is computed.
+
+    Args:
+        file: The file. An existing file of an interrupted fit is resumed, unless it is damaged.
+        count: Number of references.
+    """
 
     def __init__(self, file: Path, count: int) -> None:
-        if not _whole(file, count):
+        if not _is_complete(file, count):
             replace_file(file, lambda part: save_array(part, np.full(count, np.nan, np.float32)))
-        self.values: NDArray[np.float32] = np.load(file, mmap_mode="r+")
+        self.values: Numbers = np.load(file, mmap_mode="r+")
 
     @property
     def missing(self) -> Indices:
+        """References without κ."""
         return np.flatnonzero(np.isnan(self.values))
 
     def put(self, rows: Indices, kappa: NDArray[np.floating]) -> None:
+        """Store κ of some references."""
         if not (np.isfinite(kappa).all() and (kappa > 0).all()):
-            raise KappaPlaceError("The fitted head gives κ that is not a positive number; fit it longer.")
+            raise KappaPlaceError("The fitted head returns κ that is not a positive number. Fit it longer.")
         self.values[rows] = kappa
         self.values.flush()  # type: ignore[attr-defined]  # a memory map
 
 
-def _whole(file: Path, count: int) -> bool:
-    """Whether an earlier run left one that can be gone on with; a damaged one is made anew."""
+def _is_complete(file: Path, count: int) -> bool:
     try:
-        found = np.load(file, mmap_mode="r", allow_pickle=False)
+        stored = np.load(file, mmap_mode="r", allow_pickle=False)
     except DAMAGED_ARRAYS:
         return False
-    return found.shape == (count,) and found.dtype == np.float32
+    return stored.shape == (count,) and stored.dtype == np.float32
+
+
+def image_files(store: MapStore) -> list[str]:
+    """Return the image file of every reference, after checking that none has changed."""
+    if len(store) < FEWEST:
+        raise KappaPlaceError(
+            f"Fitting κ needs at least {FEWEST} references, got {len(store)} in {store.folder}. Add images."
+        )
+    paths = [store.image_path(reference) for reference in range(len(store))]
+    stats = file_stats(paths)
+    missing = np.flatnonzero(stats[:, 0] < 0)
+    if len(missing):
+        example = paths[int(missing[0])] or store.name(int(missing[0]))
+        raise KappaPlaceError(
+            f"Fitting κ needs the images of the map, and {len(missing):,} of {len(paths):,} no longer "
+            f"exist (for example {example}). Restore them, or remove those references."
+        )
+    stored, digests = store.whole("stats"), store.whole("digests")
+    for number in np.flatnonzero((stats != stored).any(axis=1)).tolist():
+        if not same_file(paths[number], stats[number], stored[number], digests[number]):
+            raise KappaPlaceError(
+                f"The image {paths[number]} has changed since it was embedded. Update it first with "
+                "`kappaplace map add --duplicates replace`."
+            )
+    return paths
 
 
 @torch.inference_mode()
-def from_features(model: TrainableModel, features: FeatureStore) -> NDArray[np.float32]:
-    """κ of the images whose undamaged features were kept."""
+def from_features(model: TrainableModel, features: FeatureStore) -> Numbers:
+    """Return κ of the images whose clean features are stored."""
     assert isinstance(model.head, Head)
     first = features.views.index(CLEAN) * len(features.rows)
     weight = next(model.head.parameters())
@@ -186,32 +220,50 @@ def from_features(model: TrainableModel, features: FeatureStore) -> NDArray[np.f
 
 
 def check_descriptors(store: MapStore, rows: Indices, features: FeatureStore) -> None:
-    """Refuse where the encoder no longer gives the map's descriptors: κ would belong to others."""
+    """Check that the encoder still returns the descriptors of the map.
+
+    Args:
+        store: The map.
+        rows: References with features.
+        features: Features of these references.
+
+    Raises:
+        KappaPlaceError: If a descriptor differs.
+    """
     least = SAME_CODES if store.manifest.storage == "pq" else SAME
     for part, descriptors in features.descriptors_of(CLEAN):
         cosine = (descriptors.numpy() * store.descriptors[rows[part]]).sum(axis=1)
         if cosine.min() < least:
             raise KappaPlaceError(
                 f"The encoder does not give the descriptor of {store.name(int(rows[part][cosine.argmin()]))} "
-                "that the map holds: the model, its preprocessing or the image is another one; run "
+                "that the map has: the model, its preprocessing or the image has changed. Run "
                 "`kappaplace map reembed` first."
             )
 
 
 def find_kappa(
     file: KappaFile, model: TrainableModel, paths: Sequence[str], batch_size: int, device: str | None
-) -> NDArray[np.float32]:
-    """Embed what is still missing, block by block; the descriptors are those that the map has already."""
+) -> Numbers:
+    """Compute missing κ block by block.
+
+    Args:
+        file: κ of the references.
+        model: The fitted model.
+        paths: Image file of each reference.
+        batch_size: Number of images to embed at once.
+        device: Device of the model. None: the current one.
+
+    Returns:
+        κ of every reference.
+    """
     missing = file.missing
     with track("κ of the references", len(missing)) as bar:
-        for start in range(0, len(missing), BLOCK):
-            rows = missing[start : start + BLOCK]
+        for rows in parts(missing, BLOCK):
             images = [paths[row] for row in rows.tolist()]
-            made = embed_images(
+            embeddings = embed_images(
                 model, model.preprocessing, images, batch_size=batch_size, device=device, progress=False
             )
-            assert made.kappa is not None
-            file.put(rows, np.asarray(made.kappa))
+            file.put(rows, np.asarray(embeddings.kappa))
             bar.advance(len(rows))
     return file.values
 
@@ -221,48 +273,55 @@ FILE = "fit.json"
 
 @dataclass(frozen=True)
 class FitRecord:
-    """One fit of κ to a map."""
+    """Record of a fit of κ, stored next to the fitted model."""
 
     key: str
-    """Stands for the images, the encoder and the options: the same fit is not made twice."""
+    """Identifies images, encoder and options, so that the same fit is not repeated."""
     references: int
+    """Number of references of the map."""
     images: int
-    """References that it learnt from."""
+    """Number of references that κ was fitted on."""
     views: int
-    epochs: list[dict[str, Any]]
-    """One row an epoch, its loss among them."""
-    learnt: Learnt
+    """Number of degraded views per image."""
+    epochs: tuple[Mapping[str, Any], ...]
+    """Facts about each epoch, including its loss."""
+    learnt: KappaCheck
+    """Evaluation of the fitted κ."""
     seconds: float
+    """Duration of the fit."""
 
 
 def write_record(folder: Path, record: FitRecord) -> None:
-    """Put it beside a model."""
-    text = json.dumps(asdict(record), indent=1) + "\n"
-    replace_file(folder / FILE, lambda part: part.write_text(text, encoding="utf-8"))
+    """Write the record to the folder of the fitted model."""
+    write_file(folder / FILE, json.dumps(to_plain(record), indent=1) + "\n")
 
 
 def read_record(map_folder: Path, manifest: Manifest) -> FitRecord | None:
-    """The fit of a map's model; None where κ was not fitted for this map."""
+    """Read the record of a map's fit; None if κ was not fitted for this map."""
     source = manifest.model.source
     file = (map_folder / source if source.startswith("./") else Path(source)) / FILE
     if not manifest.model.base or not file.is_file():
         return None
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-        return FitRecord(**(values | {"learnt": Learnt.from_dict(values["learnt"])}))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return from_plain(FitRecord, json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
         raise KappaPlaceError(
-            f"{file} is damaged ({error}); remove it and run `kappaplace map fit`."
+            f"{file} is damaged ({error}). Delete it and run `kappaplace map fit`."
         ) from None
 
 
-def fit_key(manifest: Manifest, options: dict[str, Any]) -> str:
-    """A name for the fit of these references with these options, whatever their κ is now."""
+def fit_key(manifest: Manifest, options: Mapping[str, Json]) -> str:
+    """Return a hash that identifies a fit: references and options, without their current κ.
+
+    Args:
+        manifest: Manifest of the map.
+        options: Options of the fit.
+    """
     segments = [
         [record.files[name].sha256 for name in ("digests.npy", "keys.npy", "descriptors.npy")]
         for record in manifest.segments
     ]
     removed = None if manifest.removed is None else manifest.removed.record.sha256
     base = manifest.model.base or manifest.model.fingerprint
-    told = [base, manifest.model.preprocessing, segments, removed, options]
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+    content = [base, manifest.model.preprocessing, segments, removed, options]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

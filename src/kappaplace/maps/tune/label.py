@@ -1,18 +1,13 @@
-"""Calibration on labels of a person: yes, no or don't know for the best match of sampled queries.
+"""Labelling the best matches of sampled queries, and calibration on these labels.
 
-Three rules keep the promise honest.
+Three rules make sure that the guarantee holds:
 
-- *Don't know* counts as wrong. What is proven of "wrong or unknown" holds for "wrong" all the more; leaving
-  such queries out would prove something about easy queries alone. The second threshold is the other way
-  round (a rejected answer might have been right), so its promise is withdrawn where anything is unknown.
-- A label is about the match that was shown. Where the map has changed and finds another one now, it counts as
-  unknown.
-- Only a random sample carries a guarantee. Whoever stopped early has labelled a smaller one; a file with rows
-  taken out, or written by hand, gives probabilities and thresholds without a promise.
-
-A sample of queries with the matches that a map finds for them: what a person is asked about.
-
-Labelling in a terminal: one question a match, each answer saved at once.
+- *Unknown* counts as incorrect. A bound on "incorrect or unknown" is also a bound on "incorrect"; without
+  such queries, the guarantee would cover only easy queries. For rejected answers the opposite is true (they
+  may have been correct), so there is no guarantee for them if any label is unknown.
+- A label describes the match that was shown. If the map returns another match now, the label is unknown.
+- Only a random sample has a guarantee. A person who stopped early has labelled a smaller random sample. A
+  file with removed rows, or one written by hand, gives probabilities and thresholds without a guarantee.
 """
 
 from __future__ import annotations
@@ -21,25 +16,30 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.calibration.calibration import PATCH_SIGNALS, Calibration
 from kappaplace.calibration.decision import DecisionRule
-from kappaplace.calibration.fit import Examples, examples_of, fit_calibration, join, reliability
+from kappaplace.calibration.fit import Examples, examples_of, fit_calibration, reliability
 from kappaplace.calibration.options import CalibrateOptions
-from kappaplace.calibration.splits import split_queries
 from kappaplace.data.table import PlaceImages
 from kappaplace.data.thumbnails import side_by_side, small_picture
 from kappaplace.errors import KappaPlaceError
-from kappaplace.files import replace_file
+from kappaplace.files import write_file
 from kappaplace.maps.localize import how_compared, verified_by
 from kappaplace.maps.opened import OpenMap
 from kappaplace.maps.options import LabelOptions
 from kappaplace.maps.sources import is_same_image
-from kappaplace.maps.tune.calibrate import BLOCK, FEWEST, collect_evidence, keep
+from kappaplace.maps.tune.calibrate import (
+    BLOCK,
+    FEWEST,
+    MATCHES,
+    counterparts_of,
+    join_counterparts,
+    keep,
+)
 from kappaplace.maps.tune.label_sheet import (
     NO,
     UNKNOWN,
@@ -54,20 +54,23 @@ from kappaplace.maps.tune.label_sheet import (
     write_labels,
 )
 from kappaplace.progress import track
+from kappaplace.retrieval.retrieve import retrieve
 from kappaplace.types import Json
 
 MOST_STALE = 0.2
-"""Share of labels about matches that the map no longer finds above which they are refused."""
+"""Labels are rejected if the map returns another match for more than this fraction of them."""
 
 
 @dataclass(frozen=True)
 class Outcomes:
-    """What the labels say of the answers that the map gives now."""
+    """Outcomes of the map's current answers according to the labels."""
 
     examples: Examples
-    right: NDArray[np.bool_]
+    correct: NDArray[np.bool_]
     unknown: int
+    """Number of labels that are neither yes nor no."""
     stale: int
+    """Number of queries for which the map returns another match now."""
 
 
 def calibrate_map_on_labels(
@@ -77,65 +80,78 @@ def calibrate_map_on_labels(
     *,
     root: str | Path | None = None,
 ) -> Calibration:
-    """Fit on a labels file and keep the result with the map. ``root``: where the queries' images lie now."""
+    """Fit a calibration on a labels file and store it with the map.
+
+    Args:
+        place_map: The map.
+        file: Labels file.
+        options: Options of the calibration. Default: `CalibrateOptions` with its defaults.
+        root: Folder of the query images. Default: the folder that the labels file names.
+
+    Returns:
+        The calibration.
+
+    Raises:
+        KappaPlaceError: If the labels are too few, do not belong to this map, or all have the same outcome.
+    """
     options = options or CalibrateOptions()
     if options.outside_rate is not None:
         raise KappaPlaceError(
-            "Labels of matches do not tell which queries came from outside the map, so their share cannot be "
-            "stated; leave --outside-rate out, the sampled queries have their own."
+            "--outside-rate cannot be used with --labels, because match labels do not record which "
+            "queries are out-of-map. Omit it to use the rate of the sample."
         )
     sheet = read_labels(file)
     rows = _usable(place_map, sheet, file)
-    verify = _verify(sheet, options, file)
+    rerank = _rerank(sheet, options, file)
     paths = _paths(sheet, rows, Path(file), root)
-    found = _outcomes(place_map, rows, paths, verify)
+    outcomes = _outcomes(place_map, rows, paths, rerank)
     origin = f"{len(rows):,} labelled matches of {Path(file).name}"
     facts: dict[str, Json] = {
         "origin": origin,
-        "unknown": found.unknown,
-        "stale": found.stale,
+        "unknown": outcomes.unknown,
+        "stale": outcomes.stale,
         "sampling_flaw": sheet.flaw,
     }
-    _refuse_one_outcome(found.right, options.seed)
-    examples = replace(found.examples, facts=facts, rerank=verify)
-    made = fit_calibration(examples, options)
-    if made.rule is not None:
-        made = replace(made, rule=_honest(made.rule, sheet, len(rows), found))
-    keep(place_map, made, origin, reliability=reliability(examples, options, made))
-    return made
+    examples = replace(outcomes.examples, facts=facts, rerank=rerank)
+    calibration = fit_calibration(examples, options, prior=place_map.prior(examples))
+    if calibration.rule is not None:
+        rule = _with_assumptions(calibration.rule, sheet, len(rows), outcomes)
+        calibration = replace(calibration, rule=rule)
+    keep(place_map, calibration, origin, reliability=reliability(examples, options, calibration))
+    return calibration
 
 
 def _usable(place_map: OpenMap, sheet: Sheet, file: str | Path) -> tuple[Row, ...]:
-    """The labelled rows, if they are of this map."""
+    """Return the labelled rows after checking that they belong to this map."""
     manifest, rows = place_map.manifest, sheet.labelled
     if sheet.sampling is not None and sheet.sampling.model != manifest.model.fingerprint:
         raise KappaPlaceError(
-            f"The labels in {file} are about answers of another model than that of {place_map.folder}; "
-            "label the matches of this map."
+            f"The labels in {file} are for another model than the model of {place_map.folder}. Label the "
+            "matches of this map."
         )
     if len(rows) < FEWEST:
         raise KappaPlaceError(
-            f"{file} has {len(rows):,} labels, calibration needs {FEWEST} or more; go on labelling."
+            f"Calibration needs at least {FEWEST} labels, got {len(rows):,} in {file}. Continue labelling."
         )
     references = place_map.store.find([row.match for row in rows])
     unknown = np.flatnonzero(references < 0)
     if len(unknown):
         raise KappaPlaceError(
             f"{len(unknown):,} of {len(rows):,} labelled matches in {file} are not in the map "
-            f"{place_map.folder} (for instance {rows[unknown[0]].match!r}); label the matches of this map."
+            f"{place_map.folder} (for example {rows[unknown[0]].match!r}). Label the matches of this map."
         )
     return rows
 
 
-def _verify(sheet: Sheet, options: CalibrateOptions, file: str | Path) -> int:
-    """How many matches were compared cell by cell for the one that was shown: labels speak of no other."""
+def _rerank(sheet: Sheet, options: CalibrateOptions, file: str | Path) -> int:
+    """Return the number of re-ranked matches behind the labels, which the options must not contradict."""
     if sheet.sampling is None:
         return options.rerank or 0
     shown = sheet.sampling.verify
     if options.rerank not in (None, shown):
         raise KappaPlaceError(
-            f"The matches in {file} were found {how_compared(shown)}, so labels of them calibrate nothing "
-            f"else; leave --rerank out, or label again with `kappaplace map label --rerank {options.rerank}`."
+            f"The labels in {file} were collected {how_compared(shown)}. Omit --rerank, or label again with "
+            f"`kappaplace map label --rerank {options.rerank}`."
         )
     return shown
 
@@ -143,83 +159,91 @@ def _verify(sheet: Sheet, options: CalibrateOptions, file: str | Path) -> int:
 def _paths(sheet: Sheet, rows: tuple[Row, ...], file: Path, root: str | Path | None) -> list[str]:
     folder = root if root is not None else sheet.sampling.root if sheet.sampling else file.absolute().parent
     paths = [os.path.join(folder, row.query) for row in rows]
-    gone = [path for path in paths if not os.path.isfile(path)]
-    if gone:
+    missing = [path for path in paths if not os.path.isfile(path)]
+    if missing:
         raise KappaPlaceError(
-            f"{len(gone):,} of {len(paths):,} labelled queries are not there any more (for instance "
-            f"{gone[0]}); say with --root where they lie now."
+            f"{len(missing):,} of {len(paths):,} labelled queries no longer exist (for example "
+            f"{missing[0]}). Pass their folder with --root."
         )
     return paths
 
 
-def _outcomes(place_map: OpenMap, rows: tuple[Row, ...], paths: list[str], verify: int) -> Outcomes:
-    """Ask the map again, for its signals; a label holds where the answer is the one that was shown."""
-    blocks, right = [], np.zeros(len(rows), bool)
+def _outcomes(place_map: OpenMap, rows: tuple[Row, ...], paths: list[str], rerank: int) -> Outcomes:
+    """Query the map again for its scores. A label applies if the map returns the match that was shown."""
+    blocks, correct = [], np.zeros(len(rows), bool)
     shown = place_map.store.find([row.match for row in rows])
     same = np.zeros(len(rows), bool)
+    near, everyone = place_map.references.near, np.arange(len(place_map))
     with track("Calibrating", len(rows)) as bar:
         for start in range(0, len(rows), BLOCK):
             part = slice(start, start + BLOCK)
-            evidence = collect_evidence(place_map, paths[part], verify)
-            top = evidence.top
-            same[part] = top == shown[part]
-            right[part] = same[part] & np.array([row.label == YES for row in rows[part]])
-            blocks.append(examples_of(evidence, right[part]))
-            bar.advance(len(top))
+            queries = place_map.queries(place_map.embed(paths[part]), paths[part])
+            evidence = retrieve(queries, place_map.references, min(MATCHES, len(place_map)), rerank=rerank)
+            same[part] = evidence.top == shown[part]
+            correct[part] = same[part] & np.array([row.label == YES for row in rows[part]])
+            numbers = np.arange(len(rows))[part]
+            inside = np.zeros(len(numbers), bool)
+            blocks.append(examples_of(evidence, correct[part], inside, numbers, paths[part]))
+            places = [
+                np.flatnonzero(near(match, everyone)) if right else None
+                for match, right in zip(shown[part].tolist(), correct[part], strict=True)
+            ]
+            blocks += counterparts_of(place_map, queries, places, numbers, rerank, pairs=False)
+            bar.advance(len(evidence.top))
     stale = int((~same).sum())
     if stale > MOST_STALE * len(rows):
         raise KappaPlaceError(
-            f"For {stale:,} of {len(rows):,} labelled queries the map {place_map.folder} now finds another "
-            "match than the one that was labelled; it is another map, or has changed too much: label again."
+            f"For {stale:,} of {len(rows):,} labelled queries, the map {place_map.folder} returns another "
+            "match than the labelled one. It is another map, or has changed too much; label again."
         )
-    judged = np.array([row.label in (YES, NO) for row in rows])
-    return Outcomes(join(blocks), right, int((~judged).sum()), stale)
+    unknown = sum(row.label not in (YES, NO) for row in rows)
+    return Outcomes(join_counterparts(blocks), correct, unknown, stale)
 
 
-def _refuse_one_outcome(right: NDArray[np.bool_], seed: int) -> None:
-    """A score is learnt from right and wrong answers in the half of the labels that fits it."""
-    fitted = right[split_queries(len(right), seed=seed).fit]
-    if fitted.all() or not fitted.any():
-        raise KappaPlaceError(
-            f"All {len(fitted):,} labels that the score is fitted on (half of {len(right):,}) are "
-            f"{'right' if fitted.all() else 'wrong'}; calibration needs right and wrong ones: label more, "
-            "or draw from queries of all kinds, those from outside the map included."
-        )
-
-
-def _honest(rule: DecisionRule, sheet: Sheet, labels: int, found: Outcomes) -> DecisionRule:
-    """The rule with what the labels say of its promise."""
+def _with_assumptions(rule: DecisionRule, sheet: Sheet, labels: int, outcomes: Outcomes) -> DecisionRule:
+    """Return the rule with the assumptions and limits of a guarantee on these labels."""
     notes: list[str] = []
-    changes: dict[str, Any] = {}
     if sheet.flaw:
-        changes["guaranteed"] = False
-        notes.append(f"{sheet.flaw} Only a random sample carries a guarantee.")
-    elif (how := sheet.sampling) is not None:
-        apart = "not thinned" if how.thinned == "nothing" else f"apart by {how.thinned}"
+        rule = replace(rule, guaranteed=False)
+        notes.append(f"{sheet.flaw} Only a random sample has a guarantee.")
+    elif (sampling := sheet.sampling) is not None:
+        apart = "not thinned" if sampling.thinned == "nothing" else f"apart by {sampling.thinned}"
         notes.append(
-            f"{labels:,} of {how.drawn:,} queries drawn at random from {how.of:,} were labelled, {apart} "
-            f"(seed {how.seed})."
+            f"{labels:,} of {sampling.drawn:,} queries drawn at random from {sampling.of:,} were labelled, "
+            f"{apart} (seed {sampling.seed})."
         )
-        if labels < how.drawn:
-            notes.append("Holds if labelling was not stopped because of how the labels looked.")
-        if how.thinned == "nothing":
-            notes.append("Holds if the queries are independent of each other: no two of one place.")
-    open_ends = found.unknown + found.stale
-    if open_ends:
+        if labels < sampling.drawn:
+            notes.append("The guarantee assumes that labelling was not stopped because of the labels.")
+        if sampling.thinned == "nothing":
+            notes.append("The guarantee assumes that no two queries show the same place.")
+    if outcomes.unknown + outcomes.stale:
         notes.append(
-            f"{found.unknown:,} answers that nobody could judge and {found.stale:,} that have changed since "
-            "count as wrong."
+            f"{outcomes.unknown:,} answers with an unknown label and {outcomes.stale:,} that have changed "
+            "since count as incorrect."
         )
         if rule.rejected is not None:
-            changes["rejected"] = None
-            notes.append("What is rejected is not promised: those answers might have been right.")
-    return replace(rule, assumptions=(*rule.assumptions, *notes), **changes)
+            rule = replace(rule, rejected=None)
+            notes.append("There is no guarantee for rejected answers: some may have been correct.")
+    return replace(rule, assumptions=(*rule.assumptions, *notes))
 
 
 def label_map(
     place_map: OpenMap, table: PlaceImages, file: str | Path, options: LabelOptions | None = None
 ) -> Sheet:
-    """Draw queries at random and write their best matches to a file, see `PlaceMap.label`."""
+    """Draw queries at random and write their best matches to a file.
+
+    Args:
+        place_map: The map.
+        table: Table of the queries.
+        file: A .csv file. A file of the same sample keeps its labels.
+        options: Options of the draw. Default: `LabelOptions` with its defaults.
+
+    Returns:
+        The rows of the file.
+
+    Raises:
+        KappaPlaceError: If the file has another sample, or queries are images of the map.
+    """
     options = options or LabelOptions()
     sample = draw_sample(
         table, place_map.manifest.radius, size=options.size, seed=options.seed, thin=options.thin
@@ -235,46 +259,53 @@ def open_sheet(
     rerank: int | None = None,
     batch_size: int = 32,
 ) -> Sheet:
-    """Return the sheet of a sample: that in ``file`` with its labels, or a new one, which is written there.
+    """Return the sheet of a sample: the existing file with its labels, or a new sheet, which is written.
 
-    A file of another sample is refused, never overwritten. The sheet states how many matches were compared,
-    because labels of its matches cannot calibrate anything else.
+    A file of another sample is never overwritten. The sheet records how many matches were re-ranked, because
+    the labels only apply to these matches.
 
     Args:
         place_map: The map.
         sample: The queries.
         file: A .csv file.
-        rerank: As for `PlaceMap.localize`.
+        rerank: Number of matches to re-rank by patch matching. Default: as at calibration.
         batch_size: Number of images to embed at once.
+
+    Returns:
+        The sheet.
+
+    Raises:
+        KappaPlaceError: If the file has another sample, or queries are images of the map.
     """
     file, model = Path(file), place_map.manifest.model.fingerprint
     if file.exists():
         sheet = read_labels(file)
-        wanted = sample_id(model, sample.seed, sample.names)
-        if sheet.sampling is None or sheet.sampling.sample != wanted:
+        if sheet.sampling is None or sheet.sampling.sample != sample_id(model, sample.seed, sample.names):
             raise KappaPlaceError(
-                f"{file} holds labels of another sample (other queries, size, seed or model); go on with the "
-                "options it was made with, or write to another file."
+                f"{file} has labels of another sample (other queries, size, seed or model). Use the original "
+                "options, or write to another file."
             )
         if rerank not in (None, sheet.sampling.verify):
             raise KappaPlaceError(
-                f"The matches in {file} were found {how_compared(sheet.sampling.verify)}; go on without "
+                f"The labels in {file} were collected {how_compared(sheet.sampling.verify)}. Omit "
                 "--rerank, or write to another file."
             )
         return sheet
+    if rerank is None and place_map.calibration is None:
+        rerank = place_map.rerank_count(None)
     paths = [os.path.join(sample.root, name) for name in sample.names]
     answers = place_map.localize(paths, 1, rerank=rerank, batch_size=batch_size)
-    themselves = sum(is_same_image(path, a.matches[0].image) for path, a in zip(paths, answers, strict=True))
-    if themselves:
+    own = sum(is_same_image(path, a.matches[0].image) for path, a in zip(paths, answers, strict=True))
+    if own:
         raise KappaPlaceError(
-            f"{themselves:,} of the {len(paths):,} queries drawn are images of the map itself, which find "
-            "themselves; label queries that the map has not seen."
+            f"{own:,} of the {len(paths):,} drawn queries are images of the map itself. Use images that "
+            "are not in the map."
         )
     matches = [answer.matches[0].name for answer in answers]
     name = place_map.manifest.name or place_map.folder.name
     if rerank is None:
         rerank = verified_by(place_map.calibration or place_map.borrowed)
-    # A map that only borrows probabilities does without comparing where its own images are gone.
+    # With a shipped calibration, a map without its images answers without patch matching.
     compared = rerank if PATCH_SIGNALS[0] in answers[0].signals else 0
     sheet = new_sheet(sample, matches, model=model, map_name=name, verify=compared)
     write_labels(sheet, file)
@@ -282,18 +313,37 @@ def open_sheet(
 
 
 def query_picture(sheet: Sheet, position: int, most: int) -> bytes | None:
-    """The query's image as a JPEG of at most so many pixels a side; None where it cannot be opened."""
+    """Return the image of a query as JPEG.
+
+    Args:
+        sheet: The sheet.
+        position: Position of the row, from 0.
+        most: Largest width and height in pixels.
+
+    Returns:
+        The image; None if it cannot be opened.
+    """
     root = "" if sheet.sampling is None else sheet.sampling.root
     return small_picture(os.path.join(root, sheet.rows[position].query), most)
 
 
 def match_picture(place_map: OpenMap, sheet: Sheet, position: int, most: int) -> bytes | None:
-    """The same of its match: from its file, or the small copy that the map may keep."""
-    found = int(place_map.store.find([sheet.rows[position].match])[0])
-    if found < 0:
+    """Return the image of a match as JPEG, from its file or from the thumbnail in the map.
+
+    Args:
+        place_map: The map.
+        sheet: The sheet.
+        position: Position of the row, from 0.
+        most: Largest width and height in pixels.
+
+    Returns:
+        The image; None if the map does not have it.
+    """
+    reference = int(place_map.store.find([sheet.rows[position].match])[0])
+    if reference < 0:
         return None
-    made = small_picture(place_map.store.image_path(found), most)
-    return place_map.store.thumbnail(found) if made is None else made
+    image = small_picture(place_map.store.image_path(reference), most)
+    return place_map.store.thumbnail(reference) if image is None else image
 
 
 KEYS = {"y": YES, "n": NO, "u": UNKNOWN}
@@ -309,17 +359,29 @@ def label_loop(
     say: Callable[[str], None],
     picture: Path | None = None,
 ) -> Sheet:
-    """Ask about each row that has no label yet, until all have one or the person stops.
+    """Ask about each row without a label in a terminal, and save each label at once.
 
-    ``ask`` puts a question and gives the reply; the end of the input (EOFError) stops, as q does. Both images
-    of the question are drawn side by side into ``picture``.
+    Args:
+        place_map: The map.
+        sheet: The sheet.
+        file: File of the sheet.
+        ask: Prints a question and returns the reply. EOFError stops, like the reply q.
+        say: Prints a message.
+        picture: File for an image of query and match side by side.
+
+    Returns:
+        The sheet with the new labels.
     """
-    at = _first_open(sheet)
-    while at < len(sheet.rows):
-        row = sheet.rows[at]
-        say(f"{at + 1} of {len(sheet.rows)}\n  query {row.query}\n  match {row.match}")
+    position = next((i for i, row in enumerate(sheet.rows) if not row.label), len(sheet.rows))
+    while position < len(sheet.rows):
+        row = sheet.rows[position]
+        say(f"{position + 1} of {len(sheet.rows)}\n  query {row.query}\n  match {row.match}")
         if picture is not None:
-            _draw(place_map, sheet, at, picture)
+            query, match = (
+                query_picture(sheet, position, PIXELS),
+                match_picture(place_map, sheet, position, PIXELS),
+            )
+            write_file(picture, side_by_side(query, match), sync=False)
         try:
             reply = ask("The same place? y, n, u (don't know), b (back), q (stop)").strip().lower()
         except EOFError:
@@ -327,20 +389,11 @@ def label_loop(
         if reply in ("q", "quit"):
             return sheet
         if reply in ("b", "back"):
-            at = max(at - 1, 0)
+            position = max(position - 1, 0)
         elif (label := KEYS.get(reply[:1])) is not None and reply in (reply[:1], label):
-            sheet = sheet.with_label(at, label)
+            sheet = sheet.with_label(position, label)
             write_labels(sheet, file)
-            at += 1
+            position += 1
         else:
-            say(f"{reply!r} is none of y, n, u, b and q.")
+            say(f"Unknown reply {reply!r}. Choose from: y, n, u, b, q.")
     return sheet
-
-
-def _draw(place_map: OpenMap, sheet: Sheet, at: int, file: Path) -> None:
-    both = side_by_side(query_picture(sheet, at, PIXELS), match_picture(place_map, sheet, at, PIXELS))
-    replace_file(file, lambda part: part.write_bytes(both), sync=False)
-
-
-def _first_open(sheet: Sheet) -> int:
-    return next((i for i, row in enumerate(sheet.rows) if not row.label), len(sheet.rows))

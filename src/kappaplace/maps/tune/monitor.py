@@ -1,16 +1,12 @@
-"""Are the queries of a map still those it was calibrated for? A watch on κ and scores as answers come.
+"""Monitoring: compare κ and scores of answers with the calibration, and warn if the queries have drifted.
 
     monitor = MapMonitor.open("town.map")
     for image in camera:
-        answer = monitor.watch([town.localize(image)])[0]   # with a note while queries have drifted
+        answer = monitor.watch([town.localize(image)])[0]   # has a note while queries have drifted
     monitor.save()
 
-The monitor never writes into the map. Where it is saved, it goes on from there the next time.
-
-Answers as a monitor sees them: the few numbers of each that are compared with the calibration.
-
-They come from a `Localization`, from what ``localize --json`` printed (one object a line), or from the rows
-of ``localize --csv``.
+The monitor does not write to the map. A saved monitor is resumed the next time. Answers can be `Localization`
+objects, the output of ``localize --json`` (one object per line), or the rows of ``localize --csv``.
 """
 
 from __future__ import annotations
@@ -29,53 +25,65 @@ from kappaplace.calibration.calibration import Calibration
 from kappaplace.calibration.drift import FALSE_ALARM, WINDOW, DriftMonitor, DriftWarning, MonitorState
 from kappaplace.calibration.fit import DISTANCE
 from kappaplace.errors import KappaPlaceError
-from kappaplace.files import replace_file
+from kappaplace.files import write_file
 from kappaplace.maps.answer import Localization
 from kappaplace.maps.notes import monitor_file
 from kappaplace.maps.store.manifest import read_manifest
 from kappaplace.records import from_plain, to_plain
 
 LINES = (".jsonl", ".ndjson", ".json")
-_AGAIN = "write it with `kappaplace localize --json`, or --csv, of this version"
+_AGAIN = "Write the answers again with `kappaplace localize --json` or --csv"
 
 
 @dataclass(frozen=True)
 class Observed:
-    """The signals of one answer."""
+    """The scores of one answer."""
 
-    where: str
-    """The query, or the line that it was read from."""
+    name: str
+    """Name of the query, or the line of the file."""
     calibration: str
-    """Fingerprint of what judged it; empty: nothing did."""
+    """Fingerprint of the calibration; empty without one."""
     matches: bool
-    """False where the area asked for held no reference."""
+    """False if the searched area has no references."""
     signals: Mapping[str, float | None]
+    """Scores of the query; None if unknown."""
 
-    def value(self, name: str) -> float:
-        """One signal, which must be there and finite."""
-        found = self.signals.get(name)
-        if found is None or not math.isfinite(found):
+    def value(self, signal: str) -> float:
+        """Return a score, or raise an error if it is unknown."""
+        value = self.signals.get(signal)
+        if value is None or not math.isfinite(value):
             raise KappaPlaceError(
-                f"The answer to {self.where} says nothing of {name}, which the calibration watches; {_AGAIN}."
+                f"The answer to {self.name} has no {signal}, which is needed for the comparison. {_AGAIN}."
             )
-        return found
+        return value
 
 
-def observed_in(answer: Mapping[str, Any], where: str) -> Observed:
-    """From an answer as plain values (`Localization.to_dict`)."""
+def observed_in(answer: Mapping[str, Any], name: str) -> Observed:
+    """Return the scores of an answer as plain values (`Localization.to_dict`).
+
+    Args:
+        answer: The plain values.
+        name: Name of the query, or the line of the file, for messages.
+
+    Returns:
+        The scores.
+
+    Raises:
+        KappaPlaceError: If the values are not an answer.
+    """
     try:
-        signals = {str(name): _number(value) for name, value in answer["signals"].items()}
+        signals = {str(key): _number(value) for key, value in answer["signals"].items()}
         signals |= {"kappa": _number(answer["kappa"]), "uncertainty": _number(answer["uncertainty"])}
         signals[DISTANCE] = signals.get("cosine")
-        return Observed(where, str(answer["calibration"]), bool(answer["matches"]), signals)
+        return Observed(name, str(answer["calibration"]), bool(answer["matches"]), signals)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise KappaPlaceError(
-            f"{where} is not an answer of a map ({type(error).__name__} {error}); {_AGAIN}."
+            f"{name} is not an answer of a map ({type(error).__name__} {error}). {_AGAIN}."
         ) from None
 
 
 def holds_answers(file: Path) -> bool:
-    """Whether a file holds answers, not images or a table of them."""
+    """Return whether a file contains answers rather than images or a table of images."""
     if file.suffix.lower() in LINES:
         return True
     if file.suffix.lower() != ".csv":
@@ -88,7 +96,7 @@ def holds_answers(file: Path) -> bool:
 
 
 def read_observed(file: Path) -> list[Observed]:
-    """All answers of a file."""
+    """Read all answers of a file."""
     try:
         with open(file, encoding="utf-8-sig", newline="") as stream:
             if file.suffix.lower() == ".csv":
@@ -99,18 +107,18 @@ def read_observed(file: Path) -> list[Observed]:
 
 
 def from_lines(lines: Iterable[str], name: str) -> Iterator[Observed]:
-    """One JSON object a line; empty lines are nothing."""
+    """Yield the answers of JSON lines. Empty lines are skipped."""
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
                 answer = json.loads(line)
             except ValueError as error:
-                raise KappaPlaceError(f"Line {number} of {name} is not JSON ({error}); {_AGAIN}.") from None
+                raise KappaPlaceError(f"Line {number} of {name} is not JSON ({error}). {_AGAIN}.") from None
             yield observed_in(answer, f"line {number} of {name}")
 
 
 def _rows(rows: csv.DictReader[str], name: str) -> Iterator[Observed]:
-    """The row of each query's best match."""
+    """Yield the answers of CSV rows, using the row of each best match."""
     for number, row in enumerate(rows, 2):
         try:
             if int(row["rank"]) != 1:
@@ -124,12 +132,12 @@ def _rows(rows: csv.DictReader[str], name: str) -> Iterator[Observed]:
             yield Observed(f"line {number} of {name}", row["calibration"] or "", True, signals)
         except (KeyError, TypeError, ValueError) as error:
             raise KappaPlaceError(
-                f"Line {number} of {name} is not an answer of a map ({type(error).__name__} {error}); "
+                f"Line {number} of {name} is not an answer of a map ({type(error).__name__} {error}). "
                 f"{_AGAIN}."
             ) from None
 
 
-def _number(value: Any) -> float | None:
+def _number(value: str | float | None) -> float | None:
     return None if value is None or value == "" else float(value)
 
 
@@ -137,7 +145,18 @@ FORMAT = 1
 
 
 class MapMonitor:
-    """Compares incoming answers with the calibration of their map. Not for several threads at once."""
+    """Compares answers with the calibration of their map. It is not thread-safe.
+
+    Args:
+        calibration: Calibration of the map.
+        window: Number of queries per comparison.
+        false_alarm: Probability of a false warning per window.
+        file: File for `save`.
+        clock: Returns the time in seconds since 1970.
+
+    Raises:
+        KappaPlaceError: If the calibration has no reference statistics.
+    """
 
     def __init__(
         self,
@@ -149,15 +168,17 @@ class MapMonitor:
         clock: Callable[[], float] = time.time,
     ) -> None:
         if calibration.sketch is None:
-            raise KappaPlaceError("This calibration keeps nothing to compare queries with; calibrate again.")
+            raise KappaPlaceError(
+                "This calibration has no reference statistics for monitoring. Calibrate the map again."
+            )
         self.calibration, self.file, self._clock = calibration, file, clock
-        # Damaged images of the map stand in for queries in self-calibration, and are spread otherwise.
+        # Self-calibration uses degraded images, whose distribution differs from that of real queries.
         labelled = bool(calibration.facts.get("labelled", True))
         self.drift = DriftMonitor(calibration.sketch, window, false_alarm, shape=labelled)
         self.skipped = 0
-        """Answers that found nothing at all, and so say nothing."""
+        """Number of answers without matches, which are not compared."""
         self.set_aside: Path | None = None
-        """Where `save` puts what an earlier monitor saw under another calibration; None: there is none."""
+        """File to which `save` moves the state of an earlier calibration; None if there is none."""
 
     @classmethod
     def open(
@@ -168,47 +189,79 @@ class MapMonitor:
         window: int | None = None,
         clock: Callable[[], float] = time.time,
     ) -> MapMonitor:
-        """Watch a map, going on where ``file`` (by default ``MAP.monitor.json``) left off.
+        """Open the monitor of a map, and resume it from its file.
 
-        After a new calibration it starts over; what was seen before is kept under another name.
+        After a new calibration the monitor starts from the beginning, and `save` renames the earlier state.
+
+        Args:
+            folder: Folder of the map.
+            file: File of the monitor's state. Default: ``MAP.monitor.json``.
+            window: Number of queries per comparison. Default: the value in the file, or 200.
+            clock: Returns the time in seconds since 1970.
+
+        Returns:
+            The monitor.
+
+        Raises:
+            KappaPlaceError: If the map is not calibrated, or the file is damaged.
         """
         record = read_manifest(folder).calibration
         if record is None:
             raise KappaPlaceError(
-                f"The map {folder} is not calibrated, so there is nothing to compare queries with; run "
-                "`kappaplace calibrate` first."
+                f"The map {folder} is not calibrated, which monitoring needs. Run `kappaplace calibrate` "
+                "first."
             )
         calibration = Calibration.from_dict(record["calibration"])
         file = monitor_file(folder) if file is None else Path(file)
-        made = cls(calibration, window=window or WINDOW, file=file, clock=clock)
+        monitor = cls(calibration, window=window or WINDOW, file=file, clock=clock)
         if window is not None and window < 1:
-            raise KappaPlaceError(f"A drift window holds at least one query, got {window}.")
+            raise KappaPlaceError(f"window must be at least 1, got {window}.")
         if file.exists():
-            made._go_on(file, window)
-        return made
+            monitor._resume(file, window)
+        return monitor
 
     @property
     def drifting(self) -> tuple[DriftWarning, ...]:
-        """The warnings that stand: those of the last full window."""
+        """Warnings of the last complete window."""
         return self.drift.drifting
 
     @property
     def note(self) -> str:
-        """What an answer must say while queries have drifted; empty while all is well."""
+        """Note for answers while queries have drifted; empty otherwise."""
         if not self.drifting:
             return ""
-        moved = dict.fromkeys(f"{warning.signal} {warning.direction}" for warning in self.drifting)
+        changes = dict.fromkeys(f"{warning.signal} {warning.direction}" for warning in self.drifting)
         return (
-            f"Queries no longer look like those of the calibration ({', '.join(moved)}): probabilities and "
-            "decisions may not hold; calibrate again."
+            f"Queries differ from those of the calibration ({', '.join(changes)}), so probabilities and "
+            "decisions may be wrong. Calibrate again."
         )
 
     def feed(self, answers: Iterable[Localization]) -> list[DriftWarning]:
-        """Take in answers as they come; the warnings of windows that they fill."""
+        """Add answers.
+
+        Args:
+            answers: Answers of the map, in order.
+
+        Returns:
+            Warnings of the windows that they complete.
+
+        Raises:
+            KappaPlaceError: If an answer is of another calibration.
+        """
         return self.take([observed_in(answer.to_dict(), answer.query) for answer in answers])
 
     def watch(self, answers: Iterable[Localization]) -> list[Localization]:
-        """The same answers, with a note while queries have drifted."""
+        """Add answers, and return them with a note while queries have drifted.
+
+        Args:
+            answers: Answers of the map, in order.
+
+        Returns:
+            The answers.
+
+        Raises:
+            KappaPlaceError: If an answer is of another calibration.
+        """
         answers = list(answers)
         self.feed(answers)
         note = self.note
@@ -217,32 +270,46 @@ class MapMonitor:
         return [a if note in a.notes else replace(a, notes=(*a.notes, note)) for a in answers]
 
     def take(self, observed: Iterable[Observed]) -> list[DriftWarning]:
-        """The same as `feed` for what `monitor_inputs` read from a file of answers."""
+        """Add answers that were read from a file.
+
+        Args:
+            observed: Scores of the answers, in order.
+
+        Returns:
+            Warnings of the windows that they complete.
+
+        Raises:
+            KappaPlaceError: If an answer is of another calibration, or lacks a score.
+        """
         rows = []
         for each in observed:
             if not each.matches:
                 self.skipped += 1
                 continue
             if each.calibration != self.calibration.fingerprint:
-                judged = "by another calibration" if each.calibration else "without a calibration"
+                source = "from another calibration" if each.calibration else "without a calibration"
                 raise KappaPlaceError(
-                    f"The answer to {each.where} was given {judged}, this monitor watches another; localize "
-                    "again, or open the monitor again if the map was calibrated anew."
+                    f"The answer to {each.name} is {source}. Localize again, or reopen the monitor if the "
+                    "map was calibrated again."
                 )
             rows.append(each)
         names = list(self.drift.sketch.values)
         return self.drift.update({n: [row.value(n) for row in rows] for n in names}, self._clock())
 
     def save(self) -> None:
-        """Keep what was seen, so that the next `open` goes on from here."""
+        """Save the state, so that the next `open` resumes it.
+
+        Raises:
+            KappaPlaceError: If the monitor has no file, or it cannot be written.
+        """
         if self.file is None:
-            raise KappaPlaceError("This monitor has no file to be kept in; give one.")
+            raise KappaPlaceError("This monitor has no file. Pass file=… when you create it.")
         if self.set_aside is not None and self.file.exists():
             try:
                 os.replace(self.file, self.set_aside)
             except OSError as error:
                 raise KappaPlaceError(
-                    f"Cannot write {self.set_aside}: {os.strerror(error.errno or 0)}; nothing was changed."
+                    f"Cannot write {self.set_aside}: {os.strerror(error.errno or 0)}. Nothing was changed."
                 ) from None
             self.set_aside = None
         values = {
@@ -251,25 +318,23 @@ class MapMonitor:
             "note": self.note,
             "monitor": to_plain(self.drift.state()),
         }
-        text = json.dumps(values) + "\n"
-        replace_file(self.file, lambda part: part.write_text(text, encoding="utf-8"))
+        write_file(self.file, json.dumps(values) + "\n")
 
-    def _go_on(self, file: Path, window: int | None) -> None:
+    def _resume(self, file: Path, window: int | None) -> None:
         sketch = self.drift.sketch
         try:
             values = json.loads(file.read_text(encoding="utf-8"))
             if values["format"] != FORMAT:
-                raise KappaPlaceError(f"its format is {values['format']}, this version knows {FORMAT}")
-            judged = str(values["calibration"])
-            stored: dict[str, Any] = values["monitor"]
-            if judged != self.calibration.fingerprint:
-                self.set_aside = file.with_suffix(f".{judged}{file.suffix}")
+                raise KappaPlaceError(f"its format is {values['format']}, this version supports {FORMAT}")
+            calibration, state = str(values["calibration"]), values["monitor"]
+            if calibration != self.calibration.fingerprint:
+                self.set_aside = file.with_suffix(f".{calibration}{file.suffix}")
                 return
-            self.drift = DriftMonitor.resume(from_plain(MonitorState, stored), sketch, shape=self.drift.shape)
+            self.drift = DriftMonitor.resume(from_plain(MonitorState, state), sketch, shape=self.drift.shape)
         except (OSError, ValueError, KeyError, TypeError, KappaPlaceError) as error:
             raise KappaPlaceError(
-                f"The monitor's file {file} cannot be read ({str(error).rstrip('.')}); remove it to start "
-                "over, or name another with --state."
+                f"The monitor's file {file} cannot be read ({str(error).rstrip('.')}). Delete it to start "
+                "again, or pass another file with --state."
             ) from None
         if window is not None:
             self.drift.window = window

@@ -1,35 +1,32 @@
-"""Calibration without labels: the map's own images, damaged in known ways, ask the rest of the map.
+"""Self-calibration: degraded images of the map itself are the queries, so no labels are needed.
 
-Each one is asked twice: as a query from inside the map, and without everything within the radius (nothing is
-right: a query from outside). All signals are those that a map without the references taken out would give.
+Each image gives two queries:
 
-How far from the nearest reference is a query from inside? On a street with an image every g metres it falls
-anywhere between two of them, g/4 away on average. An image asked without itself is g away: on a dense map
-that hardly matters, on a sparse one it is all but lost. Asked with itself it is 0 away. So on a sparse map
-three of four are asked with themselves present, and one of four without itself and the images taken together
-with it: the mean distance is then that of a query. On a dense map, where neighbours find each other, those
-present are fewer. All are cropped at random as if from another viewpoint. docs/maps.md has what was tried.
+- *in-map*: without the image itself and its capture burst. References that remain within the radius are
+  correct; if none remains, the query is out-of-map. Some in-map queries leave the image in the map.
+- *out-of-map*: without all references within the radius, so no match is correct.
 
-Damage and viewpoint are of our making, so no risk is guaranteed, and every answer says so.
+All scores are those of a map without the removed references.
 
-Self-calibration without labels: each degraded reference is queried twice.
+How far is a real query from the nearest reference? On a street with an image every g metres, it is anywhere
+between two of them, on average g/4 away. An image without itself is g away. This hardly matters on a dense
+map, but on a sparse map the image is usually not found. With itself in the map, it is 0 away. Therefore, on
+a sparse map three of four images stay in the map, and one of four is removed with its capture burst; the
+mean distance is then that of a real query. On a dense map, where neighbours find each other, fewer images
+stay. All images are cropped at random to imitate another viewpoint. docs/maps.md lists the alternatives
+that were tried.
 
-- *from inside the map*: without itself and its capture burst, so that what remains within the radius are its
-  positives and where nothing remains, the query is one from outside the map; or with all of them present;
-- *without everything within the radius*: a query from outside the map, nothing can be right.
-
-Whoever has the map gives one row of similarities a degraded reference, and two masks over that row. This file
-turns them into queries with outcomes, ready for `fit_calibration`. Pure arrays, in blocks of rows.
+Degradation and viewpoint are artificial, so no risk is guaranteed, and a note in every answer tells the user.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from numpy.typing import NDArray
 
@@ -39,48 +36,46 @@ from kappaplace.calibration.options import CalibrateOptions
 from kappaplace.checks import Bools, Rows, booleans, finite
 from kappaplace.data.augment import crop_resize, sample_crops
 from kappaplace.data.degradation import random_degradation
-from kappaplace.data.images import Preprocessing, Source
+from kappaplace.data.images import Preprocessing
 from kappaplace.data.near import Near
 from kappaplace.data.randomness import item_key, item_uniforms
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.models import preprocessing_of
 from kappaplace.maps.opened import OpenMap
 from kappaplace.maps.references import draw
-from kappaplace.maps.store.reader import Indices, MapStore
-from kappaplace.maps.tune.calibrate import MATCHES, keep
+from kappaplace.maps.store.reader import Indices, parts
+from kappaplace.maps.tune.calibrate import MATCHES, PAIRS, keep, similarities_to
 from kappaplace.progress import track
-from kappaplace.retrieval.evidence import Evidence
 from kappaplace.retrieval.references import LeaveOut
 from kappaplace.retrieval.retrieve import from_pool
 from kappaplace.types import Embeddings, Json, Matches
 
 
 class SelfQueries(NamedTuple):
-    """Queries made of degraded references: M ≤ 2B of them, first those from inside."""
+    """Queries from degraded references: M ≤ 2B queries, in-map queries first."""
 
     rows: Rows
-    """Row of the block that each query came from."""
+    """Row of the block that each query comes from."""
     similarities: NDArray[np.floating]
-    """M×R; −inf where a reference was taken out."""
+    """M×R; −inf for removed references."""
     positives: Bools
-    """M×R: references that are right answers; never one that was taken out."""
+    """M×R: whether a reference is correct; False for removed references."""
     outside: Bools
-    """M: no positive remains in the map."""
+    """M: whether the query is out-of-map, without a correct reference."""
     without_place: Bools
-    """M: of the second kind, everything within the radius was taken out."""
+    """M: whether all references within the radius were removed."""
 
     def top(self, k: int) -> tuple[Matches, Bools]:
-        """The k best references of each query, best first, and whether each is a positive (M×k).
+        """Return the k best references of each query, best first, and whether each is correct (M×k).
 
-        Equal similarities go by the number of the reference. A query with fewer than k references left is
-        refused: choose a smaller k.
+        Ties are ordered by the number of the reference.
         """
-        left = np.isfinite(self.similarities).sum(axis=1)
-        fewest = int(left.min()) if len(left) else 0
+        counts = np.isfinite(self.similarities).sum(axis=1)
+        fewest = int(counts.min()) if len(counts) else 0
         if k < 1 or k > fewest:
             raise KappaPlaceError(
-                f"{k} matches were asked for, but some queries have {fewest} references left without their "
-                "own place; ask for fewer, or leave those queries out."
+                f"k must be between 1 and {fewest}, the number of references outside of a query's place, "
+                f"got {k}. Use a smaller k, or exclude such queries."
             )
         order = np.argsort(-self.similarities, axis=1, kind="stable")[:, :k]
         best = np.take_along_axis(self.similarities, order, axis=1)
@@ -96,102 +91,127 @@ def self_queries(
     present: NDArray[np.bool_] | None = None,
     at_least: int = 1,
 ) -> SelfQueries:
-    """Both kinds of queries from B degraded references.
+    """Return in-map and out-of-map queries from B degraded references.
 
-    ``similarities`` is B×R, ``burst`` marks each reference itself and its capture burst, ``near`` all within
-    the radius (itself too). ``present`` (B) marks those that ask from inside with nothing taken out: their
-    image must have been altered. Queries with fewer than ``at_least`` references left are dropped.
+    Args:
+        similarities: Similarity of each degraded reference to all references, B×R.
+        burst: Whether a reference is the degraded one or belongs to its capture burst, B×R.
+        near: Whether a reference is within the radius of the degraded one, including itself, B×R.
+        present: Whether the in-map query leaves all references in the map, B. Default: it never does.
+        at_least: Drop queries with fewer remaining references.
+
+    Returns:
+        The queries.
+
+    Raises:
+        KappaPlaceError: If shapes or types are wrong.
 
     >>> sims = np.array([[0.9, 0.8, 0.3]])
-    >>> made = self_queries(sims, np.array([[True, False, False]]), np.array([[True, True, False]]))
-    >>> made.similarities
+    >>> queries = self_queries(sims, np.array([[True, False, False]]), np.array([[True, True, False]]))
+    >>> queries.similarities
     array([[-inf,  0.8,  0.3],
            [-inf, -inf,  0.3]])
-    >>> made.outside
+    >>> queries.outside
     array([False,  True])
     """
     values = np.asarray(similarities)
     if values.ndim != 2:
-        raise KappaPlaceError(f"Similarities are one row a degraded reference, got the shape {values.shape}.")
-    finite(values, "similarities")
-    in_burst = booleans(burst, values.shape, "marks of the capture burst")
-    in_radius = booleans(near, values.shape, "marks of the radius")
-    if not in_burst.any(axis=1).all():
         raise KappaPlaceError(
-            "Some rows mark nothing as their capture burst; it holds at least the reference itself."
+            f"similarities must have one row per degraded reference, got shape {values.shape}."
         )
-    block = np.arange(len(values))
-    alone = (
-        np.ones(len(values), bool)
-        if present is None
-        else ~booleans(present, (len(values),), "marks of presence")
-    )
-    gone = in_burst & alone[:, None]
-    removed = np.concatenate([gone, in_burst | in_radius])
+    finite(values, "similarities")
+    count = len(values)
+    in_burst = booleans(burst, values.shape, "mask of the capture burst")
+    in_radius = booleans(near, values.shape, "mask of the radius")
+    if not in_burst.any(axis=1).all():
+        raise KappaPlaceError("The capture burst of each reference must include the reference itself.")
+    stays = booleans(np.zeros(count, bool) if present is None else present, (count,), "mask of presence")
+    left_out = in_burst & ~stays[:, None]
+    removed = np.concatenate([left_out, in_burst | in_radius])
     masked = np.where(removed, -np.inf, np.concatenate([values, values]))
-    positives = np.concatenate([in_radius & ~gone, np.zeros_like(in_radius)])
-    second = np.repeat([False, True], len(values))
-    kept = (~removed).sum(axis=1) >= at_least
+    positives = np.concatenate([in_radius & ~left_out, np.zeros_like(in_radius)])
+    usable = (~removed).sum(axis=1) >= at_least
     return SelfQueries(
-        np.concatenate([block, block])[kept],
-        masked[kept].astype(values.dtype, copy=False),
-        positives[kept],
-        ~positives[kept].any(axis=1),
-        second[kept],
+        np.tile(np.arange(count), 2)[usable],
+        masked[usable].astype(values.dtype, copy=False),
+        positives[usable],
+        ~positives[usable].any(axis=1),
+        np.repeat([False, True], count)[usable],
     )
 
 
 def burst_mask(
-    rows: NDArray[np.integer], when: NDArray[Any], gap: float, sequence: NDArray[Any] | None = None
+    rows: NDArray[np.integer], when: npt.ArrayLike, gap: float, sequence: npt.ArrayLike | None = None
 ) -> Bools:
-    """Which references lie in the capture burst of each of these: B×R.
+    """Return which references belong to the capture burst of each of these, B×R.
 
-    ``when`` holds a time or frame number for each of the R references, ``gap`` how far apart the images of a
-    burst may lie; images of different ``sequence`` never share one. Each is in its own burst. Where ``when``
-    is NaN, only the image itself is.
+    Args:
+        rows: Numbers of B references.
+        when: Time or frame number of each reference, R. If it is NaN, a burst has only the image itself.
+        gap: Largest difference of ``when`` within a burst.
+        sequence: Sequence of each reference, R. Images of different sequences never share a burst.
+
+    Returns:
+        The mask.
+
+    Raises:
+        KappaPlaceError: If shapes or values are out of range.
 
     >>> burst_mask(np.array([1]), np.array([0.0, 1.0, 2.0, 9.0]), 1.0)
     array([[ True,  True,  True, False]])
     """
     times = np.asarray(when, dtype=np.float64)
-    chosen = np.asarray(rows, dtype=np.int64)
+    numbers = np.asarray(rows, dtype=np.int64)
     if times.ndim != 1 or (sequence is not None and np.shape(sequence) != times.shape):
-        raise KappaPlaceError("Capture bursts need one time, and one sequence if any, for each reference.")
-    if len(chosen) and (chosen.min() < 0 or chosen.max() >= len(times)):
-        raise KappaPlaceError(f"Capture bursts were asked for references outside 0 to {len(times) - 1}.")
+        raise KappaPlaceError("when and sequence must have one value per reference.")
+    if len(numbers) and (numbers.min() < 0 or numbers.max() >= len(times)):
+        raise KappaPlaceError(f"rows must be between 0 and {len(times) - 1}.")
     if not gap >= 0:
-        raise KappaPlaceError(f"The gap within a capture burst must be 0 or more, got {gap}.")
-    mask: Bools = np.abs(times[chosen, None] - times[None, :]) <= gap
+        raise KappaPlaceError(f"gap must be at least 0, got {gap}.")
+    mask: Bools = np.abs(times[numbers, None] - times[None, :]) <= gap
     if sequence is not None:
         names = np.asarray(sequence)
-        mask &= names[chosen, None] == names[None, :]
-    mask[np.arange(len(chosen)), chosen] = True
+        mask &= names[numbers, None] == names[None, :]
+    mask[np.arange(len(numbers)), numbers] = True
     return mask
 
 
 QUERIES = 1000
-"""References that are asked about, at most: each gives two queries."""
+"""Largest number of references to use. Each gives two queries."""
 BURST_SECONDS = 2.0
-"""Images of one route closer in time than this were taken together."""
+"""Images of a route within this time belong to the same capture burst."""
 BURST_FRAMES = 1
-PAIRS = 1 << 22
-"""Similarities held at a time."""
+"""Images of a route within this number of frames belong to the same capture burst."""
 ORIGIN = "degraded images of the map itself"
 PRESENT = 0.75
-"""Largest share of queries from inside that are asked with themselves present; see above."""
+"""Largest fraction of in-map queries whose image stays in the map; see above."""
 CROP = 0.5
-"""Smallest share of the image that an altered viewpoint keeps."""
+"""Smallest fraction of the image area that remains after cropping."""
 SPARSE = 0.5
-"""Share of images found without themselves below which that is worth a word."""
+"""The map counts as sparse if fewer of its images are found without themselves."""
 OUTSIDE_RATE = 0.1
-"""Share of queries from outside the map where none is stated: the half of them here is of our making."""
+"""Default fraction of out-of-map queries. The half of them here is artificial."""
 
 
 def self_calibrate_map(
     place_map: OpenMap, options: CalibrateOptions | None = None, *, queries: int = QUERIES
 ) -> Calibration:
-    """Fit without labels and keep the result with the map."""
-    options = self_options(options)
+    """Fit a calibration without labels and store it with the map.
+
+    Args:
+        place_map: The map.
+        options: Options of the calibration. Default: `CalibrateOptions` with its defaults.
+        queries: Largest number of references to use as queries.
+
+    Returns:
+        The calibration.
+
+    Raises:
+        KappaPlaceError: If the map is too small, images are missing, or places are unknown.
+    """
+    options = options or CalibrateOptions()
+    if options.outside_rate is None:
+        options = replace(options, outside_rate=OUTSIDE_RATE)
     examples = self_examples(place_map, options, queries)
     calibration = fit_calibration(examples, options)
     origin = str(examples.facts["origin"])
@@ -199,149 +219,131 @@ def self_calibrate_map(
     return calibration
 
 
-def self_options(options: CalibrateOptions | None = None) -> CalibrateOptions:
-    """The options with a share of queries from outside, stated or usual."""
-    options = options or CalibrateOptions()
-    return options if options.outside_rate is not None else replace(options, outside_rate=OUTSIDE_RATE)
-
-
 def self_examples(place_map: OpenMap, options: CalibrateOptions, queries: int = QUERIES) -> Examples:
-    """Return the map's own images as queries with outcomes."""
+    """Return degraded images of the map as queries with outcomes.
+
+    Args:
+        place_map: The map.
+        options: Options of the calibration.
+        queries: Largest number of references to use as queries.
+
+    Returns:
+        The examples.
+
+    Raises:
+        KappaPlaceError: If the map is too small, images are missing, or places are unknown.
+    """
     store = place_map.store
     if store.manifest.near.kind == "self":
         raise KappaPlaceError(
-            f"The map {store.folder} knows neither positions nor frames of a route, so it cannot tell which "
-            "of its images show one place; calibrate it on labelled queries."
+            f"Self-calibration needs positions or frame numbers, and {store.folder} has neither. Calibrate "
+            "on labelled queries instead."
         )
     if len(store) < 3:
-        raise KappaPlaceError(f"A map of {len(store)} references is too small to be asked about itself.")
-    verify, most = options.rerank or 0, max(1, len(store) // 4)
-    if verify > most:
+        raise KappaPlaceError(f"Self-calibration needs at least 3 references, got {len(store)}. Add images.")
+    rerank, most = place_map.rerank_count(options.rerank), max(1, len(store) // 4)
+    if rerank > most:
         raise KappaPlaceError(
-            f"A map of {len(store):,} references is too small to be asked about itself with {verify} matches "
-            f"compared cell by cell: it takes {4 * verify:,} references; compare at most {most}."
+            f"Self-calibration with rerank={rerank} needs {4 * rerank:,} references, got {len(store):,}. "
+            f"Pass a rerank of at most {most}."
         )
-    chosen = _askable(place_map, queries, options.seed)
-    blocks, k = [], max(min(MATCHES, most), verify)
-    alone = found_alone(place_map, chosen)
-    present_share = min(PRESENT, 1 - alone)
+    numbers = _usable(place_map, queries)
+    blocks, k = [], max(min(MATCHES, most), rerank)
+    alone = found_alone(place_map, numbers)
+    present_rate = min(PRESENT, 1 - alone)
     preprocessing = preprocessing_of(store.manifest.model)
-    with track("Self-calibrating", len(chosen)) as bar:
-        for part in _blocks(chosen, max(1, min(64, PAIRS // len(store)))):
-            images = [_damaged(store.image_path(int(r)), preprocessing, options.seed + int(r)) for r in part]
-            made = place_map.embed(images)
-            present = item_uniforms(item_key(options.seed, part), 1)[:, 0] < present_share
-            asked = self_queries(
-                _similarities(store, made), *_masks(place_map, part), present=present, at_least=max(k, 2)
-            )
-            if len(asked.rows):
-                evidence, right = _evidence(place_map, made, asked, k, images, verify)
-                blocks.append(examples_of(evidence, right, asked.outside, part[asked.rows]))
+    with track("Self-calibrating", len(numbers)) as bar:
+        for part in parts(numbers, max(1, min(64, PAIRS // len(store)))):
+            images = [_degraded(store.image_path(n), preprocessing, options.seed + n) for n in part.tolist()]
+            embeddings = place_map.embed(images)
+            present = item_uniforms(item_key(options.seed, part), 1)[:, 0] < present_rate
+            similarities, masks = similarities_to(store, embeddings.descriptor), _masks(place_map, part)
+            drawn = self_queries(similarities, *masks, present=present, at_least=max(k, 2))
+            if len(drawn.rows):
+                shown = [images[row] for row in drawn.rows.tolist()]
+                sources = replace(
+                    place_map.queries(embeddings.take(drawn.rows), shown), similarities=drawn.similarities
+                )
+                references = LeaveOut(place_map.references, drawn.similarities)
+                evidence = from_pool(sources, references, drawn.top(k)[0], k, rerank=rerank)
+                correct = np.take_along_axis(drawn.positives, evidence.matches.indices, axis=1)
+                blocks.append(examples_of(evidence, correct, drawn.outside, part[drawn.rows]))
             bar.advance(len(part))
     if not blocks:
         raise KappaPlaceError(
-            f"All references of {store.folder} show one place: nothing is left to ask; use labelled queries."
+            f"All references of {store.folder} show the same place, so self-calibration is not possible. Use "
+            "labelled queries."
         )
-    origin = f"{len(chosen):,} {ORIGIN}, for {options.outside_rate:.0%} of queries from outside it"
-    facts: dict[str, Json] = {"origin": origin, "references": len(chosen), "found_alone": alone}
-    return replace(join(blocks), labelled=False, facts=facts, rerank=verify)
+    origin = f"{len(numbers):,} {ORIGIN}, assuming {options.outside_rate:.0%} out-of-map queries"
+    facts: dict[str, Json] = {"origin": origin, "references": len(numbers), "found_alone": alone}
+    return replace(join(blocks), labelled=False, facts=facts, rerank=rerank)
 
 
 def found_alone(place_map: OpenMap, rows: Indices) -> float:
-    """Share of these references, undamaged, whose place is found without themselves: how dense the map is."""
-    store, found, asked = place_map.store, 0, 0
-    for part in _blocks(rows, max(1, min(1024, PAIRS // len(store)))):
+    """Return the fraction of these references whose place is found without themselves (density)."""
+    store, correct, total = place_map.store, 0, 0
+    for part in parts(rows, max(1, min(1024, PAIRS // len(store)))):
         own = Embeddings(store.descriptors[part])
-        made = self_queries(_similarities(store, own), *_masks(place_map, part))
-        inside = np.flatnonzero(~made.without_place)
-        best = made.similarities[inside].argmax(axis=1)
-        found, asked = found + int(made.positives[inside, best].sum()), asked + len(inside)
-    return found / max(asked, 1)
+        queries = self_queries(similarities_to(store, own.descriptor), *_masks(place_map, part))
+        inside = np.flatnonzero(~queries.without_place)
+        best = queries.similarities[inside].argmax(axis=1)
+        correct, total = correct + int(queries.positives[inside, best].sum()), total + len(inside)
+    return correct / max(total, 1)
 
 
 def sparse_note(calibration: Calibration) -> str:
-    """One sentence where the map hardly knows its own images without themselves, else nothing."""
-    share = float(calibration.facts.get("found_alone", 1.0))
-    if share >= SPARSE:
+    """Return a note if the map is sparse; otherwise an empty string."""
+    rate = float(calibration.facts.get("found_alone", 1.0))
+    if rate >= SPARSE:
         return ""
     return (
-        f"Only {share:.0%} of the map's images are found without themselves: the map is sparse, so how well "
-        "queries between two references are found is mostly a guess; labelled queries know better."
+        f"Only {rate:.0%} of the map's images are found without themselves. The map is sparse, so these "
+        "probabilities are rough; calibrate on labelled queries if you can."
     )
 
 
-def _askable(place_map: OpenMap, queries: int, seed: int) -> Indices:
-    """References whose image can be opened and whose place is known, a fixed choice of them."""
+def _usable(place_map: OpenMap, most: int) -> Indices:
+    """Return a fixed sample of the references whose place is known, after checking their images."""
     store = place_map.store
-    known = np.arange(len(store))
+    numbers = np.arange(len(store))
     if store.manifest.near.kind == "metres":
-        known = np.flatnonzero(np.isfinite(store.positions[:, 0]))
-    chosen = known[draw(len(known), queries)]
-    missing = [r for r in chosen.tolist() if not _is_file(store.image_path(r))]
+        numbers = np.flatnonzero(np.isfinite(store.positions[:, 0]))
+    numbers = numbers[draw(len(numbers), most)]
+    paths = [store.image_path(number) for number in numbers.tolist()]
+    missing = [i for i, path in enumerate(paths) if not path or not Path(path).is_file()]
     if missing:
+        example = paths[missing[0]] or store.name(int(numbers[missing[0]]))
         raise KappaPlaceError(
-            f"Self-calibration damages the map's own images, and {len(missing):,} of {len(chosen):,} are not "
-            f"there any more (for instance {store.image_path(missing[0]) or store.name(missing[0])}); bring "
-            "them back, or calibrate on labelled queries."
+            f"Self-calibration needs the images of the map, and {len(missing):,} of {len(numbers):,} no "
+            f"longer exist (for example {example}). Restore them, or calibrate on labelled queries."
         )
-    if len(chosen) < 2:
-        raise KappaPlaceError(f"Only {len(chosen)} references of {store.folder} have a position.")
-    return chosen
+    if len(numbers) < 2:
+        raise KappaPlaceError(
+            f"Self-calibration needs at least 2 references with a position, got {len(numbers)} in "
+            f"{store.folder}. Calibrate on labelled queries instead."
+        )
+    return numbers
 
 
-def _is_file(path: str) -> bool:
-    return bool(path) and Path(path).is_file()
-
-
-def _damaged(path: str, preprocessing: Preprocessing, seed: int) -> NDArray[np.uint8]:
-    """The image as the model would see it from elsewhere, damaged at random; its number alone decides how."""
+def _degraded(path: str, preprocessing: Preprocessing, seed: int) -> NDArray[np.uint8]:
+    """Return the image from another viewpoint and degraded at random, as determined by the seed."""
     pixels = preprocessing.to_uint8(path).unsqueeze(0).float() / 255
     generator, size = torch.Generator().manual_seed(seed), (pixels.shape[2], pixels.shape[3])
     boxes = sample_crops(1, *size, scale=(CROP, 1.0), generator=generator)
-    damaged = random_degradation(crop_resize(pixels, boxes, size).clamp(0, 1), generator).images[0]
-    return (damaged * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
-
-
-def _similarities(store: MapStore, made: Embeddings) -> NDArray[np.float32]:
-    queries = np.asarray(made.descriptor, np.float32)
-    step = 1 << 14
-    parts = [queries @ store.descriptors[start : start + step].T for start in range(0, len(store), step)]
-    return np.concatenate(parts, axis=1)
+    degraded = random_degradation(crop_resize(pixels, boxes, size).clamp(0, 1), generator).images[0]
+    return (degraded * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
 
 
 def _masks(place_map: OpenMap, rows: Indices) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Which references were taken together with each of these, and which show its place."""
+    """Return which references belong to the capture burst of each of these, and which show its place."""
     store = place_map.store
     routes, everyone = store.whole("routes"), np.arange(len(store))
-    stated = store.manifest.near
-    if stated.kind == "metres":  # what is a right answer shows the place too
-        near = Near.metres(store.positions, max(stated.value, store.manifest.radius))
+    rule = store.manifest.near
+    if rule.kind == "metres":  # a correct match shows the same place
+        near = Near.metres(store.positions, max(rule.value, store.manifest.radius))
         times = np.asarray(store.whole("poses")[:, 3])
         burst = burst_mask(rows, times, BURST_SECONDS, routes[:, 0])
     else:
         near = store.near
         burst = burst_mask(rows, routes[:, 1], BURST_FRAMES, routes[:, 0])
     return burst, near(rows[:, None], everyone[None, :])
-
-
-def _evidence(
-    place_map: OpenMap,
-    made: Embeddings,
-    asked: SelfQueries,
-    k: int,
-    images: Sequence[Source],
-    verify: int,
-) -> tuple[Evidence, NDArray[np.bool_]]:
-    """Return what `localize` would see in a map without the references that were left out."""
-    shown = [images[row] for row in asked.rows.tolist()] if verify else None
-    queries = place_map.queries(made.take(asked.rows), shown)
-    queries = replace(queries, similarities=asked.similarities)
-    references = LeaveOut(place_map.references, asked.similarities)
-    pool, _ = asked.top(k)
-    evidence = from_pool(queries, references, pool, k, rerank=verify)
-    return evidence, np.take_along_axis(asked.positives, evidence.matches.indices, axis=1)
-
-
-def _blocks(rows: Indices, size: int) -> Iterator[Indices]:
-    for start in range(0, len(rows), size):
-        yield rows[start : start + size]

@@ -1,0 +1,212 @@
+"""Embedding the images of a map block by block.
+
+Embeddings that do not fill a segment yet are stored on disk, so that an interrupted build embeds at most one
+block again.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kappaplace.data.identity import DIGEST, file_digest, same_file
+from kappaplace.data.images import Preprocessing
+from kappaplace.errors import KappaPlaceError
+from kappaplace.files import DAMAGED_ARRAYS, make_folder, replace_file
+from kappaplace.maps.options import OnError
+from kappaplace.maps.sources import ReferenceList
+from kappaplace.maps.store.segments import COLUMNS, Blobs, Rows
+from kappaplace.models.embedding.ray import Started, Starter
+from kappaplace.types import Embeddings
+
+
+class Pending:
+    """Blocks of embeddings on disk that are not in a segment yet.
+
+    Args:
+        folder: Folder of the blocks.
+        key: Identifies the model and its preprocessing. Blocks with another key are ignored.
+    """
+
+    def __init__(self, folder: Path, key: str) -> None:
+        self.folder, self.key = folder, key
+        self._rows: dict[str, tuple[Rows, int]] = {}
+        self._next = 0
+        for file in sorted(folder.glob("*.npz")) if folder.is_dir() else []:
+            self._next = max(self._next, int(file.stem) + 1 if file.stem.isdigit() else 0)
+            rows = _read(file, key)
+            if rows is not None:
+                self._rows |= {name: (rows, i) for i, name in enumerate(rows.names)}
+
+    def find(self, name: str) -> tuple[Rows, int] | None:
+        """Return the block that has an image, and its row in the block; None if there is none."""
+        return self._rows.get(name)
+
+    def keep(self, rows: Rows) -> None:
+        """Write a block, without waiting for the disk, because it can be embedded again."""
+        make_folder(self.folder)
+        thumbnails = list(rows.thumbnails or [])
+        arrays: dict[str, NDArray[np.generic]] = {
+            "names": np.frombuffer("\0".join(rows.names).encode("utf-8", "surrogateescape"), np.uint8),
+            "thumbnails": np.frombuffer(b"".join(thumbnails), np.uint8),
+            "starts": np.concatenate([[0], np.cumsum([len(jpeg) for jpeg in thumbnails])]).astype(np.int64),
+            "has_thumbnails": np.array(rows.thumbnails is not None),
+            "key": np.array(self.key),
+            **{column: getattr(rows, column) for column in COLUMNS},
+        }
+
+        def write(part: Path) -> None:
+            with open(part, "wb") as stream:
+                np.savez(stream, **arrays)  # type: ignore[arg-type]  # no array is called allow_pickle
+
+        replace_file(self.folder / f"{self._next:06d}.npz", write, sync=False)
+        self._next += 1
+
+    def clear(self) -> None:
+        """Delete all blocks, because a segment has their rows now."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self._rows, self._next = {}, 0
+
+
+def _read(file: Path, key: str) -> Rows | None:
+    """Return a block; None if it is damaged or of another model, because it can be embedded again."""
+    try:
+        with np.load(file, allow_pickle=False) as stored:
+            if str(stored["key"]) != key:
+                return None
+            names = stored["names"].tobytes().decode("utf-8", "surrogateescape").split("\0")
+            small = Blobs(stored["starts"], stored["thumbnails"]) if bool(stored["has_thumbnails"]) else None
+            columns = {column: stored[column] for column in COLUMNS}
+            rows = Rows(names, **columns, thumbnails=None if small is None else small.all())
+    except DAMAGED_ARRAYS:
+        return None
+    complete = all(len(getattr(rows, column)) == len(names) for column in COLUMNS)
+    return rows if complete else None
+
+
+@dataclass(eq=False)
+class BlockEmbedder:
+    """Embeds the images of a list block by block, or reads them from the pending blocks."""
+
+    images: ReferenceList
+    stats: NDArray[np.int64]
+    """Size and modification time of each image file, N×2."""
+    embedder: Starter
+    preprocessing: Preprocessing
+    pending: Pending
+    on_error: OnError
+    thumbnails: bool
+    """Whether to make a thumbnail of each image."""
+    skipped: list[tuple[str, str]]
+    """Receives the name of each image that cannot be read, and the reason."""
+    added: int = 0
+    """Number of embedded images."""
+    unposed: int = 0
+    """Number of embedded images without a position."""
+
+    def rows(self, blocks: Iterable[NDArray[np.int64]]) -> Iterator[tuple[int, Rows | None]]:
+        """Yield the size and the rows of each block in order, while the next blocks are being embedded."""
+        queue: deque[tuple[int, Callable[[], Rows | None]]] = deque()
+        for block in blocks:
+            queue.append((len(block), self._start(block.tolist())))
+            while len(queue) > self.embedder.ahead:
+                count, result = queue.popleft()
+                yield count, result()
+        for count, result in queue:
+            yield count, result()
+
+    def _start(self, block: list[int]) -> Callable[[], Rows | None]:
+        stored = {row: place for row in block if (place := self._stored(row)) is not None}
+        new = [row for row in block if row not in stored]
+        return partial(self._finish, stored, new, self._begin(new) if new else None)
+
+    def _begin(self, rows: list[int]) -> Started:
+        return self.embedder.begin([self.images.paths[row] for row in rows])
+
+    def _finish(
+        self, places: dict[int, tuple[Rows, int]], new: list[int], started: Started | None
+    ) -> Rows | None:
+        """Return the rows of a block without unreadable images; None if none is left."""
+        if started is not None and (result := self._embedded(new, started)) is not None:
+            new, rows = result
+            self.pending.keep(rows)
+            places |= {row: (rows, i) for i, row in enumerate(new)}
+        if not places:
+            return None
+        order = np.array(sorted(places), np.int64)
+        joined = Rows.join([rows.take(np.array([i], np.int64)) for _, (rows, i) in sorted(places.items())])
+        # Only the model's outputs are reused from an earlier run. Poses come from the current table.
+        joined = replace(joined, poses=self.images.poses[order], routes=self.images.routes[order])
+        self.added += len(joined)
+        self.unposed += int(np.isnan(joined.poses[:, 0]).sum())
+        return joined
+
+    def _stored(self, row: int) -> tuple[Rows, int] | None:
+        place = self.pending.find(self.images.names[row])
+        if place is None or (place[0].thumbnails is None) == self.thumbnails:
+            return None
+        rows, i = place
+        same = same_file(self.images.paths[row], self.stats[row], rows.stats[i], rows.digests[i])
+        return place if same else None
+
+    def _embedded(self, rows: list[int], started: Started) -> tuple[list[int], Rows] | None:
+        try:
+            embeddings = started()
+        except KappaPlaceError:
+            if self.on_error == "stop":
+                raise
+            readable = [row for row in rows if self._is_readable(row)]
+            if len(readable) == len(rows):  # the images did not cause the error
+                raise
+            return self._embedded(readable, self._begin(readable)) if readable else None
+        self._check(embeddings, rows)
+        return rows, self._rows(rows, embeddings)
+
+    def _is_readable(self, row: int) -> bool:
+        try:
+            self.preprocessing.image(self.images.paths[row])
+        except KappaPlaceError as error:
+            self.skipped.append((self.images.names[row], str(error)))
+            return False
+        return True
+
+    def _check(self, embeddings: Embeddings, rows: list[int]) -> None:
+        descriptors = np.asarray(embeddings.descriptor)
+        finite = np.isfinite(descriptors).all(axis=1)
+        if len(descriptors) != len(rows):
+            raise KappaPlaceError(
+                f"The model returned {len(descriptors)} descriptors for {len(rows)} images. Check the model."
+            )
+        if not finite.all():
+            name = self.images.names[rows[int(np.argmin(finite))]]
+            raise KappaPlaceError(
+                f"The descriptor of {name} is NaN or infinite. Check the model and the image."
+            )
+
+    def _rows(self, rows: list[int], embeddings: Embeddings) -> Rows:
+        order, paths = np.array(rows, np.int64), [self.images.paths[row] for row in rows]
+        unknown = np.full(len(rows), np.nan, np.float32)
+        return Rows(
+            [self.images.names[row] for row in rows],
+            np.asarray(embeddings.descriptor, np.float32),
+            unknown if embeddings.kappa is None else np.asarray(embeddings.kappa, np.float32),
+            self.images.poses[order],
+            self.images.routes[order],
+            self.stats[order],
+            np.stack([file_digest(path) for path in paths]).reshape(-1, DIGEST.itemsize),
+            [_thumbnail(path) for path in paths] if self.thumbnails else None,
+        )
+
+
+def _thumbnail(path: str) -> bytes:
+    from kappaplace.data.thumbnails import thumbnail
+
+    small = thumbnail(path)
+    return b"" if small is None else small.jpeg
