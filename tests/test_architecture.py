@@ -16,7 +16,7 @@ LIMITS = architecture.Counts(
 )
 """Lower them when you can; a feature may raise one in its own commit, with one line of reason here.
 
-- `localize` streams answers and resumes a CSV file; `PlaceMap` has every verb; old names warn for one release.
+- `localize` streams answers and resumes a CSV file; `PlaceMap` has every verb; old names warn.
 """
 
 
