@@ -10,11 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kappaplace.data import decode_pool as decode_processes
-from kappaplace.data.decode_pool import SharedBatches, Spares
+from kappaplace.data.decode_pool import available
+from kappaplace.data.decode_worker import SharedBatches, Spares
 
 SHAPE = (2, 4, 5, 3)
-linux = pytest.mark.skipif(not decode_processes.available(), reason="needs memory without a name")
+linux = pytest.mark.skipif(not available(), reason="needs unnamed memory")
 
 
 def test_spares_are_used_again_once_free() -> None:

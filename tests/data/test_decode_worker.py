@@ -15,12 +15,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from kappaplace.data import decode_pool as decode_processes
-from kappaplace.data import decode_pool as decode_worker
-from kappaplace.data.decode_pool import READY, Pass, mapped, pixels_at, receive, send, shared_memory
+from kappaplace.data import decode_pool, decode_worker
+from kappaplace.data.decode_worker import READY, Pass, mapped, pixels_at, receive, send, shared_memory
 from kappaplace.data.images import Preprocessing
 
-pytestmark = pytest.mark.skipif(not decode_processes.available(), reason="needs memory without a name")
+pytestmark = pytest.mark.skipif(not decode_pool.available(), reason="needs unnamed memory")
 
 
 @pytest.fixture
@@ -77,7 +76,7 @@ def test_images_of_any_size_come_in_memory_of_their_own(photo: str) -> None:
 
 
 def test_an_orphan_ends_though_its_socket_is_open(photo: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode_worker, "_LOOK_AROUND_S", 0.02)
+    monkeypatch.setattr(decode_worker, "_PARENT_CHECK_S", 0.02)
     with worker(Preprocessing(), [], parent=-1) as link:
         link.settimeout(10)
         assert receive(link) == (b"", [])

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from kappaplace.data.images import Preprocessing
-from kappaplace.data.loader import ImageLoader
+from kappaplace.data.loader import ImageLoader, Workers
 from kappaplace.errors import KappaPlaceError
 
 NATIVE = Preprocessing()
@@ -100,7 +100,7 @@ def test_endless_rows_are_read_only_as_far_as_the_window(paths: list[Path]) -> N
             yield row
 
     before = threading.active_count()
-    batches = iter(ImageLoader(paths, SQUARE, 4, rows=rows(), workers=2, prefetch=2))
+    batches = iter(ImageLoader(paths, SQUARE, 4, rows=rows(), workers=Workers(2, prefetch=2)))
     got = [next(batches).rows.tolist() for _ in range(6)]
     assert list(itertools.chain(*got)) == [r % 20 for r in range(24)]
     assert len(asked) <= 24 + 2 * 4 + 8
@@ -115,10 +115,10 @@ def test_images_in_memory_and_no_images() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"batch_size": 0}, {"workers": -1}, {"prefetch": 0}, {"on_error": "ignore"}]
+    "wrong", [{"batch_size": 0}, {"workers": -1}, {"workers": Workers(prefetch=0)}, {"on_error": "ignore"}]
 )
 def test_bad_settings_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(KappaPlaceError, match=r"loader needs|on_error"):
+    with pytest.raises(KappaPlaceError, match=r"must be at least|on_error"):
         ImageLoader([], SQUARE, **wrong)
 
 
@@ -138,7 +138,7 @@ def test_batches_hold_exactly_the_pixels_of_preprocessing(tmp_path: Path) -> Non
 
 def test_memory_is_used_again_only_when_nobody_holds_it(paths: list[Path]) -> None:
     loader = ImageLoader(paths, SQUARE, 1, workers=2)
-    assert len({batch.images.data_ptr() for batch in loader}) <= loader.prefetch + 2
+    assert len({batch.images.data_ptr() for batch in loader}) <= loader.workers.prefetch + 2
     kept = [batch.images[:, :1] for batch in loader]  # views hold the memory, too
     assert [int(view.max()) for view in kept] == list(range(20))
     assert [int(view.min()) for view in kept] == list(range(20))

@@ -20,13 +20,12 @@ import pytest
 import torch
 from PIL import Image, ImageFile
 
-from kappaplace.data import decode_pool as decode_processes
-from kappaplace.data import loader
+from kappaplace.data import decode_pool, loader
 from kappaplace.data.images import Preprocessing
-from kappaplace.data.loader import Batch, ImageLoader
+from kappaplace.data.loader import Batch, ImageLoader, Workers
 from kappaplace.errors import KappaPlaceError
 
-pytestmark = pytest.mark.skipif(not decode_processes.available(), reason="needs memory without a name")
+pytestmark = pytest.mark.skipif(not decode_pool.available(), reason="needs unnamed memory")
 SQUARE = Preprocessing(size=16, mode="exact")
 NATIVE = Preprocessing()
 _OTHERS: set[int] = set()
@@ -47,12 +46,12 @@ def paths(tmp_path: Path) -> list[Path]:
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
     """After every test: no process, no thread, no open file and no shared memory more than before."""
-    decode_processes.end_kept()
+    decode_pool.end_idle()
     _OTHERS.clear()
     _OTHERS.update(_children())
     before = _traces()
     yield
-    decode_processes.end_kept()
+    decode_pool.end_idle()
     gc.collect()
     assert _traces() == before
 
@@ -83,7 +82,7 @@ def _children(of: int | None = None) -> list[int]:
 
 def both(paths: Any, preprocessing: Preprocessing, size: int, **more: Any) -> tuple[list[Batch], list[Batch]]:
     """All batches from threads and from processes."""
-    loaders = [ImageLoader(paths, preprocessing, size, workers=2, processes=p, **more) for p in (False, True)]
+    loaders = [ImageLoader(paths, preprocessing, size, workers=Workers(2, p), **more) for p in (False, True)]
     return list(loaders[0]), list(loaders[1])
 
 
@@ -98,7 +97,7 @@ def test_the_same_batches_as_in_threads(paths: list[Path], preprocessing: Prepro
 
 
 def test_batches_that_are_kept_stay_as_they_are(paths: list[Path]) -> None:
-    loader = ImageLoader(paths, SQUARE, 1, workers=2, processes=True)
+    loader = ImageLoader(paths, SQUARE, 1, workers=Workers(2, True))
     for _ in range(2):
         kept = [batch.images[0, :1] for batch in loader]  # more than the shared memory has room for
         for view, path in zip(kept, paths, strict=True):
@@ -106,8 +105,8 @@ def test_batches_that_are_kept_stay_as_they_are(paths: list[Path]) -> None:
 
 
 def test_memory_is_used_again(paths: list[Path]) -> None:
-    loader = ImageLoader(paths, SQUARE, 1, workers=2, processes=True, rows=list(range(12)) * 3)
-    assert len({batch.images.data_ptr() for batch in loader}) <= loader.prefetch + 3
+    loader = ImageLoader(paths, SQUARE, 1, workers=Workers(2, True), rows=list(range(12)) * 3)
+    assert len({batch.images.data_ptr() for batch in loader}) <= loader.workers.prefetch + 3
 
 
 @pytest.mark.parametrize("preprocessing", [SQUARE, NATIVE])
@@ -118,7 +117,7 @@ def test_unreadable_images_are_skipped_as_in_threads(paths: list[Path], preproce
     paths[7] = Path("x" * 3000)
     rows, skipped = [], []
     for processes in (False, True):
-        loader = ImageLoader(paths, preprocessing, 2, workers=2, processes=processes, on_error="skip")
+        loader = ImageLoader(paths, preprocessing, 2, workers=Workers(2, processes), on_error="skip")
         rows.append([batch.rows.tolist() for batch in loader])
         skipped.append(loader.skipped)
     assert rows[0] == rows[1]
@@ -130,7 +129,7 @@ def test_unreadable_images_are_fatal_by_choice(paths: list[Path]) -> None:
     paths[9].unlink()
     seen = []
     with pytest.raises(KappaPlaceError, match=r"No image file at .*9\.png"):
-        seen.extend(b.rows[0] for b in ImageLoader(paths, SQUARE, 3, workers=2, processes=True))
+        seen.extend(b.rows[0] for b in ImageLoader(paths, SQUARE, 3, workers=Workers(2, True)))
     assert seen == [0, 3, 6]
 
 
@@ -153,7 +152,7 @@ def test_endless_rows_and_an_early_stop(paths: list[Path]) -> None:
             asked.append(row)
             yield row
 
-    batches = iter(ImageLoader(paths, SQUARE, 4, rows=rows(), workers=2, processes=True))
+    batches = iter(ImageLoader(paths, SQUARE, 4, rows=rows(), workers=Workers(2, True)))
     got = [next(batches).rows.tolist() for _ in range(6)]
     assert list(itertools.chain(*got)) == [r % 12 for r in range(24)]
     assert len(asked) <= 24 + 2 * 4 + 4
@@ -164,7 +163,7 @@ def test_endless_rows_and_an_early_stop(paths: list[Path]) -> None:
 
 def test_an_exception_of_the_consumer_ends_the_processes(paths: list[Path]) -> None:
     def consume() -> None:
-        for _ in ImageLoader(paths, SQUARE, 2, workers=2, processes=True):
+        for _ in ImageLoader(paths, SQUARE, 2, workers=Workers(2, True)):
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -174,7 +173,7 @@ def test_an_exception_of_the_consumer_ends_the_processes(paths: list[Path]) -> N
 
 def test_a_killed_process_ends_the_pass_with_one_sentence(paths: list[Path]) -> None:
     rows = itertools.cycle(range(12))
-    batches = iter(ImageLoader(paths, SQUARE, 4, rows=rows, workers=2, processes=True, on_error="skip"))
+    batches = iter(ImageLoader(paths, SQUARE, 4, rows=rows, workers=Workers(2, True), on_error="skip"))
     next(batches)
     os.kill(_children()[0], signal.SIGKILL)
     with pytest.raises(KappaPlaceError, match=r"ended by signal SIGKILL"):
@@ -191,20 +190,20 @@ def test_the_next_pass_takes_over_the_processes(
     used = []
     for folder, preprocessing in ((tmp_path, SQUARE), (tmp_path, NATIVE), (tmp_path / "other", SQUARE)):
         monkeypatch.chdir(folder)
-        first, *_ = ImageLoader(relative[:1], preprocessing, 4, workers=2, processes=True)
+        first, *_ = ImageLoader(relative[:1], preprocessing, 4, workers=Workers(2, True))
         assert torch.equal(first.images[0], preprocessing.to_uint8(folder / relative[0]))
         used.append(_children())
     assert used[0] == used[1]
     assert not set(used[1]) & set(used[2])
     os.kill(used[2][0], signal.SIGKILL)  # while nobody uses it
     assert until(lambda: _children() == [])
-    assert len(list(ImageLoader(relative[:1], SQUARE, 4, workers=2, processes=True))) == 1
+    assert len(list(ImageLoader(relative[:1], SQUARE, 4, workers=Workers(2, True)))) == 1
 
 
 def test_processes_without_a_next_pass_end(paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode_processes, "KEPT_S", 0.1)
+    monkeypatch.setattr(decode_pool, "IDLE_S", 0.1)
     before = _traces()
-    assert len(list(ImageLoader(paths, SQUARE, 12, workers=2, processes=True))) == 1
+    assert len(list(ImageLoader(paths, SQUARE, 12, workers=Workers(2, True)))) == 1
     assert until(lambda: _traces() == before)
 
 
@@ -221,13 +220,13 @@ def test_interrupted_in_a_script_without_a_guard(paths: list[Path], tmp_path: Pa
         signal.SIGINT,
         tmp_path / "unguarded.py",
         "import itertools\n"
-        "from kappaplace.data.decode_pool import Pass\n"
+        "from kappaplace.data.decode_worker import Pass\n"
         "from kappaplace.data.images import Preprocessing\n"
-        "from kappaplace.data.loader import ImageLoader\n"
+        "from kappaplace.data.loader import ImageLoader, Workers\n"
         "print('once', flush=True)\n"
         f"paths = {[str(p) for p in paths]!r}\n"
         "rows = itertools.cycle(range(12))\n"
-        "loader = ImageLoader(paths, Preprocessing(16, 'exact'), 4, rows=rows, workers=2, processes=True)\n"
+        "loader = ImageLoader(paths, Preprocessing(16, 'exact'), 4, rows=rows, workers=Workers(2, True))\n"
         "for i, _ in enumerate(loader):\n"
         "    if i == 5: print('running', flush=True)\n",
     )
@@ -242,7 +241,7 @@ def test_images_of_one_size_may_stay_as_they_are(
 ) -> None:
     (paths[5].parent / "broken.png").write_bytes(b"no image")
     paths = [*paths, paths[5].parent / "broken.png"]
-    options: dict[str, Any] = {"workers": 2, "processes": processes, "on_error": "skip"}
+    options: dict[str, Any] = {"workers": Workers(2, processes), "on_error": "skip"}
     found = ImageLoader(paths, SQUARE, 6, rows=[*order, 12], unresized=(20, 30), **options)
     rows = []
     for batch in found:
@@ -260,7 +259,7 @@ def test_processes_end_with_a_parent_that_is_killed(paths: list[Path], tmp_path:
         signal.SIGKILL,
         tmp_path / "unguarded.py",
         "from kappaplace.data.decode_pool import DecodeProcesses\n"
-        "from kappaplace.data.decode_pool import Pass\n"
+        "from kappaplace.data.decode_worker import Pass\n"
         "from kappaplace.data.images import Preprocessing\n"
         "print('once', flush=True)\n"
         "processes = DecodeProcesses.start(2, Pass(Preprocessing()), 1, 1)\n"
@@ -335,7 +334,7 @@ def test_only_paths_go_to_processes(paths: list[Path], monkeypatch: pytest.Monke
     for sources in ([*paths, array], [paths[0].read_bytes()], _OnDemand([paths[0]])):
         next(iter(ImageLoader(sources, SQUARE, 4, rows=rows)))
         with pytest.raises(KappaPlaceError, match="a list of paths"):
-            next(iter(ImageLoader(sources, SQUARE, 4, rows=rows, processes=True)))
+            next(iter(ImageLoader(sources, SQUARE, 4, rows=rows, workers=Workers(processes=True))))
     next(iter(ImageLoader(paths, _Own(16, "exact"), 4, rows=rows)))
     assert asked == []
     next(iter(ImageLoader(tuple(map(str, paths)), SQUARE, 4, rows=iter(rows))))
@@ -359,5 +358,5 @@ def started_with(monkeypatch: pytest.MonkeyPatch, cores: int) -> list[int]:
 
 
 def test_workers_start_without_torch() -> None:
-    program = "import sys, kappaplace.data.decode_pool; sys.exit('torch' in sys.modules)"
+    program = "import sys, kappaplace.data.decode_worker; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0

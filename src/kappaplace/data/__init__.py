@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from kappaplace.data.images import decode as decode
     from kappaplace.data.images import open_image as open_image
     from kappaplace.data.loader import ImageLoader as ImageLoader
+    from kappaplace.data.loader import Workers as Workers
     from kappaplace.data.loader import default_workers as default_workers
     from kappaplace.data.near import Circle as Circle
     from kappaplace.data.near import Near as Near
@@ -84,7 +85,7 @@ _EXPORTS = {
     "degradation": "DEGRADATIONS degrade random_degradation",
     "geodesy": "LOCAL_FRAME ZONE_SHIFT frame_codes project unproject zone_index",
     "images": "HEIF Preprocessing Source decode open_image",
-    "loader": "ImageLoader default_workers",
+    "loader": "ImageLoader Workers default_workers",
     "near": "Circle Near Neighborhood",
     "poses": "PLANAR Poses as_planar as_spatial between chain check_poses compose distance_travelled"
     " pose_matrices pose_positions wrap_angle",
