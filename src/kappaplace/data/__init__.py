@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from kappaplace.data.check import TableSummary as TableSummary
     from kappaplace.data.check import find_problems as find_problems
     from kappaplace.data.check import summarize as summarize
+    from kappaplace.data.decoding import HEIF as HEIF
+    from kappaplace.data.decoding import Source as Source
+    from kappaplace.data.decoding import decode as decode
+    from kappaplace.data.decoding import open_image as open_image
     from kappaplace.data.degradation import DEGRADATIONS as DEGRADATIONS
     from kappaplace.data.degradation import degrade as degrade
     from kappaplace.data.degradation import random_degradation as random_degradation
@@ -23,11 +27,7 @@ if TYPE_CHECKING:
     from kappaplace.data.geodesy import project as project
     from kappaplace.data.geodesy import unproject as unproject
     from kappaplace.data.geodesy import zone_index as zone_index
-    from kappaplace.data.images import HEIF as HEIF
     from kappaplace.data.images import Preprocessing as Preprocessing
-    from kappaplace.data.images import Source as Source
-    from kappaplace.data.images import decode as decode
-    from kappaplace.data.images import open_image as open_image
     from kappaplace.data.loader import ImageLoader as ImageLoader
     from kappaplace.data.loader import Workers as Workers
     from kappaplace.data.loader import default_workers as default_workers
@@ -82,9 +82,10 @@ if TYPE_CHECKING:
 _EXPORTS = {
     "augment": "CosPlaceAugmentation",
     "check": "TableProblems TableSummary find_problems summarize",
+    "decoding": "HEIF Source decode open_image",
     "degradation": "DEGRADATIONS degrade random_degradation",
     "geodesy": "LOCAL_FRAME ZONE_SHIFT frame_codes project unproject zone_index",
-    "images": "HEIF Preprocessing Source decode open_image",
+    "images": "Preprocessing",
     "loader": "ImageLoader Workers default_workers",
     "near": "Circle Near Neighborhood",
     "poses": "PLANAR Poses as_planar as_spatial between chain check_poses compose distance_travelled"

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from kappaplace.checks import choice
 from kappaplace.data.decode_pool import DecodeProcesses, Result, Results, available
 from kappaplace.data.decode_worker import Pass, Pixels, Spares, unpack
-from kappaplace.data.images import Preprocessing, Source
+from kappaplace.data.decoding import Source
+from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from kappaplace.data.images import Preprocessing, Resize, Source
+from kappaplace.data.decoding import Source
+from kappaplace.data.images import Preprocessing, Resize
 from kappaplace.errors import KappaPlaceError
 
 MOST_TIMES = 4
