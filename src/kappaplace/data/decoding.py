@@ -134,7 +134,7 @@ def decode(
         names = "any format of Pillow" if formats is None else f"one of these formats: {', '.join(formats)}"
         raise KappaPlaceError(f"{name} is not an image in {names}. Remove or convert it.") from None
     except Exception as error:
-        # Decoders raise many types of exceptions for damaged bytes: struct, zlib, syntax, value, OS errors ...
+        # Decoders raise many types of exceptions for damaged bytes: struct, zlib, syntax, value or OS errors.
         raise KappaPlaceError(f"Cannot decode {name} ({error}). Replace or remove the file.") from error
 
 
