@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from kappaplace.data.combine import concatenate
 from kappaplace.data.near import Neighborhood
 from kappaplace.data.positives import Positives
-from kappaplace.data.table import PlaceImages, concatenate
+from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 
 
@@ -46,7 +47,7 @@ def test_positions_join_and_accuracy_is_filled_in():
 def test_tables_that_do_not_fit():
     a = PlaceImages.create(["a.jpg"], [[0, 0]], frame="EPSG:32610")
     b = PlaceImages.create(["b.jpg"], [[0, 0]], frame="EPSG:32611")
-    with pytest.raises(KappaPlaceError, match="differ in frame"):
+    with pytest.raises(KappaPlaceError, match="must have the same frame"):
         concatenate([a, b])
     with pytest.raises(KappaPlaceError, match="no table"):
         concatenate([])

@@ -65,7 +65,7 @@ def test_table_is_frozen():
         ({"frame": "EPSG:utm"}, "Frame 'EPSG:utm' is unknown"),
         ({"frame": "EPSG:32632;EPSG:32633"}, "is unknown: write local, EPSG:32632, or several"),
         ({"accuracy": [-1.0, 1.0]}, "negative position accuracy"),
-        ({"given_positives": Positives.from_lists([[0]], 1)}, "1 queries and 1 references"),
+        ({"given_positives": Positives.from_lists([[0]], 1)}, "got 1 and 1"),
     ],
 )
 def test_what_is_wrong_is_told_in_a_sentence(changes, words):

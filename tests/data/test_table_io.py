@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kappaplace.data import table_io
+from kappaplace.data.columns import COLUMNS
 from kappaplace.data.near import Neighborhood
 from kappaplace.data.positives import Positives
-from kappaplace.data.table import COLUMNS, PlaceImages
+from kappaplace.data.table import PlaceImages
 from kappaplace.data.table_io import recorded_hash
 from kappaplace.errors import KappaPlaceError
 
@@ -119,7 +120,7 @@ def test_a_csv_may_be_edited_by_hand(tmp_path):
 def test_bad_files_are_told(tmp_path):
     with pytest.raises(KappaPlaceError, match="no table at"):
         PlaceImages.open(tmp_path / "none.parquet")
-    with pytest.raises(KappaPlaceError, match=r"neither \.parquet nor \.csv"):
+    with pytest.raises(KappaPlaceError, match=r"must end in \.parquet or \.csv"):
         table(2).save(tmp_path / "t.xlsx")
     (tmp_path / "own.csv").write_text("file,lat\na.jpg,3\n", encoding="utf-8")
     with pytest.raises(KappaPlaceError, match="data import csv"):
@@ -139,5 +140,5 @@ def test_bad_files_are_told(tmp_path):
     import pyarrow.parquet as pq
 
     pq.write_table(pa.table({"a": [1]}), tmp_path / "foreign.parquet")
-    with pytest.raises(KappaPlaceError, match="no kappaplace table"):
+    with pytest.raises(KappaPlaceError, match="not a kappaplace table"):
         PlaceImages.open(tmp_path / "foreign.parquet")

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from kappaplace.data.check import TableSummary as TableSummary
     from kappaplace.data.check import find_problems as find_problems
     from kappaplace.data.check import summarize as summarize
+    from kappaplace.data.combine import concatenate as concatenate
     from kappaplace.data.decoding import HEIF as HEIF
     from kappaplace.data.decoding import Source as Source
     from kappaplace.data.decoding import decode as decode
@@ -70,7 +71,6 @@ if TYPE_CHECKING:
     from kappaplace.data.table import DEFAULT_RADIUS as DEFAULT_RADIUS
     from kappaplace.data.table import ImageNames as ImageNames
     from kappaplace.data.table import PlaceImages as PlaceImages
-    from kappaplace.data.table import concatenate as concatenate
     from kappaplace.data.table_io import TABLE_FORMATS as TABLE_FORMATS
     from kappaplace.data.table_io import recorded_hash as recorded_hash
     from kappaplace.data.thumbnails import THUMBNAIL_SIZE as THUMBNAIL_SIZE
@@ -82,6 +82,7 @@ if TYPE_CHECKING:
 _EXPORTS = {
     "augment": "CosPlaceAugmentation",
     "check": "TableProblems TableSummary find_problems summarize",
+    "combine": "concatenate",
     "decoding": "HEIF Source decode open_image",
     "degradation": "DEGRADATIONS degrade random_degradation",
     "geodesy": "LOCAL_FRAME ZONE_SHIFT frame_codes project unproject zone_index",
@@ -97,7 +98,7 @@ _EXPORTS = {
     "readers.rosbag": "image_of_message read_bag unpack_images whole_poses",
     "readers.trajectory": "TimedPoses from_headings read_poses sample_by_distance",
     "split": "Split SplitOptions split_table",
-    "table": "DEFAULT_RADIUS ImageNames PlaceImages concatenate",
+    "table": "DEFAULT_RADIUS ImageNames PlaceImages",
     "table_io": "TABLE_FORMATS recorded_hash",
     "thumbnails": "THUMBNAIL_SIZE Thumbnail side_by_side small_picture thumbnail",
 }
