@@ -154,8 +154,8 @@ def test_a_protocols_policy_is_the_default(amstertime, monkeypatch):
         PROTOCOLS, "amstertime", replace(PROTOCOLS["amstertime"], no_positives=NoPositives.SKIP)
     )
     words = ("import", "amstertime", amstertime, "--out", amstertime / "t.parquet")
-    assert "0 without positives, left out" in run(*words).stdout
-    assert "0 without positives, left out" in run("check", words[-1], "--no-images").stdout
+    assert "0 without positives, omitted" in run(*words).stdout
+    assert "0 without positives, omitted" in run("check", words[-1], "--no-images").stdout
     assert "counted as failures" in run(*words, "--policy", "fail").stdout
 
 

@@ -72,7 +72,7 @@ def test_hits_equal_a_loop(lists, k, seed):
 def test_hits_of_some_queries():
     positives = Positives.from_lists([[0], [1], [2]], 3)
     assert positives.hits(np.array([[2], [1]]), queries=np.array([2, 0])).tolist() == [[True], [False]]
-    with pytest.raises(KappaPlaceError, match="4 rows"):
+    with pytest.raises(KappaPlaceError, match="got 4 rows"):
         positives.hits(np.zeros((4, 1), dtype=int))
 
 

@@ -58,6 +58,7 @@ def concatenate(tables: Sequence[PlaceImages], *, name: str = "", shared_places:
         root=root,
         frame=first.frame,
         name=name or first.name,
+        protocol="",
         radius=first.radius,
         neighborhood=first.neighborhood,
         given_positives=_stacked([t.given_positives for t in tables if t.given_positives is not None]),

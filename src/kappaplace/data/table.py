@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, overload
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,24 +19,7 @@ from kappaplace.data.positives import Positives, positives_within
 from kappaplace.data.table_io import TableFacts, read_table, write_table
 from kappaplace.errors import KappaPlaceError
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
 DEFAULT_RADIUS = 25.0  # metres within which a reference is a positive, the convention of the field
-
-
-class OtherFields(TypedDict, total=False):
-    """Fields of `PlaceImages` that `PlaceImages.create` passes on."""
-
-    frame_number: ArrayLike | None
-    accuracy: ArrayLike | None
-    root: str | Path
-    frame: str
-    name: str
-    protocol: str
-    radius: float
-    neighborhood: Neighborhood
-    given_positives: Positives | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +75,7 @@ class PlaceImages:
         place: ArrayLike | None = None,
         condition: ArrayLike | Sequence[str] | None = None,
         is_query: ArrayLike | None = None,
-        **rest: Unpack[OtherFields],
+        **rest: Any,
     ) -> PlaceImages:
         """Build a table: fill in unknown values and convert every column to its type.
 
@@ -295,7 +278,7 @@ class PlaceImages:
             selection = np.arange(len(self))[rows if isinstance(rows, slice) else np.asarray(rows)]
         except IndexError as error:
             raise KappaPlaceError(f"{self.name or 'The table'} has {len(self):,} rows: {error}.") from None
-        columns = {name: values[selection] for name, values in self._columns().items()}
+        columns: dict[str, Any] = {name: values[selection] for name, values in self._columns().items()}
         if self.neighborhood.kind == "frames":
             columns["frame_number"] = self.frame_numbers()[selection]
         positives = self.given_positives
