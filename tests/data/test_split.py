@@ -12,7 +12,8 @@ from scipy.spatial.distance import cdist
 
 from kappaplace.data.near import Neighborhood
 from kappaplace.data.positives import Positives
-from kappaplace.data.split import SplitOptions, find_sessions, leak_rate, split_table
+from kappaplace.data.split import SplitOptions, leak_rate, split_table
+from kappaplace.data.split_groups import find_sessions
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 
