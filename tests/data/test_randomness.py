@@ -101,7 +101,7 @@ def test_bad_keys_are_refused() -> None:
         Uniforms(3, keys=np.arange(4))
     with pytest.raises(KappaPlaceError, match="not both"):
         Uniforms(3, torch.Generator(), np.arange(3))
-    with pytest.raises(KappaPlaceError, match="integers; got float64"):
+    with pytest.raises(KappaPlaceError, match="integers, got float64"):
         item_key(np.array([0.5]))
     with pytest.raises(KappaPlaceError, match="at least one"):
         item_key()
