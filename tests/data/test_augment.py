@@ -20,7 +20,7 @@ from kappaplace.data.augment import (
     CosPlaceAugmentation,
     Jitter,
     _enlarge,
-    colour_jitter,
+    color_jitter,
     crop_resize,
     sample_crops,
     sample_jitter,
@@ -75,7 +75,7 @@ def test_jitter_applies_each_samples_own_operations_in_its_own_order() -> None:
         by_hand(i.numpy().astype(float), a.numpy(), o.tolist())
         for i, a, o in zip(images, jitter.amount, jitter.order, strict=True)
     ]
-    np.testing.assert_allclose(colour_jitter(images, jitter).numpy(), np.stack(expected), atol=2e-5)
+    np.testing.assert_allclose(color_jitter(images, jitter).numpy(), np.stack(expected), atol=2e-5)
 
 
 @given(seed=st.integers(0, 10_000))
@@ -84,12 +84,12 @@ def test_all_at_once_gives_what_one_after_the_other_gives(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     images, jitter = torch.rand(7, 3, 9, 11, generator=generator), sample_jitter(7, generator=generator)
     at_once = augment._jitter_at_once(images, jitter.amount, jitter.order)  # what ``compiled`` compiles
-    torch.testing.assert_close(at_once, colour_jitter(images, jitter), rtol=0, atol=1e-6)
+    torch.testing.assert_close(at_once, color_jitter(images, jitter), rtol=0, atol=1e-6)
 
 
 def test_no_jitter_is_the_identity() -> None:
     still = Jitter(torch.tensor([[1.0, 1.0, 1.0, 0.0]]).repeat(4, 1), torch.arange(4).repeat(4, 1))
-    torch.testing.assert_close(colour_jitter(batch(), still), batch())
+    torch.testing.assert_close(color_jitter(batch(), still), batch())
 
 
 @pytest.mark.parametrize("source", [{"generator": seeded()}, {"keys": np.arange(4000)}])

@@ -238,7 +238,7 @@ def test_highest_level(source: dict[str, Any]) -> None:
     assert 0 < level.min() < 0.01
     assert 0.39 < level.max() <= 0.4
     assert float(level.mean()) == pytest.approx(0.2, abs=0.01)
-    with pytest.raises(KappaPlaceError, match="highest degradation level"):
+    with pytest.raises(KappaPlaceError, match="max_level must be above 0"):
         random_degradation(torch.zeros(1, 3, 4, 4), max_level=1.5)
 
 
