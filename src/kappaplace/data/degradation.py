@@ -247,7 +247,7 @@ def random_degradation(
 
 
 def _keyed_draw(keys: Keys, device: torch.device) -> Draw:
-    """Return a source of uniform numbers that depend only on the key of each image, new ones in every call."""
+    """Return a source of uniform numbers that depend only on the key of each image, new in every call."""
     generator = torch.Generator(device)
     calls = itertools.count()
 

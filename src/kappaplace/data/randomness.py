@@ -7,6 +7,7 @@ in any batch, order and process, so work can be divided, resumed or cached witho
 from __future__ import annotations
 
 from enum import IntEnum, auto
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -15,7 +16,8 @@ from torch import Tensor
 
 from kappaplace.errors import KappaPlaceError
 
-Keys = NDArray[np.uint64] | NDArray[np.int64]
+Keys: TypeAlias = NDArray[np.integer]
+"""One integer per item, see `item_key`."""
 
 
 class Stream(IntEnum):

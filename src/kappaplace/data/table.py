@@ -16,7 +16,7 @@ from kappaplace.data.columns import COLUMNS, OPTIONAL_COLUMNS, TEXT, Column, as_
 from kappaplace.data.geodesy import LOCAL_FRAME, frame_codes
 from kappaplace.data.near import FARTHEST, Near, Neighborhood
 from kappaplace.data.positives import Positives, positives_within
-from kappaplace.data.table_io import TableFacts, read_table, write_table
+from kappaplace.data.table_io import VERSION, TableFacts, read_table, write_table
 from kappaplace.errors import KappaPlaceError
 
 DEFAULT_RADIUS = 25.0  # metres within which a reference is a positive, the convention of the field
@@ -315,7 +315,14 @@ class PlaceImages:
             KappaPlaceError: If the file cannot be written.
         """
         facts = TableFacts(
-            self.root, self.frame, self.name, self.protocol, self.radius, self.neighborhood, self.content_hash
+            VERSION,
+            str(self.root),
+            self.frame,
+            self.name,
+            self.protocol,
+            self.radius,
+            self.neighborhood,
+            self.content_hash,
         )
         write_table(path, self._columns(), self.given_positives, facts)
 
@@ -336,7 +343,7 @@ class PlaceImages:
         columns, positives, facts = read_table(path)
         return PlaceImages(
             **columns,
-            root=facts.root if root is None else Path(root),
+            root=Path(facts.root if root is None else root),
             frame=facts.frame,
             name=facts.name,
             protocol=facts.protocol,

@@ -9,9 +9,9 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -22,6 +22,8 @@ from kappaplace.data.near import Neighborhood
 from kappaplace.data.positives import Positives
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import make_folder, replace_file, telling
+from kappaplace.records import from_plain, stored, to_plain
+from kappaplace.types import Json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,11 +34,6 @@ Cells: TypeAlias = "Column | Sequence[str] | Sequence[list[int] | None]"
 VERSION = 1  # raised when an older kappaplace would misread what a newer one writes
 TABLE_FORMATS = (".parquet", ".csv")
 
-_REQUIRED_FACTS: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("root", "frame", "name", "protocol"), (str,)),
-    "radius": (int, float),
-    "neighbourhood": (dict,),
-}
 _MARK = "# kappaplace "
 _ROWS = 131_072  # rows per block: limits the memory for writing and reading beyond the table itself
 _FILE_COLUMNS = ("path", "x", "y", "heading", "timestamp", "place", "condition", "is_query")
@@ -46,12 +43,14 @@ _FILE_COLUMNS = ("path", "x", "y", "heading", "timestamp", "place", "condition",
 class TableFacts:
     """Everything about a table that is not a column; the fields of `PlaceImages` with the same names."""
 
-    root: Path
+    version: int
+    root: str
+    """Folder of the images; in the file, relative to the folder of the table if it is below it."""
     frame: str
     name: str
     protocol: str
     radius: float
-    neighborhood: Neighborhood
+    neighborhood: Neighborhood = field(metadata=stored("neighbourhood"))
     hash: str = ""
     """Content hash of the table when it was written."""
 
@@ -71,17 +70,8 @@ def write_table(path: str | Path, columns: Columns, positives: Positives | None,
     path = Path(path)
     writer = _write_parquet if _suffix(path) == ".parquet" else _write_csv
     make_folder(path.parent)
-    metadata = {
-        "version": VERSION,
-        "root": _stored_root(facts.root, path),
-        "frame": facts.frame,
-        "name": facts.name,
-        "protocol": facts.protocol,
-        "radius": facts.radius,
-        "neighbourhood": facts.neighborhood.to_json(),
-        "hash": facts.hash,
-    }
-    text = json.dumps(metadata, ensure_ascii=writer is _write_parquet)
+    record = to_plain(replace(facts, root=_stored_root(facts.root, path)))
+    text = json.dumps(record, ensure_ascii=writer is _write_parquet)
     replace_file(path, lambda part: writer(columns, positives, part, text))
 
 
@@ -140,7 +130,7 @@ def _readable(path: Path) -> AbstractContextManager[None]:
     return telling(f"{path} cannot be read as {'Parquet' if _suffix(path) == '.parquet' else 'a CSV table'}")
 
 
-def _stored_root(root: Path, path: Path) -> str:
+def _stored_root(root: str, path: Path) -> str:
     """Return the image folder as it is stored: relative if it is below the folder of the table.
 
     Table and images can then be moved together.
@@ -151,29 +141,16 @@ def _stored_root(root: Path, path: Path) -> str:
 
 
 def _parsed_facts(path: Path, text: str) -> TableFacts:
-    """Check the stored facts: a supported version, complete, and of the right types."""
-    try:
-        facts = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise KappaPlaceError(f"{path}: its metadata is not valid JSON ({error}).") from None
-    if not isinstance(facts, dict):
-        raise KappaPlaceError(f"{path}: its metadata must be a JSON object, got {text.strip()[:40]!r}.")
-    for key in ("version", *_REQUIRED_FACTS):
-        if key not in facts:
-            raise KappaPlaceError(f"{path}: its metadata has no {key}. Import the table again.")
-    version = facts["version"]
-    if not isinstance(version, int) or not 1 <= version <= VERSION:
+    with telling(f"The metadata of {path} is not valid JSON"):
+        values: Json = json.loads(text)
+    version = values.get("version") if isinstance(values, Mapping) else None
+    if isinstance(version, int) and not 1 <= version <= VERSION:
         raise KappaPlaceError(
             f"{path} is a table of version {version!r}, and this kappaplace supports 1 to {VERSION}. "
             "Upgrade kappaplace, or import the table again."
         )
-    for key, types in _REQUIRED_FACTS.items():
-        if not isinstance(facts[key], types) or isinstance(facts[key], bool):
-            raise KappaPlaceError(f"{path}: {key} in its metadata cannot be {facts[key]!r}.")
-    plain = {key: facts[key] for key in ("frame", "name", "protocol", "radius")}
-    neighborhood = Neighborhood(**facts["neighbourhood"])
-    hash = str(facts.get("hash", ""))
-    return TableFacts(path.parent / facts["root"], **plain, neighborhood=neighborhood, hash=hash)
+    facts = from_plain(TableFacts, values, "metadata", newer=True)
+    return replace(facts, root=str(path.parent / facts.root))
 
 
 def _names(columns: Columns, positives: Positives | None) -> list[str]:
@@ -232,13 +209,13 @@ def _check_types(path: Path, schema: pa.Schema) -> None:
     """Check that numbers are stored as numbers: text might be parsed by accident, or fail later."""
     from pyarrow import types
 
-    for field in schema:
-        kind = _dtype(field.name).kind
-        numeric = types.is_integer(field.type) or types.is_floating(field.type)
-        if kind == "b" and not types.is_boolean(field.type):
-            raise KappaPlaceError(f"{path}: column {field.name} must be true or false, got {field.type}.")
+    for column in schema:
+        kind = _dtype(column.name).kind
+        numeric = types.is_integer(column.type) or types.is_floating(column.type)
+        if kind == "b" and not types.is_boolean(column.type):
+            raise KappaPlaceError(f"{path}: column {column.name} must be true or false, got {column.type}.")
         if kind in "fi" and not numeric:
-            raise KappaPlaceError(f"{path}: column {field.name} must be numbers, got {field.type}.")
+            raise KappaPlaceError(f"{path}: column {column.name} must be numbers, got {column.type}.")
 
 
 def _parquet_facts(path: Path, schema: pa.Schema) -> TableFacts:
