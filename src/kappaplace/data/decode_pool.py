@@ -34,6 +34,7 @@ from kappaplace.data.decode_worker import (
     receive,
     send,
 )
+from kappaplace.data.decoding import Source
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
 
@@ -100,17 +101,14 @@ class DecodeProcesses:
             home = os.getpid(), os.getcwd()
             pool = _take_idle(count, home) or cls(_start_workers(count), home)
             pool._start_pass(settings, batches, batch_size)
-        except OSError as error:
-            log.warning("Decoding in threads, because processes could not be started: %s.", error)
-        except BaseException:
+        except BaseException as error:
             if pool is not None:
                 pool.close()
-            raise
-        else:
-            return pool
-        if pool is not None:
-            pool.close()
-        return None
+            if not isinstance(error, OSError):
+                raise
+            log.warning("Decoding in threads, because processes could not be started: %s.", error)
+            return None
+        return pool
 
     def _start_pass(self, settings: Pass, batches: int, batch_size: int) -> None:
         size = settings.size
@@ -128,18 +126,19 @@ class DecodeProcesses:
         batch = None if self._batches is None else self._batches.take(shape)
         return (None, None) if batch is None else batch
 
-    def submit(self, paths: list[str], out: Pixels | None, offset: int | None) -> Future[Results]:
+    def submit(self, paths: Sequence[Source], out: Pixels | None, offset: int | None) -> Future[Results]:
         """Decode a few images.
 
         Args:
-            paths: Their paths.
+            paths: Their paths; the process does not read any other source.
             out: N×H×W×3 of the shared memory for the pixels; None for a separate array per image.
             offset: Offset of `out` in the shared memory.
 
         Returns:
             The pixels of each image; None for an image that the process could not read.
         """
-        texts = [path if isinstance(path, str) and len(path) <= _LONGEST_PATH else "" for path in paths]
+        names = [os.fspath(path) if isinstance(path, str | os.PathLike) else "" for path in paths]
+        texts = [name if isinstance(name, str) and len(name) <= _LONGEST_PATH else "" for name in names]
         job = _Job(Task(texts, offset), out, Future())
         with self._lock:
             if self._failure is not None:

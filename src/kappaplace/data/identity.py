@@ -128,14 +128,13 @@ def _save(
 
 
 def _read(paths: Sequence[str], rows: NDArray[np.int64]) -> NDArray[np.void]:
-    return np.array([_digest(paths[int(row)]) for row in rows], DIGEST)
-
-
-def _digest(path: str) -> bytes:
-    try:
-        return _content_digest(path)
-    except OSError as error:
-        raise KappaPlaceError(f"Cannot read {path}: {os.strerror(error.errno or 0)}.") from None
+    digests = np.zeros(len(rows), DIGEST)
+    for i, path in enumerate(paths[row] for row in rows.tolist()):
+        try:
+            digests[i] = _content_digest(path)
+        except OSError as error:
+            raise KappaPlaceError(f"Cannot read {path}: {os.strerror(error.errno or 0)}.") from None
+    return digests
 
 
 def _content_digest(path: str) -> bytes:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import groupby, islice
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -64,6 +64,38 @@ class Workers:
     more than `FEW_IMAGES` files are read. Pixels and errors are the same as in threads."""
     prefetch: int = 2
     """Largest number of batches in progress."""
+
+
+class Threads:
+    """Threads of this process. With a count of 0, `submit` decodes immediately."""
+
+    def __init__(
+        self, count: int, spares: Spares, load: Callable[[list[int], Pixels | None], list[Result]]
+    ) -> None:
+        self.count = count
+        self.spares = spares
+        self.load = load
+        self.pool = ThreadPoolExecutor(count or 1, thread_name_prefix="decode")
+
+    def room(self, shape: tuple[int, ...]) -> tuple[Pixels, None]:
+        """Return an array for a batch N×H×W×3; None, because it has no offset in shared memory."""
+        return self.spares.take(shape), None
+
+    def submit(self, rows: list[int], out: Pixels | None) -> Future[Results]:
+        """Decode the images of a few rows, into `out` if it is given and they fit."""
+        if self.count:
+            return self.pool.submit(self.load, rows, out)
+        result: Future[Results] = Future()
+        result.set_result(self.load(rows, out))
+        return result
+
+    def close(self, keep: bool = False) -> None:
+        """End the threads."""
+        self.pool.shutdown(wait=True, cancel_futures=True)
+
+
+Crew: TypeAlias = Threads | DecodeProcesses
+"""Workers that decode the images of one pass."""
 
 
 class ImageLoader:
@@ -181,7 +213,7 @@ class ImageLoader:
             # One more than for threads, for a consumer that looks back; untouched memory costs nothing.
             pool = DecodeProcesses.start(count, settings, self.workers.prefetch + 3, size)
             if pool is not None:
-                return Processes(pool, self.paths)
+                return pool
         return Threads(self._threads, self._spares, self._load)
 
     def _in_processes(self) -> bool:
@@ -218,10 +250,13 @@ class ImageLoader:
         step = max(1, min(4, len(rows) // max(crew.count, 1)))
         futures = []
         for start in range(0, len(rows), step):
-            part = slice(start, start + step)
-            out = None if buffer is None else buffer[part]
+            part = rows[start : start + step]
+            out = None if buffer is None else buffer[start : start + step]
+            if isinstance(crew, Threads):
+                futures.append(crew.submit(part, out))
+                continue
             at = None if offset is None or buffer is None else offset + start * buffer[0].size
-            futures.append(crew.submit(rows[part], out, at))
+            futures.append(crew.submit([self.paths[row] for row in part], out, at))
         return _Block(rows, buffer, futures)
 
     def _load(self, rows: list[int], out: Pixels | None) -> list[Result]:
@@ -285,58 +320,3 @@ def default_workers() -> int:
 def usable_cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-class Crew(Protocol):
-    """Workers that decode the images of one pass."""
-
-    count: int
-
-    def room(self, shape: tuple[int, ...]) -> tuple[Pixels | None, int | None]:
-        """Return an array for a batch N×H×W×3 and its offset in shared memory, each None if there is none."""
-
-    def submit(self, rows: list[int], out: Pixels | None, offset: int | None) -> Future[Results]:
-        """Decode the images of a few rows, into `out` if it is given and they fit."""
-
-    def close(self, keep: bool = False) -> None:
-        """End the pass; with `keep`, all its tasks are done, so another pass may reuse the workers."""
-
-
-class Threads:
-    """Threads of this process. With a count of 0, `submit` decodes immediately."""
-
-    def __init__(
-        self, count: int, spares: Spares, load: Callable[[list[int], Pixels | None], list[Result]]
-    ) -> None:
-        self.count = count
-        self.spares = spares
-        self.load = load
-        self.pool = ThreadPoolExecutor(count or 1, thread_name_prefix="decode")
-
-    def room(self, shape: tuple[int, ...]) -> tuple[Pixels | None, int | None]:
-        return self.spares.take(shape), None
-
-    def submit(self, rows: list[int], out: Pixels | None, offset: int | None) -> Future[Results]:
-        if self.count:
-            return self.pool.submit(self.load, rows, out)
-        result: Future[Results] = Future()
-        result.set_result(self.load(rows, out))
-        return result
-
-    def close(self, keep: bool = False) -> None:
-        self.pool.shutdown(wait=True, cancel_futures=True)
-
-
-class Processes:
-    """Processes, which receive paths instead of rows."""
-
-    def __init__(self, pool: DecodeProcesses, paths: Sequence[Source]) -> None:
-        self.count = pool.count
-        self.room = pool.room
-        self.close = pool.close
-        self.pool = pool
-        self.paths = paths
-
-    def submit(self, rows: list[int], out: Pixels | None, offset: int | None) -> Future[Results]:
-        paths = [os.fspath(self.paths[row]) for row in rows]  # type: ignore[arg-type]
-        return self.pool.submit(paths, out, offset)
