@@ -43,7 +43,7 @@ def as_column(name: str, values: ArrayLike) -> Column:
         values: One value per row; two for positions.
 
     Returns:
-        The column, a view if the type is right already.
+        The column, a view if the values already have its type.
 
     Raises:
         KappaPlaceError: If a value does not have the type of the column.

@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -26,7 +26,11 @@ from kappaplace.data.augment import grayscale
 from kappaplace.data.randomness import Keys, Stream, Uniforms, checked_keys, item_key, item_uniforms
 from kappaplace.errors import KappaPlaceError
 
-Draw = Callable[..., Tensor]
+Draw: TypeAlias = Callable[..., Tensor]
+"""Source of uniform numbers in [0, 1): called with a shape, it returns new ones."""
+Degradation: TypeAlias = Callable[[Tensor, Tensor, Draw], Tensor]
+"""One kind: called with images N×3×H×W in [0, 1], levels N×1×1×1 and a source of random numbers, it returns
+degraded images, possibly outside [0, 1]."""
 
 
 class Degraded(NamedTuple):
@@ -145,7 +149,7 @@ def compression(images: Tensor, level: Tensor, draw: Draw) -> Tensor:
     return ((rgb + 128) / 255)[:, :, :height, :width]
 
 
-_KIND_FUNCTIONS: dict[str, Callable[[Tensor, Tensor, Draw], Tensor]] = {
+_KIND_FUNCTIONS: dict[str, Degradation] = {
     function.__name__: function for function in (night, fog, rain, blur, noise, occlusion, compression)
 }
 DEGRADATIONS: tuple[str, ...] = tuple(_KIND_FUNCTIONS)

@@ -219,7 +219,7 @@ class Preprocessing:
         """
         import torch
 
-        # Copied asynchronously: otherwise a busy GPU would delay whoever prepares its next batch.
+        # Copied asynchronously: otherwise a busy GPU would delay the preparation of its next batch.
         mean, std = (
             torch.tensor(v).view(3, 1, 1).to(batch.device, non_blocking=True) for v in (self.mean, self.std)
         )

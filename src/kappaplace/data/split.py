@@ -118,7 +118,7 @@ class Split:
         ):
             if older not in files.values() and older.exists():
                 raise KappaPlaceError(
-                    f"{older} belongs to an earlier split, which may share images with this one. "
+                    f"{older} belongs to an earlier split, which may contain the same images. "
                     "Remove it, or choose another folder."
                 )
         for name, part in self.parts.items():
@@ -192,7 +192,7 @@ def _by_session(table: PlaceImages, options: SplitOptions) -> Split:
     mixed = np.intersect1d(sessions.number[part > 0], sessions.number[part == REFERENCES])
     if len(mixed):  # only if the table has queries
         notes.append(f"warning: {len(mixed)} sessions of the table contain both references and queries")
-    if sessions.source == "folder":  # a session only if the user is right: measure what contradicts it
+    if sessions.source == "folder":  # a folder may be a part of a session: measure the leak
         rate = leak_rate(table, np.flatnonzero(part == CALIBRATION), np.flatnonzero(part == TEST))
         leak = (
             "without positions the leak cannot be measured"
@@ -325,9 +325,9 @@ def _blocks(table: PlaceImages, fractions: Fractions, options: SplitOptions) -> 
     part[table.posed] = assign_groups(cells, fractions, options.seed, kind=f"blocks of {side:g} m", hint=hint)
     reach = buffer + 2.0 * (0.0 if table.accuracy is None else float(np.nanmax(table.accuracy, initial=0.0)))
     for number in (TEST, CALIBRATION):  # test loses nothing, calibration only to test, train to both
-        kept, lower = np.flatnonzero(part == number), np.flatnonzero((part >= 0) & (part < number))
-        if len(kept) and len(lower):
-            part[lower[any_within(table.positions[lower], table.positions[kept], reach)]] = DROPPED
+        upper, lower = np.flatnonzero(part == number), np.flatnonzero((part >= 0) & (part < number))
+        if len(upper) and len(lower):
+            part[lower[any_within(table.positions[lower], table.positions[upper], reach)]] = DROPPED
     if not set(fractions) <= set(part.tolist()):
         raise KappaPlaceError(
             f"With blocks of {side:g} m and {reach:g} m between parts, one part is empty. "

@@ -398,28 +398,28 @@ class ImageNames(Sequence[str]):
         path = str(self.paths[self.rows[index]])
         return os.path.join(self.root, path) if path else ""
 
-    def relative(self, chosen: NDArray[np.int64] | None = None) -> list[str]:
+    def relative(self, indices: NDArray[np.int64] | None = None) -> list[str]:
         """Return paths without their folder.
 
         Args:
-            chosen: Indices of the paths. Default: all.
+            indices: Indices of the paths. Default: all.
 
         Returns:
             The paths.
         """
-        return self.paths[self.rows if chosen is None else self.rows[chosen]].tolist()
+        return self.paths[self.rows if indices is None else self.rows[indices]].tolist()
 
-    def keeping(self, chosen: NDArray[np.int64]) -> ImageNames:
+    def keeping(self, indices: NDArray[np.int64]) -> ImageNames:
         """Return the same number of paths, with all but a few replaced by "".
 
         A result of a very large map keeps only the paths that it mentions.
 
         Args:
-            chosen: Indices of the paths to keep.
+            indices: Indices of the paths to keep.
 
         Returns:
             The paths.
         """
         paths = np.full(len(self), "", TEXT)
-        paths[chosen] = self.paths[self.rows[chosen]]
+        paths[indices] = self.paths[self.rows[indices]]
         return ImageNames(paths, self.root)
