@@ -1,4 +1,4 @@
-"""Tables that are damaged or were edited by mistake: one sentence each, never a traceback."""
+"""Damaged tables, or tables edited by mistake: one message each, never a traceback."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ BAD: list[tuple[str, str, Callable[[Path], None], str]] = [
 @pytest.mark.parametrize(
     ("suffix", "damage", "words"), [b[1:] for b in BAD], ids=[b[1] + " " + b[0] for b in BAD]
 )
-def test_a_bad_table_is_told_in_one_sentence(tmp_path, suffix, damage, words):
+def test_a_bad_table_raises_one_message(tmp_path, suffix, damage, words):
     file = saved(tmp_path / f"t{suffix}")
     PlaceImages.open(file)
     damage(file)
@@ -114,8 +114,8 @@ def test_the_recorded_hash_of_a_bad_table(tmp_path, suffix):
         recorded_hash(file)
 
 
-def test_a_mistake_of_ours_is_not_called_damage(tmp_path, monkeypatch):
-    """The border knows what bad files raise; anything else stays a traceback that tells where."""
+def test_an_internal_error_is_not_reported_as_damage(tmp_path, monkeypatch):
+    """Only exceptions that bad files raise become a message; others remain a traceback."""
     file = saved(tmp_path / "t.csv")
 
     def broken(*_: object) -> object:

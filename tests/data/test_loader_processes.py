@@ -1,4 +1,4 @@
-"""Decoding in processes: the same batches and errors as in threads, and nothing left behind."""
+"""Decoding in processes: the same batches and errors as in threads, and no resources left."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _OTHERS: set[int] = set()
 def paths(tmp_path: Path) -> list[Path]:
     """Twelve noisy images of two sizes and several formats."""
     rng = np.random.default_rng(0)
-    found = []
+    files = []
     for row in range(12):
         shape = (20, 30, 3) if row % 3 else (16, 16, 3)
-        found.append(tmp_path / f"{row}{('.jpg', '.png')[row % 2]}")
-        Image.fromarray(rng.integers(0, 256, shape, dtype=np.uint8)).save(found[-1])
-    return found
+        files.append(tmp_path / f"{row}{('.jpg', '.png')[row % 2]}")
+        Image.fromarray(rng.integers(0, 256, shape, dtype=np.uint8)).save(files[-1])
+    return files
 
 
 @pytest.fixture(autouse=True)
@@ -68,20 +68,20 @@ def _is_open(number: str) -> bool:
 
 
 def _children(of: int | None = None) -> list[int]:
-    """Processes whose parent this one is, zombies included, that other tests have not started."""
-    found = []
+    """Return child processes, including zombies, except those of other tests."""
+    children = []
     for entry in filter(str.isdigit, os.listdir("/proc")):
         try:
             fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
         except OSError:  # it ended meanwhile
             continue
         if int(fields[1]) == (of or os.getpid()):
-            found.append(int(entry))
-    return sorted(set(found) - _OTHERS)
+            children.append(int(entry))
+    return sorted(set(children) - _OTHERS)
 
 
 def both(paths: Any, preprocessing: Preprocessing, size: int, **more: Any) -> tuple[list[Batch], list[Batch]]:
-    """All batches from threads and from processes."""
+    """Return all batches from threads and from processes."""
     loaders = [ImageLoader(paths, preprocessing, size, workers=Workers(2, p), **more) for p in (False, True)]
     return list(loaders[0]), list(loaders[1])
 
@@ -96,15 +96,15 @@ def test_the_same_batches_as_in_threads(paths: list[Path], preprocessing: Prepro
         assert other.images.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_batches_that_are_kept_stay_as_they_are(paths: list[Path]) -> None:
+def test_batches_in_use_do_not_change(paths: list[Path]) -> None:
     loader = ImageLoader(paths, SQUARE, 1, workers=Workers(2, True))
     for _ in range(2):
-        kept = [batch.images[0, :1] for batch in loader]  # more than the shared memory has room for
-        for view, path in zip(kept, paths, strict=True):
+        views = [batch.images[0, :1] for batch in loader]  # more than the shared memory has room for
+        for view, path in zip(views, paths, strict=True):
             assert torch.equal(view, SQUARE.to_uint8(path)[:1])
 
 
-def test_memory_is_used_again(paths: list[Path]) -> None:
+def test_memory_is_reused(paths: list[Path]) -> None:
     loader = ImageLoader(paths, SQUARE, 1, workers=Workers(2, True), rows=list(range(12)) * 3)
     assert len({batch.images.data_ptr() for batch in loader}) <= loader.workers.prefetch + 3
 
@@ -125,7 +125,7 @@ def test_unreadable_images_are_skipped_as_in_threads(paths: list[Path], preproce
     assert [s.row for s in skipped[1]] == [1, 4, 5, 7]
 
 
-def test_unreadable_images_are_fatal_by_choice(paths: list[Path]) -> None:
+def test_unreadable_images_raise_on_request(paths: list[Path]) -> None:
     paths[9].unlink()
     seen = []
     with pytest.raises(KappaPlaceError, match=r"No image file at .*9\.png"):
@@ -133,9 +133,7 @@ def test_unreadable_images_are_fatal_by_choice(paths: list[Path]) -> None:
     assert seen == [0, 3, 6]
 
 
-def test_what_only_the_parent_can_read_is_read_there(
-    paths: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_images_that_only_the_parent_can_read(paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
     paths[2].write_bytes(paths[2].read_bytes()[:-40])
     for preprocessing in (SQUARE, NATIVE):
@@ -145,17 +143,17 @@ def test_what_only_the_parent_can_read_is_read_there(
 
 
 def test_endless_rows_and_an_early_stop(paths: list[Path]) -> None:
-    asked = []
+    consumed = []
 
     def rows() -> Iterator[int]:
         for row in itertools.cycle(range(12)):
-            asked.append(row)
+            consumed.append(row)
             yield row
 
     batches = iter(ImageLoader(paths, SQUARE, 4, rows=rows(), workers=Workers(2, True)))
     got = [next(batches).rows.tolist() for _ in range(6)]
     assert list(itertools.chain(*got)) == [r % 12 for r in range(24)]
-    assert len(asked) <= 24 + 2 * 4 + 4
+    assert len(consumed) <= 24 + 2 * 4 + 4
     assert len(_children()) == 2
     del batches
     assert _children() == []
@@ -171,7 +169,7 @@ def test_an_exception_of_the_consumer_ends_the_processes(paths: list[Path]) -> N
     assert _children() == []
 
 
-def test_a_killed_process_ends_the_pass_with_one_sentence(paths: list[Path]) -> None:
+def test_a_killed_process_ends_the_pass_with_one_message(paths: list[Path]) -> None:
     rows = itertools.cycle(range(12))
     batches = iter(ImageLoader(paths, SQUARE, 4, rows=rows, workers=Workers(2, True), on_error="skip"))
     next(batches)
@@ -181,7 +179,7 @@ def test_a_killed_process_ends_the_pass_with_one_sentence(paths: list[Path]) -> 
     assert _children() == []
 
 
-def test_the_next_pass_takes_over_the_processes(
+def test_the_next_pass_reuses_the_processes(
     paths: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     relative = [path.name for path in paths]
@@ -208,7 +206,7 @@ def test_processes_without_a_next_pass_end(paths: list[Path], monkeypatch: pytes
 
 
 def until(true: Callable[[], bool]) -> bool:
-    """Whether it comes true within seconds."""
+    """Return whether a condition becomes true within seconds."""
     end = time.monotonic() + 10
     while not true() and time.monotonic() < end:
         time.sleep(0.02)
@@ -236,22 +234,22 @@ def test_interrupted_in_a_script_without_a_guard(paths: list[Path], tmp_path: Pa
 
 @pytest.mark.parametrize("processes", [False, True])
 @pytest.mark.parametrize("order", [range(12), [1, 2, 4, 5, 7, 8]])
-def test_images_of_one_size_may_stay_as_they_are(
+def test_images_of_one_size_may_remain_unresized(
     paths: list[Path], processes: bool, order: list[int]
 ) -> None:
     (paths[5].parent / "broken.png").write_bytes(b"no image")
     paths = [*paths, paths[5].parent / "broken.png"]
     options: dict[str, Any] = {"workers": Workers(2, processes), "on_error": "skip"}
-    found = ImageLoader(paths, SQUARE, 6, rows=[*order, 12], unresized=(20, 30), **options)
+    loader = ImageLoader(paths, SQUARE, 6, rows=[*order, 12], unresized=(20, 30), **options)
     rows = []
-    for batch in found:
+    for batch in loader:
         for row, image in zip(batch.rows, batch.images, strict=True):
             whole = np.asarray(SQUARE.decoded(paths[row]))
             expected = whole if whole.shape == (20, 30, 3) else np.asarray(SQUARE.image(paths[row]))
             np.testing.assert_array_equal(image.permute(1, 2, 0), expected)
             rows.append(int(row))
     assert rows == list(order)
-    assert [skipped.row for skipped in found.skipped] == [12]
+    assert [skipped.row for skipped in loader.skipped] == [12]
 
 
 def test_processes_end_with_a_parent_that_is_killed(paths: list[Path], tmp_path: Path) -> None:
@@ -271,7 +269,7 @@ def test_processes_end_with_a_parent_that_is_killed(paths: list[Path], tmp_path:
 
 
 def ended_by(end: signal.Signals, script: Path, text: str) -> str:
-    """What a script with two workers writes to stderr when it ends that way."""
+    """Return what a script with two workers writes to stderr when a signal ends it."""
     # Started in the background, a shell has its children ignore Ctrl-C.
     script.write_text("import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n" + text)
     with subprocess.Popen(
@@ -322,13 +320,13 @@ def test_many_cores_and_many_files_mean_processes(
     workers: int | None,
     expected: int | None,
 ) -> None:
-    asked = started_with(monkeypatch, cores)
+    counts = recorded_starts(monkeypatch, cores)
     next(iter(ImageLoader(paths, SQUARE, 4, rows=[0] * images, workers=workers)))
-    assert asked == ([] if expected is None else [expected])
+    assert counts == ([] if expected is None else [expected])
 
 
 def test_only_paths_go_to_processes(paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = started_with(monkeypatch, cores=16)
+    counts = recorded_starts(monkeypatch, cores=16)
     rows = [0] * 1000
     array = np.zeros((16, 16, 3), np.uint8)
     for sources in ([*paths, array], [paths[0].read_bytes()], _OnDemand([paths[0]])):
@@ -336,25 +334,25 @@ def test_only_paths_go_to_processes(paths: list[Path], monkeypatch: pytest.Monke
         with pytest.raises(KappaPlaceError, match="a list of paths"):
             next(iter(ImageLoader(sources, SQUARE, 4, rows=rows, workers=Workers(processes=True))))
     next(iter(ImageLoader(paths, _Own(16, "exact"), 4, rows=rows)))
-    assert asked == []
+    assert counts == []
     next(iter(ImageLoader(tuple(map(str, paths)), SQUARE, 4, rows=iter(rows))))
-    assert asked == [16]
+    assert counts == [16]
 
 
 class _OnDemand(UserList[Any]):
-    """Stands for sequences that make their items when asked: looking at all of them may be costly."""
+    """A sequence that computes its items on access, so checking all of them may be slow."""
 
 
 class _Own(Preprocessing):
     pass
 
 
-def started_with(monkeypatch: pytest.MonkeyPatch, cores: int) -> list[int]:
-    """The numbers of processes asked for on a machine with so many cores; threads then do the work."""
-    asked: list[int] = []
+def recorded_starts(monkeypatch: pytest.MonkeyPatch, cores: int) -> list[int]:
+    """Record the number of processes that a loader starts on a machine with this many cores."""
+    counts: list[int] = []
     monkeypatch.setattr(loader, "usable_cores", lambda: cores)
-    monkeypatch.setattr(loader.DecodeProcesses, "start", lambda count, *_: asked.append(count))
-    return asked
+    monkeypatch.setattr(loader.DecodeProcesses, "start", lambda count, *_: counts.append(count))
+    return counts
 
 
 def test_workers_start_without_torch() -> None:

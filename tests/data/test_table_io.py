@@ -1,4 +1,4 @@
-"""One file a table, in two formats, read back exactly and written atomically."""
+"""Table files in two formats: exact round trip and atomic writes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_many_blocks(tmp_path, monkeypatch, suffix):
     assert PlaceImages.open(tmp_path / f"t{suffix}").content_hash == whole.content_hash
 
 
-def test_images_beside_the_table_move_with_it(tmp_path):
+def test_images_next_to_the_table_move_with_it(tmp_path):
     home = tmp_path / "home"
     (home / "images").mkdir(parents=True)
     table(root=home / "images").save(home / "t.parquet")
@@ -80,7 +80,7 @@ def test_images_beside_the_table_move_with_it(tmp_path):
     assert PlaceImages.open(tmp_path / "moved" / "t.parquet").root == tmp_path / "moved" / "images"
 
 
-def test_images_elsewhere_are_found_from_anywhere(tmp_path):
+def test_images_in_another_folder_have_an_absolute_path(tmp_path):
     (tmp_path / "images").mkdir()
     (tmp_path / "tables").mkdir()
     table(root=tmp_path / "images").save(tmp_path / "tables" / "t.csv")
@@ -117,7 +117,7 @@ def test_a_csv_may_be_edited_by_hand(tmp_path):
     assert edited.content_hash != recorded_hash(file)
 
 
-def test_bad_files_are_told(tmp_path):
+def test_bad_files_raise(tmp_path):
     with pytest.raises(KappaPlaceError, match="no table at"):
         PlaceImages.open(tmp_path / "none.parquet")
     with pytest.raises(KappaPlaceError, match=r"must end in \.parquet or \.csv"):

@@ -58,16 +58,18 @@ def open_image(source: Path | bytes, formats: Sequence[str] | None = None) -> Im
     Raises:
         MissingExtra: If the file is HEIC and the extra "heic" is not installed.
     """
+
+    def opened(names: list[str] | None) -> Image.Image:
+        return Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=names)
+
     try:
         # Pillow rejects the name of a format that is not registered yet.
-        registered = None if formats is None else [name for name in formats if name != HEIF]
-        return Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=registered)
+        return opened(None if formats is None else [name for name in formats if name != HEIF])
     except UnidentifiedImageError:
         if not is_heif(source) or (formats is not None and HEIF not in formats):
             raise
         enable_heif()
-        accepted = None if formats is None else [*formats]
-        return Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=accepted)
+        return opened(None if formats is None else [*formats])
 
 
 def is_heif(source: Path | bytes) -> bool:

@@ -24,13 +24,6 @@ Interpolation = Literal["bilinear", "bicubic", "lanczos", "nearest"]
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
-_RESAMPLING = {
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-    "lanczos": Image.Resampling.LANCZOS,
-    "nearest": Image.Resampling.NEAREST,
-}
-
 Box = tuple[float, float, float, float]
 """Left, top, right and bottom of a part of an image."""
 
@@ -176,7 +169,9 @@ class Preprocessing:
         resize = self.resizing(image.height, image.width)
         if resize.before == resize.after:
             return image
-        return image.resize(resize.after[::-1], _RESAMPLING[resize.interpolation], box=resize.box)
+        return image.resize(
+            resize.after[::-1], Image.Resampling[resize.interpolation.upper()], box=resize.box
+        )
 
     def resizing(self, height: int, width: int) -> Resize:
         """Return the operation by which `resized` resizes an image.
@@ -252,7 +247,7 @@ def _check(p: Preprocessing) -> None:
     problems = {
         f"mode must be one of {', '.join(get_args(ResizeMode))}": p.mode not in get_args(ResizeMode),
         f"interpolation must be one of {', '.join(get_args(Interpolation))}": p.interpolation
-        not in _RESAMPLING,
+        not in get_args(Interpolation),
         "size must be None with mode 'none', and only then": (p.mode == "none") != (sides is None),
         "size must be one or two positive integers (height, width)": sides is not None
         and not (len(sides) in (1, 2) and all(isinstance(n, int) and n > 0 for n in sides)),

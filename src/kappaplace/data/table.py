@@ -314,16 +314,8 @@ class PlaceImages:
         Raises:
             KappaPlaceError: If the file cannot be written.
         """
-        facts = TableFacts(
-            VERSION,
-            str(self.root),
-            self.frame,
-            self.name,
-            self.protocol,
-            self.radius,
-            self.neighborhood,
-            self.content_hash,
-        )
+        plain = (self.frame, self.name, self.protocol, self.radius, self.neighborhood, self.content_hash)
+        facts = TableFacts(VERSION, str(self.root), *plain)
         write_table(path, self._columns(), self.given_positives, facts)
 
     @staticmethod
