@@ -277,7 +277,7 @@ def _kind_indices(kinds: str | Sequence[str] | Tensor, count: int) -> Tensor:
         unknown = sorted(set(names) - set(DEGRADATIONS))
         if unknown:
             raise KappaPlaceError(
-                f"Unknown degradations: {', '.join(unknown)}. Choose from: {', '.join(DEGRADATIONS)}."
+                f"Unknown degradations: {', '.join(map(str, unknown))}. Choose from: {', '.join(DEGRADATIONS)}."
             )
         indices = torch.tensor([DEGRADATIONS.index(name) for name in names], dtype=torch.long)
     if indices.shape != (count,) or not bool(((indices >= -1) & (indices < len(DEGRADATIONS))).all()):

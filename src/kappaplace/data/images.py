@@ -97,7 +97,7 @@ class Preprocessing:
         unknown = sorted(set(values) - set(names))
         if unknown:
             raise KappaPlaceError(
-                f"Unknown preprocessing settings: {', '.join(unknown)}. Choose from: {', '.join(names)}."
+                f"Unknown preprocessing settings: {', '.join(map(str, unknown))}. Choose from: {', '.join(names)}."
             )
         try:
             return cls(**values)
