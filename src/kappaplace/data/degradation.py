@@ -274,10 +274,10 @@ def _kind_indices(kinds: str | Sequence[str] | Tensor, count: int) -> Tensor:
         indices = kinds.cpu().long()
     else:
         names = [kinds] * count if isinstance(kinds, str) else list(kinds)
-        unknown = sorted(set(names) - set(DEGRADATIONS))
+        unknown = sorted(map(str, set(names) - set(DEGRADATIONS)))
         if unknown:
             raise KappaPlaceError(
-                f"Unknown degradations: {', '.join(map(str, unknown))}. Choose from: {', '.join(DEGRADATIONS)}."
+                f"Unknown degradations: {', '.join(unknown)}. Choose from: {', '.join(DEGRADATIONS)}."
             )
         indices = torch.tensor([DEGRADATIONS.index(name) for name in names], dtype=torch.long)
     if indices.shape != (count,) or not bool(((indices >= -1) & (indices < len(DEGRADATIONS))).all()):

@@ -94,10 +94,10 @@ class Preprocessing:
         if not isinstance(values, dict):
             raise KappaPlaceError(f"Preprocessing must be a mapping of settings, got {values!r}.")
         names = [field.name for field in fields(cls)]
-        unknown = sorted(set(values) - set(names))
+        unknown = sorted(map(str, set(values) - set(names)))
         if unknown:
             raise KappaPlaceError(
-                f"Unknown preprocessing settings: {', '.join(map(str, unknown))}. Choose from: {', '.join(names)}."
+                f"Unknown preprocessing settings: {', '.join(unknown)}. Choose from: {', '.join(names)}."
             )
         try:
             return cls(**values)
