@@ -32,8 +32,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from kappaplace.cli.bench import write_photos
+from kappaplace.data.decode_worker import unpack
 from kappaplace.data.images import Preprocessing
-from kappaplace.data.loader import ImageLoader, unpack
+from kappaplace.data.loader import ImageLoader, Workers
 from record import append_row
 
 
@@ -109,7 +110,7 @@ def measure(args: argparse.Namespace) -> list[tuple[float, float]]:
         kib = statistics.mean(p.stat().st_size for p in paths) / 1024
         print(f"{args.images} JPEGs of {args.width}×{args.height}, {kib:.0f} KiB, to {args.size}×{args.size}")
         bare(paths, preprocessing, args.workers)  # warm the file cache
-        loader = ImageLoader(paths, preprocessing, args.batch_size, workers=args.workers, processes=False)
+        loader = ImageLoader(paths, preprocessing, args.batch_size, workers=Workers(args.workers, False))
         runs = [
             lambda: bare(paths, preprocessing, args.workers),
             lambda: loaded(loader),
@@ -138,12 +139,10 @@ def scaling(args: argparse.Namespace) -> None:
         for workers in args.scaling:
             left = args.height, args.width
             loaders = [
-                ImageLoader(paths, preprocessing, args.batch_size, workers=workers, **options)
-                for options in (
-                    {"processes": False},
-                    {"processes": True},
-                    {"processes": True, "unresized": left},
+                ImageLoader(
+                    paths, preprocessing, args.batch_size, workers=Workers(workers, processes), unresized=size
                 )
+                for processes, size in ((False, None), (True, None), (True, left))
             ]
             rounds = []
             for _ in range(args.rounds):

@@ -105,7 +105,7 @@ def test_layouts_are_listed():
         (("split", "t.csv", "--by", "time", "--block", "5", "--out", "."), "no effect on a split by time"),
         (("import", "csv", ".", "--out", "t.csv", "-o", "folder=x"), 'has no option "folder"'),
         (("import", "csv", ".", "--out", "t.csv", "-o", "ask=x"), 'has no option "ask"'),
-        (("import", "sf-xl-v2", ".", "--out", "t.csv", "-o", "name=x"), "knows no option name"),
+        (("import", "sf-xl-v2", ".", "--out", "t.csv", "-o", "name=x"), "has no option name"),
         (("import", "sf-xl-v2", ".", "--out", "t.csv", "-o", "queries=v1"), "sf-xl-v2 fixes queries"),
     ],
 )
@@ -135,7 +135,7 @@ def test_a_protocol_is_imported_as_it_is(amstertime, monkeypatch, capsys):
         (("--radius", "25"), "fixes the radius. Omit --radius"),
         (("--neighbourhood", "self"), "fixes the neighborhood"),
         (("-o", "queries=new"), "amstertime fixes queries"),
-        (("-o", "magic=1"), "knows no option magic"),
+        (("-o", "magic=1"), "has no option magic"),
     ):
         answer = refused(monkeypatch, capsys, "import", "amstertime", amstertime, "--out", out, *words)
         assert sentence in answer
@@ -154,8 +154,8 @@ def test_a_protocols_policy_is_the_default(amstertime, monkeypatch):
         PROTOCOLS, "amstertime", replace(PROTOCOLS["amstertime"], no_positives=NoPositives.SKIP)
     )
     words = ("import", "amstertime", amstertime, "--out", amstertime / "t.parquet")
-    assert "0 without positives, left out" in run(*words).stdout
-    assert "0 without positives, left out" in run("check", words[-1], "--no-images").stdout
+    assert "0 without positives, omitted" in run(*words).stdout
+    assert "0 without positives, omitted" in run("check", words[-1], "--no-images").stdout
     assert "counted as failures" in run(*words, "--policy", "fail").stdout
 
 

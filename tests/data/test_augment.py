@@ -20,7 +20,7 @@ from kappaplace.data.augment import (
     CosPlaceAugmentation,
     Jitter,
     _enlarge,
-    colour_jitter,
+    color_jitter,
     crop_resize,
     sample_crops,
     sample_jitter,
@@ -67,7 +67,7 @@ def by_hand(image: np.ndarray, amount: np.ndarray, order: list[int]) -> np.ndarr
     return image
 
 
-def test_jitter_applies_each_samples_own_operations_in_its_own_order() -> None:
+def test_jitter_applies_the_operations_of_each_image_in_its_order() -> None:
     images = batch(16)
     jitter = sample_jitter(16, generator=seeded(1))
     assert len({tuple(o) for o in jitter.order.tolist()}) > 5
@@ -75,21 +75,21 @@ def test_jitter_applies_each_samples_own_operations_in_its_own_order() -> None:
         by_hand(i.numpy().astype(float), a.numpy(), o.tolist())
         for i, a, o in zip(images, jitter.amount, jitter.order, strict=True)
     ]
-    np.testing.assert_allclose(colour_jitter(images, jitter).numpy(), np.stack(expected), atol=2e-5)
+    np.testing.assert_allclose(color_jitter(images, jitter).numpy(), np.stack(expected), atol=2e-5)
 
 
 @given(seed=st.integers(0, 10_000))
 @settings(max_examples=20, deadline=None)
-def test_all_at_once_gives_what_one_after_the_other_gives(seed: int) -> None:
+def test_compiled_jitter_equals_sorted_jitter(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     images, jitter = torch.rand(7, 3, 9, 11, generator=generator), sample_jitter(7, generator=generator)
     at_once = augment._jitter_at_once(images, jitter.amount, jitter.order)  # what ``compiled`` compiles
-    torch.testing.assert_close(at_once, colour_jitter(images, jitter), rtol=0, atol=1e-6)
+    torch.testing.assert_close(at_once, color_jitter(images, jitter), rtol=0, atol=1e-6)
 
 
 def test_no_jitter_is_the_identity() -> None:
     still = Jitter(torch.tensor([[1.0, 1.0, 1.0, 0.0]]).repeat(4, 1), torch.arange(4).repeat(4, 1))
-    torch.testing.assert_close(colour_jitter(batch(), still), batch())
+    torch.testing.assert_close(color_jitter(batch(), still), batch())
 
 
 @pytest.mark.parametrize("source", [{"generator": seeded()}, {"keys": np.arange(4000)}])
@@ -111,7 +111,7 @@ def test_jitter_ranges(source: dict[str, Any]) -> None:
 
 @settings(deadline=None)
 @given(st.integers(1, 300), st.integers(1, 300), st.integers(0, 2**31))
-def test_crops_lie_inside_with_the_asked_area_and_aspect(height: int, width: int, seed: int) -> None:
+def test_crops_are_inside_with_the_requested_area_and_aspect(height: int, width: int, seed: int) -> None:
     boxes = sample_crops(20, height, width, generator=seeded(seed))
     top, left, h, w = boxes.T
     assert (top >= 0).all()
@@ -137,12 +137,12 @@ def test_crop_statistics_are_uniform_in_area_and_position(source: dict[str, Any]
     assert float((boxes[:, 0] / (1000 - boxes[:, 2])).mean()) == pytest.approx(0.5, abs=0.01)
 
 
-def test_panorama_falls_back_to_the_centre() -> None:
+def test_panorama_falls_back_to_the_center() -> None:
     boxes = sample_crops(3, 10, 100, scale=(0.9, 1.0), generator=seeded())
     assert boxes.tolist() == [[0, 43, 10, 13]] * 3
 
 
-def test_crop_is_cut_then_resized_with_antialias() -> None:
+def test_crops_are_resized_with_antialiasing() -> None:
     images = batch(3, 40, 50)
     boxes = torch.tensor([[0, 0, 40, 50], [5, 7, 30, 20], [10, 10, 8, 9]])
     out = crop_resize(images, boxes, (12, 16))
@@ -154,7 +154,7 @@ def test_crop_is_cut_then_resized_with_antialias() -> None:
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(8, 60), st.integers(8, 60), st.integers(0, 2**31))
-def test_enlarging_in_one_call_agrees_with_a_call_per_box(height: int, width: int, seed: int) -> None:
+def test_enlarging_in_one_call_equals_one_call_per_box(height: int, width: int, seed: int) -> None:
     # Not from one column: torch's antialiased resize then repeats the first row.
     # The one call is the GPU's way; it needs no GPU to be checked.
     images, boxes = batch(5, height, width, seed), sample_crops(5, height, width, generator=seeded(seed))
@@ -200,7 +200,7 @@ def test_nothing_to_do_is_a_plain_resize() -> None:
 
 
 @pytest.mark.parametrize("shape", [(64, 64), (37, 29), (5, 3)])
-def test_with_a_key_the_company_does_not_matter(shape: tuple[int, int]) -> None:
+def test_with_keys_the_batch_does_not_matter(shape: tuple[int, int]) -> None:
     images, keys = batch(24, *shape), item_key(3, np.arange(24))
     augment = CosPlaceAugmentation(size=40)
     whole = augment(images, keys=keys)

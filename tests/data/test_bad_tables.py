@@ -1,4 +1,4 @@
-"""Tables that are damaged or were edited by mistake: one sentence each, never a traceback."""
+"""Damaged tables, or tables edited by mistake: one message each, never a traceback."""
 
 from __future__ import annotations
 
@@ -75,19 +75,19 @@ def text_column(name: str) -> Callable[[Path], None]:
 BAD: list[tuple[str, str, Callable[[Path], None], str]] = [
     ("body", ".parquet", corrupt_body, "cannot be read as Parquet"),
     ("truncated", ".parquet", lambda f: f.write_bytes(f.read_bytes()[:-9]), "cannot be read as Parquet"),
-    ("JSON", ".parquet", metadata_is("{"), "JSON of its metadata is damaged"),
-    ("list", ".parquet", metadata_is("[1]"), r"must be a JSON object, not '\[1\]'"),
-    ("text x", ".parquet", text_column("x"), "column x holds string, not numbers"),
-    ("text role", ".parquet", text_column("is_query"), "is_query holds string, not true or false"),
+    ("JSON", ".parquet", metadata_is("{"), r"The metadata of .* is not valid JSON"),
+    ("list", ".parquet", metadata_is("[1]"), r"metadata: expected an object, got \[1\]"),
+    ("text x", ".parquet", text_column("x"), "column x must be numbers, got string"),
+    ("text role", ".parquet", text_column("is_query"), "is_query must be true or false, got string"),
     ("Latin-1", ".csv", replaced(b"a.jpg", b"\xe9.jpg"), "cannot be read as a CSV table"),
-    ("JSON", ".csv", metadata_is("{"), "JSON of its metadata is damaged"),
-    ("list", ".csv", metadata_is("[1]"), "must be a JSON object"),
-    ("radius", ".csv", with_csv_metadata(radius="abc"), "radius in its metadata cannot be 'abc'"),
-    ("no radius", ".csv", metadata_is('{"version": 1, "root": ""}'), "frame is missing"),
-    ("root", ".csv", with_csv_metadata(root=None), "root in its metadata cannot be None"),
+    ("JSON", ".csv", metadata_is("{"), r"The metadata of .* is not valid JSON"),
+    ("list", ".csv", metadata_is("[1]"), "metadata: expected an object"),
+    ("radius", ".csv", with_csv_metadata(radius="abc"), "metadata.radius: expected a number, got 'abc'"),
+    ("no radius", ".csv", metadata_is('{"version": 1, "root": ""}'), "the field 'frame' is missing"),
+    ("root", ".csv", with_csv_metadata(root=None), "metadata.root: expected text, got None"),
     ("neighbourhood", ".csv", with_csv_metadata(neighbourhood={"a": 1}), "cannot be read as a CSV table"),
-    ("newer", ".csv", with_csv_metadata(version=2), "a table of version 2 .* upgrade"),
-    ("positives", ".csv", replaced(b"0 1\n", b"0 z\n"), "line 5: its positives are no list of indices"),
+    ("newer", ".csv", with_csv_metadata(version=2), "a table of version 2.* Upgrade"),
+    ("positives", ".csv", replaced(b"0 1\n", b"0 z\n"), "line 5: its positives are not a list of indices"),
     ("role", ".csv", replaced(b",1,0 1\n", b",7,0 1\n"), "'7' is neither 0 nor 1"),
     ("place", ".csv", replaced(b",-1,", b",99999999999999999999,"), "column place"),
 ]
@@ -96,7 +96,7 @@ BAD: list[tuple[str, str, Callable[[Path], None], str]] = [
 @pytest.mark.parametrize(
     ("suffix", "damage", "words"), [b[1:] for b in BAD], ids=[b[1] + " " + b[0] for b in BAD]
 )
-def test_a_bad_table_is_told_in_one_sentence(tmp_path, suffix, damage, words):
+def test_a_bad_table_raises_one_message(tmp_path, suffix, damage, words):
     file = saved(tmp_path / f"t{suffix}")
     PlaceImages.open(file)
     damage(file)
@@ -114,8 +114,8 @@ def test_the_recorded_hash_of_a_bad_table(tmp_path, suffix):
         recorded_hash(file)
 
 
-def test_a_mistake_of_ours_is_not_called_damage(tmp_path, monkeypatch):
-    """The border knows what bad files raise; anything else stays a traceback that tells where."""
+def test_an_internal_error_is_not_reported_as_damage(tmp_path, monkeypatch):
+    """Only exceptions that bad files raise become a message; others remain a traceback."""
     file = saved(tmp_path / "t.csv")
 
     def broken(*_: object) -> object:

@@ -1,4 +1,4 @@
-"""Memory of batches: used again when free, never while somebody holds a part of it."""
+"""Memory of batches: reused when free, never while a part of it is in use."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kappaplace.data import decode_pool as decode_processes
-from kappaplace.data.decode_pool import SharedBatches, Spares
+from kappaplace.data.decode_pool import available
+from kappaplace.data.decode_worker import SharedBatches, Spares
 
 SHAPE = (2, 4, 5, 3)
-linux = pytest.mark.skipif(not decode_processes.available(), reason="needs memory without a name")
+linux = pytest.mark.skipif(not available(), reason="needs unnamed memory")
 
 
-def test_spares_are_used_again_once_free() -> None:
+def test_free_arrays_are_reused() -> None:
     spares = Spares(2)
     first = spares.take(SHAPE)
     address = first.ctypes.data
@@ -31,7 +31,7 @@ def test_spares_are_used_again_once_free() -> None:
 
 @linux
 @given(st.lists(st.booleans(), max_size=30))
-def test_shared_batches_never_overlap_while_held(choices: list[bool]) -> None:
+def test_shared_batches_in_use_never_overlap(choices: list[bool]) -> None:
     memory = SharedBatches(3, SHAPE)
     held: list[torch.Tensor] = []
     marks: list[int] = []
@@ -51,7 +51,7 @@ def test_shared_batches_never_overlap_while_held(choices: list[bool]) -> None:
 
 
 @linux
-def test_batches_lie_where_they_are_said_to_and_outlive_the_memory() -> None:
+def test_batches_have_their_offset_and_outlive_the_memory() -> None:
     memory = SharedBatches(2, SHAPE)
     (first, start), (second, place) = memory.take(SHAPE), memory.take((1, 4, 5, 3))  # type: ignore[misc]
     assert (start, place, second.shape) == (0, mmap.PAGESIZE, (1, 4, 5, 3))

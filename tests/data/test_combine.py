@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from kappaplace.data.combine import concatenate
 from kappaplace.data.near import Neighborhood
 from kappaplace.data.positives import Positives
-from kappaplace.data.table import PlaceImages, concatenate
+from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 
 
@@ -23,7 +24,7 @@ def route(folder: str, lists: list[list[int]], n: int, **rest: object) -> PlaceI
     )
 
 
-def test_given_positives_and_frames_stay_apart():
+def test_listed_positives_and_frames_of_tables_are_not_mixed():
     whole = concatenate([route("/data/a", [[0], [1]], 2), route("/data/b", [[0, 2]], 3)], name="both")
     assert [whole.positives().of(q).tolist() for q in range(3)] == [[0], [1], [2, 4]]
     assert whole.near(1).tolist() == [0, 1]
@@ -43,10 +44,10 @@ def test_positions_join_and_accuracy_is_filled_in():
     assert whole.paths.tolist() == ["q.jpg", "r.jpg"]
 
 
-def test_tables_that_do_not_fit():
+def test_tables_that_do_not_match():
     a = PlaceImages.create(["a.jpg"], [[0, 0]], frame="EPSG:32610")
     b = PlaceImages.create(["b.jpg"], [[0, 0]], frame="EPSG:32611")
-    with pytest.raises(KappaPlaceError, match="differ in frame"):
+    with pytest.raises(KappaPlaceError, match="must have the same frame"):
         concatenate([a, b])
     with pytest.raises(KappaPlaceError, match="no table"):
         concatenate([])

@@ -1,4 +1,4 @@
-"""The worker's side of the conversation, held here by a thread in its place."""
+"""The worker, run in a thread of the test."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from kappaplace.data import decode_pool as decode_processes
-from kappaplace.data import decode_pool as decode_worker
-from kappaplace.data.decode_pool import READY, Pass, mapped, pixels_at, receive, send, shared_memory
+from kappaplace.data import decode_pool, decode_worker
+from kappaplace.data.decode_worker import READY, Pass, mapped, pixels_at, receive, send, shared_memory
 from kappaplace.data.images import Preprocessing
 
-pytestmark = pytest.mark.skipif(not decode_processes.available(), reason="needs memory without a name")
+pytestmark = pytest.mark.skipif(not decode_pool.available(), reason="needs unnamed memory")
 
 
 @pytest.fixture
@@ -32,7 +31,7 @@ def photo(tmp_path: Path) -> str:
 
 @contextmanager
 def worker(preprocessing: Preprocessing, memory: list[int], parent: int) -> Iterator[socket.socket]:
-    """The socket to a worker that is ready; it has ended afterwards."""
+    """Yield the socket to a worker that is ready, and check that it ends."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     thread = threading.Thread(target=decode_worker.main, args=[theirs.detach(), parent], daemon=True)
     thread.start()
@@ -45,17 +44,17 @@ def worker(preprocessing: Preprocessing, memory: list[int], parent: int) -> Iter
     assert not thread.is_alive()
 
 
-def asked(link: socket.socket, paths: list[str], place: int | None) -> tuple[Any, list[int]]:
+def answer_to(link: socket.socket, paths: list[str], place: int | None) -> tuple[Any, list[int]]:
     send(link, [paths, place])
     data, memory = receive(link)
     return json.loads(data), memory
 
 
-def test_pixels_go_to_their_place_in_a_batch(photo: str) -> None:
+def test_pixels_are_written_at_their_offset(photo: str) -> None:
     preprocessing = Preprocessing(4, "exact")
     memory = shared_memory(1000)
     with worker(preprocessing, [memory], os.getppid()) as link:
-        assert asked(link, [photo, "missing.png", photo], 100) == ([[4, 4], None, [4, 4]], [])
+        assert answer_to(link, [photo, "missing.png", photo], 100) == ([[4, 4], None, [4, 4]], [])
     whole = mapped(memory)
     os.close(memory)
     batch = pixels_at(whole, 100, (3, 4, 4))
@@ -67,17 +66,17 @@ def test_pixels_go_to_their_place_in_a_batch(photo: str) -> None:
     assert not any(whole[100 + batch.size :])
 
 
-def test_images_of_any_size_come_in_memory_of_their_own(photo: str) -> None:
+def test_images_of_different_sizes_use_separate_memory(photo: str) -> None:
     with worker(Preprocessing(), [], os.getppid()) as link:
-        sizes, memory = asked(link, ["missing.png", photo], None)
+        sizes, memory = answer_to(link, ["missing.png", photo], None)
         assert sizes == [None, [9, 7]]
         assert np.array_equal(pixels_at(mapped(memory[0]), 0, (9, 7)), np.asarray(Image.open(photo)))
         os.close(memory[0])
-        assert asked(link, ["missing.png"], None) == ([None], [])
+        assert answer_to(link, ["missing.png"], None) == ([None], [])
 
 
-def test_an_orphan_ends_though_its_socket_is_open(photo: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode_worker, "_LOOK_AROUND_S", 0.02)
+def test_a_worker_without_its_parent_ends(photo: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode_worker, "_PARENT_CHECK_S", 0.02)
     with worker(Preprocessing(), [], parent=-1) as link:
         link.settimeout(10)
         assert receive(link) == (b"", [])

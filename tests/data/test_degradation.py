@@ -1,4 +1,4 @@
-"""Degradations: identity at 0, more damage at higher levels, known kind and level, formulas by hand."""
+"""Degradations: identity at 0, a larger effect at higher levels, formulas by hand."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def scenes(count: int = 2, height: int = 48, width: int = 64) -> torch.Tensor:
-    """Smooth pictures with edges and detail, in [0, 1]."""
+    """Return smooth images with edges and detail, in [0, 1]."""
     out = torch.zeros(count, 3, height, width)
     for cells, weight in ((3, 0.5), (12, 0.35), (40, 0.15)):
         layer = torch.rand(count, 3, cells, cells, generator=seeded(cells))
@@ -34,29 +34,29 @@ def scenes(count: int = 2, height: int = 48, width: int = 64) -> torch.Tensor:
     return out
 
 
-def damage(images: torch.Tensor, kind: str, level: float, seed: int = 0) -> torch.Tensor:
+def squared_error(images: torch.Tensor, kind: str, level: float, seed: int = 0) -> torch.Tensor:
     return (degrade(images, kind, level, seeded(seed)) - images).square().mean(dim=(1, 2, 3))
 
 
 @pytest.mark.parametrize("kind", DEGRADATIONS)
-def test_level_zero_is_the_identity_and_damage_grows(kind: str) -> None:
+def test_level_zero_is_the_identity_and_the_effect_grows(kind: str) -> None:
     images = scenes()
     assert torch.equal(degrade(images, kind, 0.0, seeded()), images)
-    errors = torch.stack([damage(images, kind, level) for level in LEVELS])
+    errors = torch.stack([squared_error(images, kind, level) for level in LEVELS])
     assert (errors.diff(dim=0) > 0).all()
     assert errors[1].max() < errors[-1].min()
 
 
 @settings(deadline=None, max_examples=20)
 @given(st.sampled_from(DEGRADATIONS), st.floats(0.05, 0.8), st.integers(0, 2**31))
-def test_damage_grows_for_every_seed(kind: str, level: float, seed: int) -> None:
+def test_the_effect_grows_for_every_seed(kind: str, level: float, seed: int) -> None:
     images = scenes(1)
-    assert damage(images, kind, level, seed) < damage(images, kind, level + 0.2, seed)
+    assert squared_error(images, kind, level, seed) < squared_error(images, kind, level + 0.2, seed)
 
 
 @pytest.mark.parametrize("kind", DEGRADATIONS)
 @pytest.mark.parametrize("shape", [(48, 64), (37, 29), (5, 3)])
-def test_shape_type_and_range_are_kept(kind: str, shape: tuple[int, int]) -> None:
+def test_shape_type_and_range_are_preserved(kind: str, shape: tuple[int, int]) -> None:
     images = scenes(2, *shape)
     before = images.clone()
     out = degrade(images, kind, torch.tensor([0.3, 1.0]), seeded())
@@ -67,7 +67,7 @@ def test_shape_type_and_range_are_kept(kind: str, shape: tuple[int, int]) -> Non
     assert degrade(images.half(), kind, 0.5, seeded()).dtype == torch.float16
 
 
-def test_each_sample_has_its_own_kind_and_level() -> None:
+def test_each_image_has_its_own_kind_and_level() -> None:
     images = scenes(1).repeat(4, 1, 1, 1)
     out = degrade(images, ["blur", "compression", "blur", "fog"], [0.5, 0.0, 1.0, 0.2], seeded())
     torch.testing.assert_close(out[:1], degrade(images[:1], "blur", 0.5))
@@ -108,7 +108,7 @@ def test_discrete_gaussian_agrees_with_bessel_functions() -> None:
     np.testing.assert_allclose(kernel, expected / expected.sum(axis=1, keepdims=True), atol=1e-6)
 
 
-def test_noise_has_the_stated_deviation() -> None:
+def test_noise_has_the_expected_deviation() -> None:
     grey = torch.full((1, 3, 200, 200), 0.5)
     out = degrade(grey, "noise", 0.25, seeded()) - 0.5
     assert float(out.std()) == pytest.approx(0.1, rel=0.02)
@@ -117,7 +117,7 @@ def test_noise_has_the_stated_deviation() -> None:
 
 @settings(deadline=None, max_examples=25)
 @given(st.floats(0.05, 1.0), st.integers(0, 2**31))
-def test_occlusion_covers_the_stated_area_and_nests(level: float, seed: int) -> None:
+def test_occlusion_covers_the_expected_area_and_nests(level: float, seed: int) -> None:
     images = torch.full((1, 3, 120, 160), 0.9)
     hidden, more = (
         (degrade(images, "occlusion", x, seeded(seed)) != 0.9).any(1) for x in (level * 0.8, level)
@@ -175,7 +175,7 @@ def test_gpu_agrees_with_cpu(kind: str) -> None:
     assert (ours - theirs.cpu()).abs().mean() < 1e-3
 
 
-def test_random_degradation_says_what_it_did() -> None:
+def test_random_degradation_returns_kinds_and_levels() -> None:
     images = scenes(1, 24, 24).repeat(600, 1, 1, 1)
     out = random_degradation(images, seeded(), p=0.6)
     clean = out.kind == -1
@@ -194,7 +194,7 @@ def test_random_degradation_says_what_it_did() -> None:
 
 @pytest.mark.parametrize("kind", DEGRADATIONS)
 @pytest.mark.parametrize("shape", [(64, 64), (37, 29), (224, 150)])
-def test_with_a_key_the_company_does_not_matter(kind: str, shape: tuple[int, int]) -> None:
+def test_with_keys_the_batch_does_not_matter(kind: str, shape: tuple[int, int]) -> None:
     images, keys, levels = scenes(7, *shape), item_key(3, np.arange(7)), torch.linspace(0.1, 1, 7)
     whole = degrade(images, kind, levels, keys=keys)
     parts = [degrade(images[a:b], kind, levels[a:b], keys=keys[a:b]) for a, b in ((0, 1), (1, 3), (3, 7))]
@@ -206,7 +206,7 @@ def test_with_a_key_the_company_does_not_matter(kind: str, shape: tuple[int, int
 
 
 @pytest.mark.parametrize("kind", DEGRADATIONS)
-def test_damage_grows_for_one_key(kind: str) -> None:
+def test_the_effect_grows_for_one_key(kind: str) -> None:
     images, keys = scenes(), np.arange(2)
     outs = torch.stack([degrade(images, kind, level, keys=keys) for level in LEVELS])
     assert ((outs - images).square().mean(dim=(2, 3, 4)).diff(dim=0) > 0).all()
@@ -238,7 +238,7 @@ def test_highest_level(source: dict[str, Any]) -> None:
     assert 0 < level.min() < 0.01
     assert 0.39 < level.max() <= 0.4
     assert float(level.mean()) == pytest.approx(0.2, abs=0.01)
-    with pytest.raises(KappaPlaceError, match="highest degradation level"):
+    with pytest.raises(KappaPlaceError, match="max_level must be above 0"):
         random_degradation(torch.zeros(1, 3, 4, 4), max_level=1.5)
 
 
@@ -252,7 +252,7 @@ def test_keys_choose_the_same_kind_and_level_on_a_gpu() -> None:
     torch.testing.assert_close(part.images, theirs.images[7:20], atol=1e-3, rtol=0)
 
 
-def test_bad_keys_are_refused() -> None:
+def test_bad_keys_raise() -> None:
     images = torch.zeros(2, 3, 8, 8)
     with pytest.raises(KappaPlaceError, match="one key for each of the 2 images"):
         degrade(images, "fog", 0.5, keys=np.arange(3))
@@ -272,6 +272,6 @@ def test_bad_keys_are_refused() -> None:
         (torch.zeros(2, 3, 8, 8, dtype=torch.uint8), "fog", 0.5),
     ],
 )
-def test_bad_input_is_refused(images: torch.Tensor, kinds: str, levels: float) -> None:
+def test_bad_input_raises(images: torch.Tensor, kinds: str, levels: float) -> None:
     with pytest.raises(KappaPlaceError):
         degrade(images, kinds, levels)

@@ -1,4 +1,4 @@
-"""Whether an image file is the one of before: by size and time, or by its content."""
+"""Unchanged image files are recognized by size and time, or by content."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_missing_file_has_no_size_and_is_never_the_same(image: Path) -> None:
         image_digests([str(image)], image.parent / "files")
 
 
-def test_both_ways_to_hash_agree(image: Path) -> None:
-    found = image_digests([str(image)], image.parent / "files")
-    assert found.dtype == DIGEST
-    assert found.tobytes() == file_digest(str(image)).tobytes()
+def test_both_functions_return_the_same_hash(image: Path) -> None:
+    digests = image_digests([str(image)], image.parent / "files")
+    assert digests.dtype == DIGEST
+    assert digests.tobytes() == file_digest(str(image)).tobytes()

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from kappaplace.data.images import Preprocessing
-from kappaplace.data.loader import ImageLoader
+from kappaplace.data.loader import ImageLoader, Workers
 from kappaplace.errors import KappaPlaceError
 
 NATIVE = Preprocessing()
@@ -23,15 +23,15 @@ SQUARE = Preprocessing(size=8, mode="exact")
 
 @pytest.fixture
 def paths(tmp_path: Path) -> list[Path]:
-    """Twenty images whose grey value is their row; every third one is upright, the others lie."""
-    found = []
+    """Write twenty images whose grey value is their row; every third one is in portrait format."""
+    files = []
     for row in range(20):
-        found.append(tmp_path / f"{row}.png")
-        Image.new("L", (10, 12) if row % 3 == 0 else (12, 10), row).save(found[-1])
-    return found
+        files.append(tmp_path / f"{row}.png")
+        Image.new("L", (10, 12) if row % 3 == 0 else (12, 10), row).save(files[-1])
+    return files
 
 
-def seen_rows(loader: ImageLoader) -> list[int]:
+def loaded_rows(loader: ImageLoader) -> list[int]:
     rows = []
     for batch in loader:
         assert batch.rows.dtype == np.int64
@@ -44,19 +44,19 @@ def seen_rows(loader: ImageLoader) -> list[int]:
 @pytest.mark.parametrize("batch_size", [1, 7, 20, 50])
 def test_every_image_once_in_order(paths: list[Path], workers: int, batch_size: int) -> None:
     loader = ImageLoader(paths, SQUARE, batch_size, workers=workers)
-    assert seen_rows(loader) == list(range(20))
-    assert seen_rows(loader) == list(range(20))
+    assert loaded_rows(loader) == list(range(20))
+    assert loaded_rows(loader) == list(range(20))
     sizes = [len(batch.rows) for batch in loader]
     assert set(sizes[:-1]) <= {batch_size}
 
 
 def test_native_sizes_share_a_batch_only_when_equal(paths: list[Path]) -> None:
     loader = ImageLoader(paths, NATIVE, 4, workers=2)
-    assert seen_rows(loader) == list(range(20))
+    assert loaded_rows(loader) == list(range(20))
     assert [len(batch.rows) for batch in loader][:4] == [1, 2, 1, 2]
 
 
-def test_float_batches_are_normalised(paths: list[Path]) -> None:
+def test_float_batches_are_normalized(paths: list[Path]) -> None:
     loader = ImageLoader(paths, SQUARE, 8, normalise=True, workers=1)
     expected = torch.stack([SQUARE(path) for path in paths[:8]])
     torch.testing.assert_close(next(iter(loader)).images, expected)
@@ -77,52 +77,52 @@ def test_unreadable_images_are_skipped_and_reported_once(
     loader = ImageLoader(paths, SQUARE, 6, workers=workers, on_error="skip", rows=[*range(20), 3, 3])
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            assert seen_rows(loader) == [r for r in range(20) if r not in (3, 7)]
+            assert loaded_rows(loader) == [r for r in range(20) if r not in (3, 7)]
     assert [(s.row, s.source) for s in loader.skipped] == [(3, str(paths[3])), (7, str(paths[7]))]
     assert "not an image" in loader.skipped[0].reason
     assert len(caplog.records) == 2
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_unreadable_images_are_fatal_by_choice(paths: list[Path], workers: int) -> None:
+def test_unreadable_images_raise_on_request(paths: list[Path], workers: int) -> None:
     paths[13].unlink()
     loader = ImageLoader(paths, SQUARE, 5, workers=workers)
     with pytest.raises(KappaPlaceError, match=r"13\.png"):
-        seen_rows(loader)
+        loaded_rows(loader)
 
 
 def test_endless_rows_are_read_only_as_far_as_the_window(paths: list[Path]) -> None:
-    asked = []
+    consumed = []
 
     def rows() -> Any:
         for row in itertools.cycle(range(20)):
-            asked.append(row)
+            consumed.append(row)
             yield row
 
     before = threading.active_count()
-    batches = iter(ImageLoader(paths, SQUARE, 4, rows=rows(), workers=2, prefetch=2))
+    batches = iter(ImageLoader(paths, SQUARE, 4, rows=rows(), workers=Workers(2, prefetch=2)))
     got = [next(batches).rows.tolist() for _ in range(6)]
     assert list(itertools.chain(*got)) == [r % 20 for r in range(24)]
-    assert len(asked) <= 24 + 2 * 4 + 8
+    assert len(consumed) <= 24 + 2 * 4 + 8
     batches.close()  # type: ignore[attr-defined]
     assert threading.active_count() == before
 
 
 def test_images_in_memory_and_no_images() -> None:
     arrays = [np.full((4, 4, 3), row, np.uint8) for row in range(5)]
-    assert seen_rows(ImageLoader(arrays, SQUARE, 2, workers=2)) == list(range(5))
-    assert seen_rows(ImageLoader([], SQUARE, 2)) == []
+    assert loaded_rows(ImageLoader(arrays, SQUARE, 2, workers=2)) == list(range(5))
+    assert loaded_rows(ImageLoader([], SQUARE, 2)) == []
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"batch_size": 0}, {"workers": -1}, {"prefetch": 0}, {"on_error": "ignore"}]
+    "wrong", [{"batch_size": 0}, {"workers": -1}, {"workers": Workers(prefetch=0)}, {"on_error": "ignore"}]
 )
-def test_bad_settings_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(KappaPlaceError, match=r"loader needs|on_error"):
+def test_bad_settings_raise(wrong: dict[str, Any]) -> None:
+    with pytest.raises(KappaPlaceError, match=r"must be at least|on_error"):
         ImageLoader([], SQUARE, **wrong)
 
 
-def test_batches_hold_exactly_the_pixels_of_preprocessing(tmp_path: Path) -> None:
+def test_batches_contain_exactly_the_pixels_of_preprocessing(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     sources: list[Any] = []
     for row, (width, height) in enumerate([(8, 8), (300, 200), (8, 8), (31, 47)]):
@@ -136,15 +136,15 @@ def test_batches_hold_exactly_the_pixels_of_preprocessing(tmp_path: Path) -> Non
         assert torch.equal(images, expected)
 
 
-def test_memory_is_used_again_only_when_nobody_holds_it(paths: list[Path]) -> None:
+def test_memory_is_reused_only_if_nothing_refers_to_it(paths: list[Path]) -> None:
     loader = ImageLoader(paths, SQUARE, 1, workers=2)
-    assert len({batch.images.data_ptr() for batch in loader}) <= loader.prefetch + 2
-    kept = [batch.images[:, :1] for batch in loader]  # views hold the memory, too
-    assert [int(view.max()) for view in kept] == list(range(20))
-    assert [int(view.min()) for view in kept] == list(range(20))
+    assert len({batch.images.data_ptr() for batch in loader}) <= loader.workers.prefetch + 2
+    views = [batch.images[:, :1] for batch in loader]  # views hold the memory, too
+    assert [int(view.max()) for view in views] == list(range(20))
+    assert [int(view.min()) for view in views] == list(range(20))
 
 
-def test_a_batch_of_unreadable_images_is_left_out(paths: list[Path]) -> None:
+def test_a_batch_of_unreadable_images_is_skipped(paths: list[Path]) -> None:
     for row in (4, 5):
         paths[row].unlink()
     for preprocessing in (SQUARE, NATIVE):

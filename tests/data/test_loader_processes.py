@@ -1,4 +1,4 @@
-"""Decoding in processes: the same batches and errors as in threads, and nothing left behind."""
+"""Decoding in processes: the same batches and errors as in threads, and no resources left."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ import pytest
 import torch
 from PIL import Image, ImageFile
 
-from kappaplace.data import decode_pool as decode_processes
-from kappaplace.data import loader
+from kappaplace.data import decode_pool, loader
 from kappaplace.data.images import Preprocessing
-from kappaplace.data.loader import Batch, ImageLoader
+from kappaplace.data.loader import Batch, ImageLoader, Workers
 from kappaplace.errors import KappaPlaceError
 
-pytestmark = pytest.mark.skipif(not decode_processes.available(), reason="needs memory without a name")
+pytestmark = pytest.mark.skipif(not decode_pool.available(), reason="needs unnamed memory")
 SQUARE = Preprocessing(size=16, mode="exact")
 NATIVE = Preprocessing()
 _OTHERS: set[int] = set()
@@ -36,23 +35,23 @@ _OTHERS: set[int] = set()
 def paths(tmp_path: Path) -> list[Path]:
     """Twelve noisy images of two sizes and several formats."""
     rng = np.random.default_rng(0)
-    found = []
+    files = []
     for row in range(12):
         shape = (20, 30, 3) if row % 3 else (16, 16, 3)
-        found.append(tmp_path / f"{row}{('.jpg', '.png')[row % 2]}")
-        Image.fromarray(rng.integers(0, 256, shape, dtype=np.uint8)).save(found[-1])
-    return found
+        files.append(tmp_path / f"{row}{('.jpg', '.png')[row % 2]}")
+        Image.fromarray(rng.integers(0, 256, shape, dtype=np.uint8)).save(files[-1])
+    return files
 
 
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
     """After every test: no process, no thread, no open file and no shared memory more than before."""
-    decode_processes.end_kept()
+    decode_pool.end_idle()
     _OTHERS.clear()
     _OTHERS.update(_children())
     before = _traces()
     yield
-    decode_processes.end_kept()
+    decode_pool.end_idle()
     gc.collect()
     assert _traces() == before
 
@@ -69,21 +68,21 @@ def _is_open(number: str) -> bool:
 
 
 def _children(of: int | None = None) -> list[int]:
-    """Processes whose parent this one is, zombies included, that other tests have not started."""
-    found = []
+    """Return child processes, including zombies, except those of other tests."""
+    children = []
     for entry in filter(str.isdigit, os.listdir("/proc")):
         try:
             fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
         except OSError:  # it ended meanwhile
             continue
         if int(fields[1]) == (of or os.getpid()):
-            found.append(int(entry))
-    return sorted(set(found) - _OTHERS)
+            children.append(int(entry))
+    return sorted(set(children) - _OTHERS)
 
 
 def both(paths: Any, preprocessing: Preprocessing, size: int, **more: Any) -> tuple[list[Batch], list[Batch]]:
-    """All batches from threads and from processes."""
-    loaders = [ImageLoader(paths, preprocessing, size, workers=2, processes=p, **more) for p in (False, True)]
+    """Return all batches from threads and from processes."""
+    loaders = [ImageLoader(paths, preprocessing, size, workers=Workers(2, p), **more) for p in (False, True)]
     return list(loaders[0]), list(loaders[1])
 
 
@@ -97,17 +96,17 @@ def test_the_same_batches_as_in_threads(paths: list[Path], preprocessing: Prepro
         assert other.images.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_batches_that_are_kept_stay_as_they_are(paths: list[Path]) -> None:
-    loader = ImageLoader(paths, SQUARE, 1, workers=2, processes=True)
+def test_batches_in_use_do_not_change(paths: list[Path]) -> None:
+    loader = ImageLoader(paths, SQUARE, 1, workers=Workers(2, True))
     for _ in range(2):
-        kept = [batch.images[0, :1] for batch in loader]  # more than the shared memory has room for
-        for view, path in zip(kept, paths, strict=True):
+        views = [batch.images[0, :1] for batch in loader]  # more than the shared memory has room for
+        for view, path in zip(views, paths, strict=True):
             assert torch.equal(view, SQUARE.to_uint8(path)[:1])
 
 
-def test_memory_is_used_again(paths: list[Path]) -> None:
-    loader = ImageLoader(paths, SQUARE, 1, workers=2, processes=True, rows=list(range(12)) * 3)
-    assert len({batch.images.data_ptr() for batch in loader}) <= loader.prefetch + 3
+def test_memory_is_reused(paths: list[Path]) -> None:
+    loader = ImageLoader(paths, SQUARE, 1, workers=Workers(2, True), rows=list(range(12)) * 3)
+    assert len({batch.images.data_ptr() for batch in loader}) <= loader.workers.prefetch + 3
 
 
 @pytest.mark.parametrize("preprocessing", [SQUARE, NATIVE])
@@ -118,7 +117,7 @@ def test_unreadable_images_are_skipped_as_in_threads(paths: list[Path], preproce
     paths[7] = Path("x" * 3000)
     rows, skipped = [], []
     for processes in (False, True):
-        loader = ImageLoader(paths, preprocessing, 2, workers=2, processes=processes, on_error="skip")
+        loader = ImageLoader(paths, preprocessing, 2, workers=Workers(2, processes), on_error="skip")
         rows.append([batch.rows.tolist() for batch in loader])
         skipped.append(loader.skipped)
     assert rows[0] == rows[1]
@@ -126,17 +125,15 @@ def test_unreadable_images_are_skipped_as_in_threads(paths: list[Path], preproce
     assert [s.row for s in skipped[1]] == [1, 4, 5, 7]
 
 
-def test_unreadable_images_are_fatal_by_choice(paths: list[Path]) -> None:
+def test_unreadable_images_raise_on_request(paths: list[Path]) -> None:
     paths[9].unlink()
     seen = []
     with pytest.raises(KappaPlaceError, match=r"No image file at .*9\.png"):
-        seen.extend(b.rows[0] for b in ImageLoader(paths, SQUARE, 3, workers=2, processes=True))
+        seen.extend(b.rows[0] for b in ImageLoader(paths, SQUARE, 3, workers=Workers(2, True)))
     assert seen == [0, 3, 6]
 
 
-def test_what_only_the_parent_can_read_is_read_there(
-    paths: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_images_that_only_the_parent_can_read(paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
     paths[2].write_bytes(paths[2].read_bytes()[:-40])
     for preprocessing in (SQUARE, NATIVE):
@@ -146,17 +143,17 @@ def test_what_only_the_parent_can_read_is_read_there(
 
 
 def test_endless_rows_and_an_early_stop(paths: list[Path]) -> None:
-    asked = []
+    consumed = []
 
     def rows() -> Iterator[int]:
         for row in itertools.cycle(range(12)):
-            asked.append(row)
+            consumed.append(row)
             yield row
 
-    batches = iter(ImageLoader(paths, SQUARE, 4, rows=rows(), workers=2, processes=True))
+    batches = iter(ImageLoader(paths, SQUARE, 4, rows=rows(), workers=Workers(2, True)))
     got = [next(batches).rows.tolist() for _ in range(6)]
     assert list(itertools.chain(*got)) == [r % 12 for r in range(24)]
-    assert len(asked) <= 24 + 2 * 4 + 4
+    assert len(consumed) <= 24 + 2 * 4 + 4
     assert len(_children()) == 2
     del batches
     assert _children() == []
@@ -164,7 +161,7 @@ def test_endless_rows_and_an_early_stop(paths: list[Path]) -> None:
 
 def test_an_exception_of_the_consumer_ends_the_processes(paths: list[Path]) -> None:
     def consume() -> None:
-        for _ in ImageLoader(paths, SQUARE, 2, workers=2, processes=True):
+        for _ in ImageLoader(paths, SQUARE, 2, workers=Workers(2, True)):
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -172,9 +169,9 @@ def test_an_exception_of_the_consumer_ends_the_processes(paths: list[Path]) -> N
     assert _children() == []
 
 
-def test_a_killed_process_ends_the_pass_with_one_sentence(paths: list[Path]) -> None:
+def test_a_killed_process_ends_the_pass_with_one_message(paths: list[Path]) -> None:
     rows = itertools.cycle(range(12))
-    batches = iter(ImageLoader(paths, SQUARE, 4, rows=rows, workers=2, processes=True, on_error="skip"))
+    batches = iter(ImageLoader(paths, SQUARE, 4, rows=rows, workers=Workers(2, True), on_error="skip"))
     next(batches)
     os.kill(_children()[0], signal.SIGKILL)
     with pytest.raises(KappaPlaceError, match=r"ended by signal SIGKILL"):
@@ -182,7 +179,7 @@ def test_a_killed_process_ends_the_pass_with_one_sentence(paths: list[Path]) -> 
     assert _children() == []
 
 
-def test_the_next_pass_takes_over_the_processes(
+def test_the_next_pass_reuses_the_processes(
     paths: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     relative = [path.name for path in paths]
@@ -191,25 +188,25 @@ def test_the_next_pass_takes_over_the_processes(
     used = []
     for folder, preprocessing in ((tmp_path, SQUARE), (tmp_path, NATIVE), (tmp_path / "other", SQUARE)):
         monkeypatch.chdir(folder)
-        first, *_ = ImageLoader(relative[:1], preprocessing, 4, workers=2, processes=True)
+        first, *_ = ImageLoader(relative[:1], preprocessing, 4, workers=Workers(2, True))
         assert torch.equal(first.images[0], preprocessing.to_uint8(folder / relative[0]))
         used.append(_children())
     assert used[0] == used[1]
     assert not set(used[1]) & set(used[2])
     os.kill(used[2][0], signal.SIGKILL)  # while nobody uses it
     assert until(lambda: _children() == [])
-    assert len(list(ImageLoader(relative[:1], SQUARE, 4, workers=2, processes=True))) == 1
+    assert len(list(ImageLoader(relative[:1], SQUARE, 4, workers=Workers(2, True)))) == 1
 
 
 def test_processes_without_a_next_pass_end(paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode_processes, "KEPT_S", 0.1)
+    monkeypatch.setattr(decode_pool, "IDLE_S", 0.1)
     before = _traces()
-    assert len(list(ImageLoader(paths, SQUARE, 12, workers=2, processes=True))) == 1
+    assert len(list(ImageLoader(paths, SQUARE, 12, workers=Workers(2, True)))) == 1
     assert until(lambda: _traces() == before)
 
 
 def until(true: Callable[[], bool]) -> bool:
-    """Whether it comes true within seconds."""
+    """Return whether a condition becomes true within seconds."""
     end = time.monotonic() + 10
     while not true() and time.monotonic() < end:
         time.sleep(0.02)
@@ -221,13 +218,13 @@ def test_interrupted_in_a_script_without_a_guard(paths: list[Path], tmp_path: Pa
         signal.SIGINT,
         tmp_path / "unguarded.py",
         "import itertools\n"
-        "from kappaplace.data.decode_pool import Pass\n"
+        "from kappaplace.data.decode_worker import Pass\n"
         "from kappaplace.data.images import Preprocessing\n"
-        "from kappaplace.data.loader import ImageLoader\n"
+        "from kappaplace.data.loader import ImageLoader, Workers\n"
         "print('once', flush=True)\n"
         f"paths = {[str(p) for p in paths]!r}\n"
         "rows = itertools.cycle(range(12))\n"
-        "loader = ImageLoader(paths, Preprocessing(16, 'exact'), 4, rows=rows, workers=2, processes=True)\n"
+        "loader = ImageLoader(paths, Preprocessing(16, 'exact'), 4, rows=rows, workers=Workers(2, True))\n"
         "for i, _ in enumerate(loader):\n"
         "    if i == 5: print('running', flush=True)\n",
     )
@@ -237,22 +234,22 @@ def test_interrupted_in_a_script_without_a_guard(paths: list[Path], tmp_path: Pa
 
 @pytest.mark.parametrize("processes", [False, True])
 @pytest.mark.parametrize("order", [range(12), [1, 2, 4, 5, 7, 8]])
-def test_images_of_one_size_may_stay_as_they_are(
+def test_images_of_one_size_may_remain_unresized(
     paths: list[Path], processes: bool, order: list[int]
 ) -> None:
     (paths[5].parent / "broken.png").write_bytes(b"no image")
     paths = [*paths, paths[5].parent / "broken.png"]
-    options: dict[str, Any] = {"workers": 2, "processes": processes, "on_error": "skip"}
-    found = ImageLoader(paths, SQUARE, 6, rows=[*order, 12], unresized=(20, 30), **options)
+    options: dict[str, Any] = {"workers": Workers(2, processes), "on_error": "skip"}
+    loader = ImageLoader(paths, SQUARE, 6, rows=[*order, 12], unresized=(20, 30), **options)
     rows = []
-    for batch in found:
+    for batch in loader:
         for row, image in zip(batch.rows, batch.images, strict=True):
             whole = np.asarray(SQUARE.decoded(paths[row]))
             expected = whole if whole.shape == (20, 30, 3) else np.asarray(SQUARE.image(paths[row]))
             np.testing.assert_array_equal(image.permute(1, 2, 0), expected)
             rows.append(int(row))
     assert rows == list(order)
-    assert [skipped.row for skipped in found.skipped] == [12]
+    assert [skipped.row for skipped in loader.skipped] == [12]
 
 
 def test_processes_end_with_a_parent_that_is_killed(paths: list[Path], tmp_path: Path) -> None:
@@ -260,7 +257,7 @@ def test_processes_end_with_a_parent_that_is_killed(paths: list[Path], tmp_path:
         signal.SIGKILL,
         tmp_path / "unguarded.py",
         "from kappaplace.data.decode_pool import DecodeProcesses\n"
-        "from kappaplace.data.decode_pool import Pass\n"
+        "from kappaplace.data.decode_worker import Pass\n"
         "from kappaplace.data.images import Preprocessing\n"
         "print('once', flush=True)\n"
         "processes = DecodeProcesses.start(2, Pass(Preprocessing()), 1, 1)\n"
@@ -272,7 +269,7 @@ def test_processes_end_with_a_parent_that_is_killed(paths: list[Path], tmp_path:
 
 
 def ended_by(end: signal.Signals, script: Path, text: str) -> str:
-    """What a script with two workers writes to stderr when it ends that way."""
+    """Return what a script with two workers writes to stderr when a signal ends it."""
     # Started in the background, a shell has its children ignore Ctrl-C.
     script.write_text("import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n" + text)
     with subprocess.Popen(
@@ -323,41 +320,41 @@ def test_many_cores_and_many_files_mean_processes(
     workers: int | None,
     expected: int | None,
 ) -> None:
-    asked = started_with(monkeypatch, cores)
+    counts = recorded_starts(monkeypatch, cores)
     next(iter(ImageLoader(paths, SQUARE, 4, rows=[0] * images, workers=workers)))
-    assert asked == ([] if expected is None else [expected])
+    assert counts == ([] if expected is None else [expected])
 
 
 def test_only_paths_go_to_processes(paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = started_with(monkeypatch, cores=16)
+    counts = recorded_starts(monkeypatch, cores=16)
     rows = [0] * 1000
     array = np.zeros((16, 16, 3), np.uint8)
     for sources in ([*paths, array], [paths[0].read_bytes()], _OnDemand([paths[0]])):
         next(iter(ImageLoader(sources, SQUARE, 4, rows=rows)))
         with pytest.raises(KappaPlaceError, match="a list of paths"):
-            next(iter(ImageLoader(sources, SQUARE, 4, rows=rows, processes=True)))
+            next(iter(ImageLoader(sources, SQUARE, 4, rows=rows, workers=Workers(processes=True))))
     next(iter(ImageLoader(paths, _Own(16, "exact"), 4, rows=rows)))
-    assert asked == []
+    assert counts == []
     next(iter(ImageLoader(tuple(map(str, paths)), SQUARE, 4, rows=iter(rows))))
-    assert asked == [16]
+    assert counts == [16]
 
 
 class _OnDemand(UserList[Any]):
-    """Stands for sequences that make their items when asked: looking at all of them may be costly."""
+    """A sequence that computes its items on access, so checking all of them may be slow."""
 
 
 class _Own(Preprocessing):
     pass
 
 
-def started_with(monkeypatch: pytest.MonkeyPatch, cores: int) -> list[int]:
-    """The numbers of processes asked for on a machine with so many cores; threads then do the work."""
-    asked: list[int] = []
+def recorded_starts(monkeypatch: pytest.MonkeyPatch, cores: int) -> list[int]:
+    """Record the number of processes that a loader starts on a machine with this many cores."""
+    counts: list[int] = []
     monkeypatch.setattr(loader, "usable_cores", lambda: cores)
-    monkeypatch.setattr(loader.DecodeProcesses, "start", lambda count, *_: asked.append(count))
-    return asked
+    monkeypatch.setattr(loader.DecodeProcesses, "start", lambda count, *_: counts.append(count))
+    return counts
 
 
 def test_workers_start_without_torch() -> None:
-    program = "import sys, kappaplace.data.decode_pool; sys.exit('torch' in sys.modules)"
+    program = "import sys, kappaplace.data.decode_worker; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0

@@ -1,4 +1,4 @@
-"""One rule of nearness: it answers as each of the formulas that stood in the package before it."""
+"""`Near` against plain formulas."""
 
 from __future__ import annotations
 
@@ -19,55 +19,51 @@ REACH = st.one_of(st.integers(0, 9).map(float), st.floats(0, 40))
 
 @st.composite
 def positions(draw: st.DrawFn, axes: int = 2, unposed: bool = True) -> np.ndarray:
-    """Positions of a few references; some of them unknown."""
+    """Draw positions of a few references, some of them unknown."""
     count = draw(st.integers(1, 8))
-    found = draw(arrays(np.float64, (count, axes), elements=COORDINATE))
+    rows = draw(arrays(np.float64, (count, axes), elements=COORDINATE))
     if unposed:
-        found[draw(arrays(np.bool_, count))] = np.nan
-    return found
+        rows[draw(arrays(np.bool_, count))] = np.nan
+    return rows
 
 
 def table(near: Near, count: int) -> list[list[bool]]:
-    """The answer for every pair, asked by broadcasting; and again one pair at a time."""
+    """Return the answer for every pair, computed by broadcasting and for single pairs."""
     rows = np.arange(count)
     answer = near(rows[:, None], rows)
     assert [[bool(near(a, b)) for b in range(count)] for a in range(count)] == answer.tolist()
     return answer.tolist()
 
 
-def in_metres(where: np.ndarray, radius: float, a: int, b: int) -> bool:
-    """As the tables, the maps and the evidence asked it."""
-    gap = where[a] - where[b]
+def in_metres(points: np.ndarray, radius: float, a: int, b: int) -> bool:
+    """Return whether two positions are within the radius."""
+    gap = points[a] - points[b]
     return a == b or bool(gap[0] ** 2 + gap[1] ** 2 <= radius**2)
 
 
 @given(positions(), REACH)
-def test_metres_as_tables_maps_and_evidence_asked_them(where: np.ndarray, radius: float) -> None:
-    count = len(where)
-    expected = [[in_metres(where, radius, a, b) for b in range(count)] for a in range(count)]
-    assert table(Near.metres(where, radius), count) == expected
-    images = PlaceImages.create([f"{i}.jpg" for i in range(count)], where)
+def test_metres(points: np.ndarray, radius: float) -> None:
+    count = len(points)
+    expected = [[in_metres(points, radius, a, b) for b in range(count)] for a in range(count)]
+    assert table(Near.metres(points, radius), count) == expected
+    images = PlaceImages.create([f"{i}.jpg" for i in range(count)], points)
     object.__setattr__(images, "neighborhood", Neighborhood("metres", radius))
     assert table(images.is_near, count) == expected
 
 
 @given(positions(), REACH, REACH)
-def test_the_wider_of_two_radii_as_self_calibration_asked_it(
-    where: np.ndarray, neighborhood: float, radius: float
-) -> None:
-    count = len(where)
+def test_the_wider_of_two_radii(points: np.ndarray, neighborhood: float, radius: float) -> None:
+    count = len(points)
     expected = [[False] * count for _ in range(count)]
     for a in range(count):
         for b in range(count):
-            squares = ((where[a] - where[b]) ** 2).sum()
-            expected[a][b] = in_metres(where, neighborhood, a, b) or bool(squares <= radius**2)
-    assert table(Near.metres(where, max(neighborhood, radius)), count) == expected
+            squares = ((points[a] - points[b]) ** 2).sum()
+            expected[a][b] = in_metres(points, neighborhood, a, b) or bool(squares <= radius**2)
+    assert table(Near.metres(points, max(neighborhood, radius)), count) == expected
 
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 2)), min_size=1, max_size=8), REACH)
-def test_frames_of_one_route_as_tables_and_maps_asked_them(
-    frames: list[tuple[int, int]], reach: float
-) -> None:
+def test_frames_of_one_route(frames: list[tuple[int, int]], reach: float) -> None:
     count = len(frames)
     expected = [
         [
@@ -88,56 +84,53 @@ def test_frames_of_one_route_as_tables_and_maps_asked_them(
 
 
 @given(st.integers(1, 8), REACH)
-def test_rows_as_frames_as_evaluations_without_a_table_and_drives_without_odometry_asked_it(
-    count: int, reach: float
-) -> None:
+def test_row_numbers_as_frames(count: int, reach: float) -> None:
     expected = [[abs(a - b) <= reach for b in range(count)] for a in range(count)]
     assert table(Near.frames(reach), count) == expected
 
 
 @given(st.sampled_from([2, 3]).flatmap(lambda axes: positions(axes, unposed=False)), REACH, st.data())
-def test_believed_positions_or_distance_travelled_as_the_growing_map_asked_it(
-    where: np.ndarray, radius: float, data: st.DataObject
-) -> None:
-    count = len(where)
-    way = np.cumsum(data.draw(arrays(np.float64, count, elements=st.floats(0, 20))))
+def test_positions_or_distance_travelled(points: np.ndarray, radius: float, data: st.DataObject) -> None:
+    count = len(points)
+    travelled = np.cumsum(data.draw(arrays(np.float64, count, elements=st.floats(0, 20))))
     expected = [
         [
-            bool(((where[a] - where[b]) ** 2).sum() <= radius**2) or bool(abs(way[a] - way[b]) <= radius)
+            bool(((points[a] - points[b]) ** 2).sum() <= radius**2)
+            or bool(abs(travelled[a] - travelled[b]) <= radius)
             for b in range(count)
         ]
         for a in range(count)
     ]
-    assert table(Near.metres(where, radius, way), count) == expected
+    assert table(Near.metres(points, radius, travelled), count) == expected
 
 
 @given(positions(), positions(), REACH)
-def test_matches_within_the_radius_of_their_query_as_calibration_and_positives_asked_it(
-    where: np.ndarray, queries: np.ndarray, radius: float
+def test_matches_within_the_radius_of_their_query(
+    points: np.ndarray, queries: np.ndarray, radius: float
 ) -> None:
     expected = [
-        [bool((reference[0] - x) ** 2 + (reference[1] - y) ** 2 <= radius**2) for reference in where]
+        [bool((reference[0] - x) ** 2 + (reference[1] - y) ** 2 <= radius**2) for reference in points]
         for x, y in queries
     ]
-    gap = where[None] - queries[:, None]
+    gap = points[None] - queries[:, None]
     assert within([gap[..., 0], gap[..., 1]], radius).tolist() == expected
 
 
 @given(positions(), COORDINATE, COORDINATE, REACH)
-def test_a_circle_as_the_engines_asked_it(where: np.ndarray, x: float, y: float, radius: float) -> None:
-    expected = [row for row, at in enumerate(where) if (at[0] - x) ** 2 + (at[1] - y) ** 2 <= radius**2]
-    assert Near.metres(where, 1.0).within((x, y, radius)).tolist() == expected
+def test_a_circle(points: np.ndarray, x: float, y: float, radius: float) -> None:
+    expected = [row for row, at in enumerate(points) if (at[0] - x) ** 2 + (at[1] - y) ** 2 <= radius**2]
+    assert Near.metres(points, 1.0).within((x, y, radius)).tolist() == expected
 
 
-def test_what_changes_in_the_columns_changes_the_answer() -> None:
-    where = np.array([[0.0, 0.0], [9.0, 0.0]])
-    near = Near.metres(where, 5.0)
+def test_changed_columns_change_the_answer() -> None:
+    points = np.array([[0.0, 0.0], [9.0, 0.0]])
+    near = Near.metres(points, 5.0)
     assert not near(0, 1)
-    where[1] = 1.0
+    points[1] = 1.0
     assert near(0, 1)
 
 
-def test_each_image_itself_and_no_circle_without_positions() -> None:
+def test_only_the_image_itself_and_no_circle_without_positions() -> None:
     itself = Near.of(Neighborhood("self"), lambda: 1 / 0, lambda: 1 / 0)  # type: ignore[arg-type, return-value]
     assert table(itself, 3) == np.eye(3, dtype=bool).tolist()
     with pytest.raises(KappaPlaceError, match="no positions"):
@@ -145,6 +138,6 @@ def test_each_image_itself_and_no_circle_without_positions() -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_what_is_too_far_to_be_squared_is_not_near() -> None:
-    where = np.array([[0.0, 0.0], [1e200, 0.0], [np.nan, np.nan]])
-    assert Near.metres(where, 25.0)(0, np.arange(3)).tolist() == [True, False, False]
+def test_distances_too_large_to_be_squared_are_not_near() -> None:
+    points = np.array([[0.0, 0.0], [1e200, 0.0], [np.nan, np.nan]])
+    assert Near.metres(points, 25.0)(0, np.arange(3)).tolist() == [True, False, False]

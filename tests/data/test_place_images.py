@@ -1,4 +1,4 @@
-"""The table itself: columns, validation, neighbourhood, selection, hash."""
+"""The table: columns, validation, neighborhood, selection, hash."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def small(**rest: object) -> PlaceImages:
     )
 
 
-def test_unknown_is_filled_in():
+def test_unknown_values_are_filled_in():
     table = PlaceImages.create(["a.jpg", "b.jpg"])
     assert np.isnan(table.positions).all()
     assert np.isnan(table.heading).all()
@@ -36,7 +36,7 @@ def test_unknown_is_filled_in():
     assert (table.radius, table.frame, str(table.neighborhood)) == (25.0, "local", "metres:25")
 
 
-def test_queries_and_references_are_counted_apart():
+def test_queries_and_references_are_counted_separately():
     table = small()
     assert table.query_rows.tolist() == [2]
     assert table.reference_rows.tolist() == [0, 1, 3]
@@ -62,13 +62,13 @@ def test_table_is_frozen():
         ({"heading": [1.0]}, "shape"),
         ({"heading": ["north", "east"]}, "heading"),
         ({"radius": 0.0}, "radius"),
-        ({"frame": "EPSG:utm"}, "Frame 'EPSG:utm' is unknown"),
-        ({"frame": "EPSG:32632;EPSG:32633"}, "is unknown: write local, EPSG:32632, or several"),
+        ({"frame": "EPSG:utm"}, "Unknown frame 'EPSG:utm'"),
+        ({"frame": "EPSG:32632;EPSG:32633"}, "Write local, EPSG:32632, or several"),
         ({"accuracy": [-1.0, 1.0]}, "negative position accuracy"),
-        ({"given_positives": Positives.from_lists([[0]], 1)}, "1 queries and 1 references"),
+        ({"given_positives": Positives.from_lists([[0]], 1)}, "got 1 and 1"),
     ],
 )
-def test_what_is_wrong_is_told_in_a_sentence(changes, words):
+def test_bad_values_raise_one_message(changes, words):
     with pytest.raises(KappaPlaceError, match=words):
         PlaceImages.create(["a.jpg", "b.jpg"], **changes)
 
@@ -103,9 +103,9 @@ def test_unposed_images_are_near_only_themselves():
     assert table.is_near([0, 0], [0, 1]).tolist() == [True, False]
 
 
-def test_select_keeps_frame_numbers_and_positives():
-    given = Positives.from_lists([[0, 1, 2]], 3)
-    table = small(given_positives=given, neighborhood=Neighborhood("frames", 1))
+def test_select_preserves_frame_numbers_and_positives():
+    positives = Positives.from_lists([[0, 1, 2]], 3)
+    table = small(given_positives=positives, neighborhood=Neighborhood("frames", 1))
     part = table.select([3, 2, 0])
     assert part.positives().of(0).tolist() == [0, 1]
     assert part.near(0).tolist() == [0]  # frames 2 and 0 are still two apart
@@ -158,7 +158,7 @@ def test_the_extent_is_measured_within_a_zone():
     assert summarize(PlaceImages.create(["a"])).extent_metres == (0, 0)
 
 
-def test_near_is_the_radius_unless_stated():
+def test_the_default_neighborhood_is_the_radius():
     assert str(small(radius=10.0).neighborhood) == "metres:10"
     assert str(small(radius=10.0).with_radius(7.0).neighborhood) == "metres:7"
     stated = small(radius=10.0, neighborhood=Neighborhood("metres", 3.0))
@@ -173,11 +173,11 @@ def test_frames_of_one_or_more_zones_or_none():
 
 
 @pytest.mark.parametrize("text", ["metres", "metres:x", "miles:3", "frames:-1", "metres:inf"])
-def test_bad_neighbourhoods(text):
+def test_bad_neighborhoods(text):
     with pytest.raises(KappaPlaceError):
         Neighborhood.parse(text)
 
 
-def test_neighbourhood_round_trip():
+def test_neighborhood_round_trip():
     for text in ("metres:25", "frames:5", "self", "metres:12.5"):
         assert str(Neighborhood.parse(text)) == text

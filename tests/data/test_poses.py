@@ -39,7 +39,7 @@ def test_composing_is_multiplying_matrices(size: int, data: st.DataObject) -> No
 
 
 @given(pose(3))
-def test_the_plane_lies_in_space(a: np.ndarray) -> None:
+def test_planar_poses_convert_to_spatial_ones_and_back(a: np.ndarray) -> None:
     back = p.as_planar(p.as_spatial(a))
     assert np.allclose(back[:2], a[:2])
     assert abs(float(p.wrap_angle(back[2] - a[2]))) < 1e-9
@@ -59,13 +59,13 @@ def test_wrapped_angles_are_the_same_angles(angle: float) -> None:
     assert np.isclose(np.sin(wrapped), np.sin(angle))
 
 
-def test_a_chain_of_steps_is_the_way() -> None:
-    way = p.chain(np.zeros(3), np.tile([1.0, 0.0, np.pi / 2], (4, 1)))
-    assert np.allclose(way[4], [0, 0, 0], atol=1e-12)
-    assert np.allclose(p.distance_travelled(way), [0, 1, 2, 3, 4])
+def test_a_chain_of_steps_is_the_trajectory() -> None:
+    poses = p.chain(np.zeros(3), np.tile([1.0, 0.0, np.pi / 2], (4, 1)))
+    assert np.allclose(poses[4], [0, 0, 0], atol=1e-12)
+    assert np.allclose(p.distance_travelled(poses), [0, 1, 2, 3, 4])
 
 
 @pytest.mark.parametrize("bad", [np.zeros(4), np.array([0, 0, np.nan]), np.zeros(7)])
-def test_what_is_no_pose_is_refused(bad: np.ndarray) -> None:
+def test_bad_poses_raise(bad: np.ndarray) -> None:
     with pytest.raises(KappaPlaceError):
         p.check_poses(bad)

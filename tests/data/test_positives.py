@@ -48,11 +48,13 @@ def test_radius_search_equals_brute_force(seed, n, m, radius, grid, accuracy, bl
     r_acc = np.where(rng.random(m) < 0.3, np.nan, rng.uniform(0, 20, m)) if accuracy else None
     old, module.PAIRS_PER_BLOCK = module.PAIRS_PER_BLOCK, block
     try:
-        found = positives_within(queries, references, radius, q_acc, r_acc)
+        positives = positives_within(queries, references, radius, q_acc, r_acc)
     finally:
         module.PAIRS_PER_BLOCK = old
-    assert [found.of(i).tolist() for i in range(n)] == brute_force(queries, references, radius, q_acc, r_acc)
-    assert found.references == m
+    assert [positives.of(i).tolist() for i in range(n)] == brute_force(
+        queries, references, radius, q_acc, r_acc
+    )
+    assert positives.references == m
 
 
 @settings(max_examples=60, deadline=None)
@@ -72,7 +74,7 @@ def test_hits_equal_a_loop(lists, k, seed):
 def test_hits_of_some_queries():
     positives = Positives.from_lists([[0], [1], [2]], 3)
     assert positives.hits(np.array([[2], [1]]), queries=np.array([2, 0])).tolist() == [[True], [False]]
-    with pytest.raises(KappaPlaceError, match="4 rows"):
+    with pytest.raises(KappaPlaceError, match="got 4 rows"):
         positives.hits(np.zeros((4, 1), dtype=int))
 
 
@@ -90,7 +92,7 @@ def test_index_out_of_range(lists):
         Positives.from_lists(lists, 3)
 
 
-def test_broken_rows_are_refused():
+def test_broken_rows_raise():
     with pytest.raises(KappaPlaceError, match="indptr"):
         Positives(np.array([0, 2, 1]), np.array([0], dtype=np.int32), 3)
     with pytest.raises(KappaPlaceError, match="indptr ends at 3"):
@@ -108,7 +110,7 @@ def test_policy():
     assert len(apply_policy(Positives.from_lists([[0]], 1), "error").rows) == 1
 
 
-def test_absurd_radius_is_refused(monkeypatch):
+def test_absurd_radius_raises(monkeypatch):
     monkeypatch.setattr(module, "MAX_PAIRS", 10)
     with pytest.raises(KappaPlaceError, match="check that coordinates are metres"):
         positives_within(np.zeros((4, 2)), np.zeros((4, 2)), 25.0)

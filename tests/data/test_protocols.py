@@ -1,4 +1,4 @@
-"""A benchmark's name means one exact table."""
+"""The name of a benchmark means one exact table."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace_city import SyntheticCity, write_city
 
-# Written down once more, from the papers and files named in the records: queries, references, verified, size.
-KNOWN = {
+# Copied from the papers and files that the protocols cite: queries, references, verified, size.
+EXPECTED = {
     "sf-xl-v1": (1000, 2_805_840, False, None),
     "sf-xl-v2": (598, 2_805_840, False, None),
     "sf-xl-night": (466, 2_805_840, False, None),
@@ -52,16 +52,16 @@ def at_names(folder: Path, count: int, *, east: float = 550_000.0) -> None:
 
 @pytest.fixture
 def sf_xl(tmp_path: Path) -> Path:
-    """The test split in miniature: three sets of queries to the same references."""
+    """Write a small test split: two sets of queries and two sets of references."""
     for name, count in (("database", 4), ("other", 6), ("queries_v1", 3), ("queries_v2", 2)):
         at_names(tmp_path / "sf_xl" / "test" / name, count)
     return tmp_path / "sf_xl"
 
 
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("name", EXPECTED)
 def test_every_protocol_is_complete(name):
     protocol = get_protocol(name)
-    queries, references, verified, size = KNOWN[name]
+    queries, references, verified, size = EXPECTED[name]
     assert (protocol.queries, protocol.references, protocol.verified) == (queries, references, verified)
     assert protocol.source
     assert protocol.layouts
@@ -76,9 +76,9 @@ def test_every_protocol_is_complete(name):
     assert plain["options"] == list(protocol.options)
 
 
-def test_protocols_are_known_by_name():
-    assert list(PROTOCOLS) == list(KNOWN)
-    with pytest.raises(KappaPlaceError, match="'pitts' is unknown"):
+def test_protocols_have_names():
+    assert list(PROTOCOLS) == list(EXPECTED)
+    with pytest.raises(KappaPlaceError, match="Unknown protocol 'pitts'"):
         get_protocol("pitts")
 
 
@@ -94,7 +94,7 @@ def test_a_verified_count_that_differs_is_an_error():
     assert check.table_hash == good.content_hash
     with pytest.raises(KappaPlaceError, match="found 6,815 queries, expected 6,816"):
         check_protocol(table_of(6815, 10_000), "pitts30k-test")
-    with pytest.raises(KappaPlaceError, match="positives within 25 m but the table has 10 m"):
+    with pytest.raises(KappaPlaceError, match="positives within 25 m, but the table has 10 m"):
         check_protocol(replace(good, radius=10.0), "pitts30k-test")
 
 
@@ -104,7 +104,7 @@ def test_an_unverified_count_that_differs_is_a_warning():
     assert "found 75 references, expected 75,984" in warnings[0]
 
 
-def test_reading_a_protocol_names_what_was_tried(tmp_path):
+def test_the_message_lists_the_layouts_that_were_tried(tmp_path):
     with pytest.raises(KappaPlaceError, match=r"pitts-mat: .* at-names: "):
         read_protocol("pitts30k-test", tmp_path)
     with pytest.raises(KappaPlaceError, match=r"synthetic-city was not found .* has no split 'test'"):
@@ -116,20 +116,20 @@ def test_a_name_cannot_be_put_on_another_benchmark(sf_xl):
     assert (table.name, table.protocol, len(table.query_rows)) == ("sf-xl-v2", "sf-xl-v2", 2)
     assert len(check.warnings) == 2
     for options in ({"queries": "v1"}, {"split": "test"}, {"radius": "50"}):
-        with pytest.raises(KappaPlaceError, match=r"sf-xl-v2 fixes (queries|split|radius); .*: database"):
+        with pytest.raises(KappaPlaceError, match=r"sf-xl-v2 fixes (queries|split|radius)\. .*: database"):
             read_protocol("sf-xl-v2", sf_xl, options)
     for key in ("magic", "folder", "ask", "table_name"):
-        with pytest.raises(KappaPlaceError, match=f"sf-xl-v2 knows no option {key}"):
+        with pytest.raises(KappaPlaceError, match=f"sf-xl-v2 has no option {key}"):
             read_protocol("sf-xl-v2", sf_xl, {key: "1"})
-    with pytest.raises(KappaPlaceError, match="sf-xl-v2 knows no option mat"):  # of another layout
+    with pytest.raises(KappaPlaceError, match="sf-xl-v2 has no option mat"):  # of another layout
         read_protocol("sf-xl-v2", sf_xl, {"mat": "x.mat"})
     with pytest.raises(KappaPlaceError, match="amstertime fixes queries"):
         read_protocol("amstertime", sf_xl, {"queries": "new"})
-    with pytest.raises(KappaPlaceError, match=r"pitts30k_test\*\.mat, not from pitts30k_val\.mat"):
+    with pytest.raises(KappaPlaceError, match=r"pitts30k_test\*\.mat, got pitts30k_val\.mat"):
         read_protocol("pitts30k-test", sf_xl, {"mat": "pitts30k_val.mat"})
 
 
-def test_options_may_say_where_files_lie(sf_xl):
+def test_options_may_set_the_location_of_files(sf_xl):
     table, _ = read_protocol("sf-xl-v1", sf_xl, {"database": "other"})
     assert (len(table.query_rows), len(table.reference_rows)) == (3, 6)
     with pytest.raises(KappaPlaceError, match=r"was not found .* pitts-mat: "):
@@ -138,7 +138,7 @@ def test_options_may_say_where_files_lie(sf_xl):
         )  # only the layout that knows the option is tried
 
 
-def test_the_hash_is_of_the_table_as_it_is_named(sf_xl):
+def test_the_name_of_the_table_is_part_of_the_hash(sf_xl):
     table, check = read_protocol("sf-xl-v1", sf_xl, table_name="mine")
     assert (table.name, table.protocol) == ("mine", "sf-xl-v1")
     assert check.table_hash == table.content_hash

@@ -1,4 +1,4 @@
-"""Keyed randomness: the hash in plain integers, uniform, and independent across all its arguments."""
+"""Random numbers from keys: equal to plain integer arithmetic, uniform and independent."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_numbers_are_uniform() -> None:
     assert item_uniforms(np.empty(0, np.int64), 5).shape == (0, 5)
 
 
-def test_neighbouring_keys_streams_and_counters_are_independent() -> None:
+def test_adjacent_keys_streams_and_counters_are_independent() -> None:
     u = np.stack([item_uniforms(np.arange(300), 30, stream) for stream in range(30)])
     for axis in range(3):
         for lag in (1, 2, 16):
@@ -68,7 +68,7 @@ def test_neighbouring_keys_streams_and_counters_are_independent() -> None:
             assert abs(np.corrcoef(here, there)[0, 1]) < 4 / np.sqrt(len(here))
 
 
-def test_every_input_bit_moves_half_of_the_output() -> None:
+def test_every_input_bit_flips_half_of_the_output() -> None:
     rng = np.random.default_rng(0)
     rows, streams = rng.integers(0, 2**62, 500), rng.integers(0, 2**62, 500)
     for bit in range(62):
@@ -77,7 +77,7 @@ def test_every_input_bit_moves_half_of_the_output() -> None:
             assert changed == pytest.approx(0.5, abs=0.02)
 
 
-def test_an_items_numbers_do_not_depend_on_its_company() -> None:
+def test_the_numbers_of_an_item_do_not_depend_on_its_batch() -> None:
     keys = item_key(1, np.arange(20))
     whole = item_uniforms(keys, 6, 2)
     np.testing.assert_array_equal(item_uniforms(keys[13:5:-1], 6, 2), whole[13:5:-1])
@@ -96,12 +96,12 @@ def test_source_of_uniforms() -> None:
     assert torch.equal(drawn, torch.rand(4, 3, generator=torch.Generator().manual_seed(1)))
 
 
-def test_bad_keys_are_refused() -> None:
+def test_bad_keys_raise() -> None:
     with pytest.raises(KappaPlaceError, match="one key for each of the 3 images"):
         Uniforms(3, keys=np.arange(4))
     with pytest.raises(KappaPlaceError, match="not both"):
         Uniforms(3, torch.Generator(), np.arange(3))
-    with pytest.raises(KappaPlaceError, match="integers; got float64"):
+    with pytest.raises(KappaPlaceError, match="integers, got float64"):
         item_key(np.array([0.5]))
     with pytest.raises(KappaPlaceError, match="at least one"):
         item_key()

@@ -1,4 +1,4 @@
-"""Resizing in torch against Pillow's own: equal, not close."""
+"""Resizing in torch is bit-identical to Pillow."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MODES = st.sampled_from(["exact", "crop", "shorter", "longer"])
 
 @settings(deadline=None)  # the first of each size asks Pillow
 @given(SIDES, SIDES, SIDES, FILTERS, MODES, st.integers(0, 2**32 - 1), st.booleans())
-def test_every_pixel_is_pillows(
+def test_every_pixel_equals_pillow(
     height: int, width: int, side: int, interpolation: str, mode: str, seed: int, harsh: bool
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -40,16 +40,16 @@ def test_every_pixel_is_pillows(
 
 @settings(deadline=None)
 @given(SIDES, SIDES, st.tuples(SIDES, SIDES), FILTERS)
-def test_one_of_both_orders_is_pillows(height: int, width: int, after: tuple[int, int], name: str) -> None:
+def test_one_of_the_orders_equals_pillow(height: int, width: int, after: tuple[int, int], name: str) -> None:
     how = Resize((height, width), after, name)  # type: ignore[arg-type]
     assert sorted(axes_like_pillow(how) or ()) == sorted((ROWS, COLUMNS))
 
 
-def test_where_pillow_computes_otherwise_nothing_is_promised() -> None:
+def test_nearest_is_not_resized_on_the_device() -> None:
     assert axes_like_pillow(Resize((9, 7), (4, 4), "nearest")) is None
 
 
-def test_another_pillow_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_different_pillow_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     true = Image.Image.resize
 
     def brighter(self: Image.Image, *args: object, **kwargs: object) -> Image.Image:
@@ -74,7 +74,7 @@ def test_another_pillow_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
         ("exact", 32, (32 * MOST_TIMES, 33), None),  # too large to carry about
     ],
 )
-def test_which_size_stays(
+def test_size_that_remains_unresized(
     tmp_path: Path, mode: str, size: int | None, image: tuple[int, int], left: tuple[int, int] | None
 ) -> None:
     file = tmp_path / "one.png"
@@ -82,7 +82,7 @@ def test_which_size_stays(
     assert size_to_leave([file], Preprocessing(size, mode)) == left  # type: ignore[arg-type]
 
 
-def test_an_unreadable_first_image_is_left_to_whoever_reads_it(tmp_path: Path) -> None:
+def test_an_unreadable_first_image_is_reported_later(tmp_path: Path) -> None:
     assert size_to_leave([tmp_path / "missing.png"], Preprocessing(32, "exact")) is None
     assert size_to_leave([], Preprocessing(32, "exact")) is None
 

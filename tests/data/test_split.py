@@ -1,4 +1,4 @@
-"""Splits never leak: no session, no moment and no place on two sides."""
+"""Splits never leak: no session, time or place is in two parts."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from scipy.spatial.distance import cdist
 
 from kappaplace.data.near import Neighborhood
 from kappaplace.data.positives import Positives
-from kappaplace.data.split import SplitOptions, find_sessions, leak_rate, split_table
+from kappaplace.data.split import SplitOptions, leak_rate, split_table
+from kappaplace.data.split_groups import find_sessions
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 
 
 def collection(n: int = 600, sessions: int = 6, seed: int = 0, **rest: object) -> PlaceImages:
-    """Drives over one square kilometre, a day apart, an image a second."""
+    """Return drives over one square kilometre on different days, with one image per second."""
     rng = np.random.default_rng(seed)
     session = np.sort(rng.integers(0, sessions, n))
     return PlaceImages.create(
@@ -35,7 +36,7 @@ def names(table: PlaceImages, rows: np.ndarray) -> set[str]:
     return set(table.paths[rows].tolist())
 
 
-def test_sessions_are_found_by_condition_time_or_folder():
+def test_sessions_are_detected_by_condition_time_or_folder():
     table = collection()
     assert find_sessions(table).source == "condition"
     bare = replace(table, condition=np.full(len(table), "", dtype=np.dtypes.StringDType()))
@@ -51,21 +52,21 @@ def test_sessions_are_found_by_condition_time_or_folder():
 
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10**6), sessions=st.integers(3, 12))
-def test_no_session_is_torn(seed, sessions):
+def test_no_session_is_divided(seed, sessions):
     table = collection(300, sessions, seed)
     split = split_table(table, SplitOptions("session", seed=seed))
     assert set(split.parts) == {"calibration", "test"}
     calibration, test = split.parts["calibration"], split.parts["test"]
-    asked = [set(part.condition[part.query_rows].tolist()) for part in (calibration, test)]
-    known = set(test.condition[test.reference_rows].tolist())
-    assert not asked[0] & asked[1]
-    assert not known & (asked[0] | asked[1])
+    queries = [set(part.condition[part.query_rows].tolist()) for part in (calibration, test)]
+    references = set(test.condition[test.reference_rows].tolist())
+    assert not queries[0] & queries[1]
+    assert not references & (queries[0] | queries[1])
     assert names(calibration, calibration.reference_rows) == names(test, test.reference_rows)
     total = len(test) + len(calibration.query_rows)
     assert total == len(table)
 
 
-def test_given_queries_stay_queries():
+def test_queries_of_the_table_remain_queries():
     table = collection()
     table = replace(table, is_query=find_sessions(table).number >= 3)
     split = split_table(table, SplitOptions("session", calibration=0.3, test=0.3))
@@ -74,7 +75,7 @@ def test_given_queries_stay_queries():
     assert any("warning" in note for note in split_table(both).notes)
 
 
-def test_folders_as_sessions_tell_how_much_leaks():
+def test_folders_as_sessions_report_the_leak():
     line = np.column_stack([np.arange(900.0), np.zeros(900)])  # one drive, a metre an image, in nine folders
     drive = PlaceImages.create([f"{i // 100}/{i}.jpg" for i in range(900)], line)
     note = split_table(drive, SplitOptions("session", sessions="folder")).notes[-1]
@@ -128,7 +129,7 @@ def test_time_never_loses_a_part_silently():
     ]  # it was not asked for
 
 
-def test_a_map_that_is_not_the_past_is_told():
+def test_references_newer_than_queries_are_reported():
     table = collection(1000, sessions=1)
     table = replace(table, is_query=np.arange(1000) % 2 == 0)
     notes = split_table(table, SplitOptions("time", gap=10.0)).notes
@@ -136,7 +137,7 @@ def test_a_map_that_is_not_the_past_is_told():
 
 
 def route(queries: int, references: int, **rest: object) -> PlaceImages:
-    """Two traverses of one route, known by frame numbers alone."""
+    """Return two traverses of one route that have only frame numbers."""
     lists = [np.clip(np.arange(q - 5, q + 6), 0, references - 1) for q in range(queries)]
     return PlaceImages.create(
         [f"ref/{i}.jpg" for i in range(references)] + [f"query/{i}.jpg" for i in range(queries)],
@@ -165,7 +166,7 @@ def test_a_route_without_times_is_cut_by_frame_numbers():
         split_table(route(100, 90))
 
 
-def test_time_cuts_given_queries():
+def test_time_divides_the_queries_of_the_table():
     table = collection(1000, sessions=1)
     table = replace(table, is_query=np.arange(1000) >= 600)
     split = split_table(table, SplitOptions("time", calibration=0.5, test=0.5, gap=0.0))
@@ -216,7 +217,7 @@ def test_area_of_a_single_session_has_no_queries():
     assert any("no queries" in note for note in split.notes)
 
 
-def test_splits_that_cannot_be():
+def test_impossible_splits_raise():
     table = collection()
     with pytest.raises(KappaPlaceError, match="would leak"):
         split_table(table, SplitOptions("area", buffer=5.0))
@@ -245,7 +246,7 @@ def test_fractions_are_never_rescaled_silently(by):
             SplitOptions(by, *fractions)
 
 
-def test_options_without_effect_are_refused():
+def test_options_without_effect_raise():
     with pytest.raises(KappaPlaceError, match=r"block has no effect on a split by time\. Omit --block\."):
         SplitOptions("time", block=5.0)
     with pytest.raises(KappaPlaceError, match="Unknown kind of split 'place'"):

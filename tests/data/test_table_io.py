@@ -1,4 +1,4 @@
-"""One file a table, in two formats, read back exactly and written atomically."""
+"""Table files in two formats: exact round trip and atomic writes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kappaplace.data import table_io
+from kappaplace.data.columns import COLUMNS
 from kappaplace.data.near import Neighborhood
 from kappaplace.data.positives import Positives
-from kappaplace.data.table import COLUMNS, PlaceImages
+from kappaplace.data.table import PlaceImages
 from kappaplace.data.table_io import recorded_hash
 from kappaplace.errors import KappaPlaceError
 
@@ -71,7 +72,7 @@ def test_many_blocks(tmp_path, monkeypatch, suffix):
     assert PlaceImages.open(tmp_path / f"t{suffix}").content_hash == whole.content_hash
 
 
-def test_images_beside_the_table_move_with_it(tmp_path):
+def test_images_next_to_the_table_move_with_it(tmp_path):
     home = tmp_path / "home"
     (home / "images").mkdir(parents=True)
     table(root=home / "images").save(home / "t.parquet")
@@ -79,7 +80,7 @@ def test_images_beside_the_table_move_with_it(tmp_path):
     assert PlaceImages.open(tmp_path / "moved" / "t.parquet").root == tmp_path / "moved" / "images"
 
 
-def test_images_elsewhere_are_found_from_anywhere(tmp_path):
+def test_images_in_another_folder_have_an_absolute_path(tmp_path):
     (tmp_path / "images").mkdir()
     (tmp_path / "tables").mkdir()
     table(root=tmp_path / "images").save(tmp_path / "tables" / "t.csv")
@@ -116,10 +117,10 @@ def test_a_csv_may_be_edited_by_hand(tmp_path):
     assert edited.content_hash != recorded_hash(file)
 
 
-def test_bad_files_are_told(tmp_path):
+def test_bad_files_raise(tmp_path):
     with pytest.raises(KappaPlaceError, match="no table at"):
         PlaceImages.open(tmp_path / "none.parquet")
-    with pytest.raises(KappaPlaceError, match=r"neither \.parquet nor \.csv"):
+    with pytest.raises(KappaPlaceError, match=r"must end in \.parquet or \.csv"):
         table(2).save(tmp_path / "t.xlsx")
     (tmp_path / "own.csv").write_text("file,lat\na.jpg,3\n", encoding="utf-8")
     with pytest.raises(KappaPlaceError, match="data import csv"):
@@ -139,5 +140,5 @@ def test_bad_files_are_told(tmp_path):
     import pyarrow.parquet as pq
 
     pq.write_table(pa.table({"a": [1]}), tmp_path / "foreign.parquet")
-    with pytest.raises(KappaPlaceError, match="no kappaplace table"):
+    with pytest.raises(KappaPlaceError, match="not a kappaplace table"):
         PlaceImages.open(tmp_path / "foreign.parquet")

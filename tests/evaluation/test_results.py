@@ -130,7 +130,7 @@ def test_policies(cache, table):
     skip = evaluate_sets("x", [lost], Choices("l2", policy=NoPositives.SKIP, resamples=0)).sets[0]
     assert (fail.without_positives, skip.without_positives) == (5, 5)
     assert (len(fail.hits), len(skip.hits)) == (24, 19)
-    assert skip.facts["counted"] == "19 of 24 queries evaluated; 5 without positives, left out"
+    assert skip.facts["counted"] == "19 of 24 queries evaluated; 5 without positives, omitted"
     assert skip.queries is not None
     assert skip.queries.tolist() == list(range(5, 24))
     with pytest.raises(KappaPlaceError, match="5 of 24 queries have no positive"):

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from kappaplace.data.check import TableSummary as TableSummary
     from kappaplace.data.check import find_problems as find_problems
     from kappaplace.data.check import summarize as summarize
+    from kappaplace.data.combine import concatenate as concatenate
+    from kappaplace.data.decoding import HEIF as HEIF
+    from kappaplace.data.decoding import Source as Source
+    from kappaplace.data.decoding import decode as decode
+    from kappaplace.data.decoding import open_image as open_image
     from kappaplace.data.degradation import DEGRADATIONS as DEGRADATIONS
     from kappaplace.data.degradation import degrade as degrade
     from kappaplace.data.degradation import random_degradation as random_degradation
@@ -23,12 +28,9 @@ if TYPE_CHECKING:
     from kappaplace.data.geodesy import project as project
     from kappaplace.data.geodesy import unproject as unproject
     from kappaplace.data.geodesy import zone_index as zone_index
-    from kappaplace.data.images import HEIF as HEIF
     from kappaplace.data.images import Preprocessing as Preprocessing
-    from kappaplace.data.images import Source as Source
-    from kappaplace.data.images import decode as decode
-    from kappaplace.data.images import open_image as open_image
     from kappaplace.data.loader import ImageLoader as ImageLoader
+    from kappaplace.data.loader import Workers as Workers
     from kappaplace.data.loader import default_workers as default_workers
     from kappaplace.data.near import Circle as Circle
     from kappaplace.data.near import Near as Near
@@ -69,7 +71,6 @@ if TYPE_CHECKING:
     from kappaplace.data.table import DEFAULT_RADIUS as DEFAULT_RADIUS
     from kappaplace.data.table import ImageNames as ImageNames
     from kappaplace.data.table import PlaceImages as PlaceImages
-    from kappaplace.data.table import concatenate as concatenate
     from kappaplace.data.table_io import TABLE_FORMATS as TABLE_FORMATS
     from kappaplace.data.table_io import recorded_hash as recorded_hash
     from kappaplace.data.thumbnails import THUMBNAIL_SIZE as THUMBNAIL_SIZE
@@ -81,10 +82,12 @@ if TYPE_CHECKING:
 _EXPORTS = {
     "augment": "CosPlaceAugmentation",
     "check": "TableProblems TableSummary find_problems summarize",
+    "combine": "concatenate",
+    "decoding": "HEIF Source decode open_image",
     "degradation": "DEGRADATIONS degrade random_degradation",
     "geodesy": "LOCAL_FRAME ZONE_SHIFT frame_codes project unproject zone_index",
-    "images": "HEIF Preprocessing Source decode open_image",
-    "loader": "ImageLoader default_workers",
+    "images": "Preprocessing",
+    "loader": "ImageLoader Workers default_workers",
     "near": "Circle Near Neighborhood",
     "poses": "PLANAR Poses as_planar as_spatial between chain check_poses compose distance_travelled"
     " pose_matrices pose_positions wrap_angle",
@@ -95,7 +98,7 @@ _EXPORTS = {
     "readers.rosbag": "image_of_message read_bag unpack_images whole_poses",
     "readers.trajectory": "TimedPoses from_headings read_poses sample_by_distance",
     "split": "Split SplitOptions split_table",
-    "table": "DEFAULT_RADIUS ImageNames PlaceImages concatenate",
+    "table": "DEFAULT_RADIUS ImageNames PlaceImages",
     "table_io": "TABLE_FORMATS recorded_hash",
     "thumbnails": "THUMBNAIL_SIZE Thumbnail side_by_side small_picture thumbnail",
 }

@@ -1,8 +1,8 @@
-"""CosPlace's training augmentation on whole batches: colour jitter, then a random resized crop.
+"""Training augmentation of CosPlace for whole batches: color jitter, then a random resized crop.
 
-Parameters differ per sample. They come from a generator, or from one key per image: the same image with the
-same key is then augmented alike in any batch, order or process. They are drawn away from the images and sent
-to them without waiting, so keys and CPU generators give the same augmentation wherever the images live.
+Every image gets its own parameters, from a generator or from one key per image. With keys, an image is
+augmented in the same way in any batch, order or process. Parameters are drawn on the CPU and copied
+asynchronously, so keys and CPU generators give the same augmentation on every device.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _BRIGHTNESS, _CONTRAST, _SATURATION, _HUE = range(4)
 
 
 class Jitter(NamedTuple):
-    """Colour changes of each sample."""
+    """Color changes of each image."""
 
     amount: Tensor
     """N×4: factors of brightness, contrast and saturation, and the hue shift in turns."""
     order: Tensor
-    """N×4: the operations in the order of application."""
+    """N×4: the operations, in the order in which they are applied."""
 
 
 def sample_jitter(
@@ -42,7 +42,23 @@ def sample_jitter(
     *,
     keys: Keys | None = None,
 ) -> Jitter:
-    """Factors uniform in [max(0, 1 − x), 1 + x], hue in [−hue, hue], the order of the four at random."""
+    """Draw the parameters of a color jitter.
+
+    Args:
+        count: Number of images.
+        brightness: Factors are uniform in [max(0, 1 − x), 1 + x].
+        contrast: Like brightness.
+        saturation: Like brightness.
+        hue: Shifts are uniform in [−hue, hue], in turns.
+        generator: Source of random numbers. Default: the global generator of torch.
+        keys: One key per image, instead of a generator.
+
+    Returns:
+        The parameters, and a random order of the four operations for each image.
+
+    Raises:
+        KappaPlaceError: If there are both a generator and keys, or not one key per image.
+    """
     spread = torch.tensor([brightness, contrast, saturation, hue])
     low = torch.cat([(1 - spread[:3]).clamp(min=0), -spread[3:]])
     high = torch.cat([1 + spread[:3], spread[3:]])
@@ -51,24 +67,30 @@ def sample_jitter(
     return Jitter(amount.float(), uniform(4).argsort(dim=1))
 
 
-def colour_jitter(images: Tensor, jitter: Jitter, compiled: bool = False) -> Tensor:
-    """Apply the four colour operations to each image, N×3×H×W in [0, 1], in its own order.
+def color_jitter(images: Tensor, jitter: Jitter, compiled: bool = False) -> Tensor:
+    """Apply the four color operations to each image in its own order.
 
-    ``compiled`` computes every operation for all images and takes what each asked for: more arithmetic, but
-    far fewer passes over memory.
+    Args:
+        images: N×3×H×W in [0, 1].
+        jitter: Parameters of each image.
+        compiled: Compute every operation for all images, with torch.compile, and select the result for each:
+            more arithmetic, but far fewer passes over memory. Default: no.
+
+    Returns:
+        N×3×H×W in [0, 1].
     """
     amount = jitter.amount.to(images.dtype).to(images.device, non_blocking=True)
     if compiled:
         return _compiled_jitter()(images, amount, jitter.order.to(images.device, non_blocking=True))
     out = images.clone()
-    # Samples sorted by operation, step by step: the groups are cut on the CPU, and indices travel only once.
+    # Images sorted by operation, for each step: group sizes are computed on the CPU, indices are copied once.
     ranked = jitter.order.argsort(dim=0, stable=True).to(images.device, non_blocking=True)
     sizes = F.one_hot(jitter.order, 4).sum(dim=0).tolist()
     for step in range(4):
-        # A few samples share an operation at each step, so every pixel is still touched only four times.
-        for op, chosen in enumerate(ranked[:, step].split(sizes[step])):
-            if len(chosen):
-                out[chosen] = _colour_op(op, out[chosen], amount[chosen, op].view(-1, 1, 1, 1))
+        # Images with the same operation are changed together, so every pixel is read only four times.
+        for op, rows in enumerate(ranked[:, step].split(sizes[step])):
+            if len(rows):
+                out[rows] = _color_op(op, out[rows], amount[rows, op].view(-1, 1, 1, 1))
     return out
 
 
@@ -78,43 +100,43 @@ def _compiled_jitter() -> Callable[[Tensor, Tensor, Tensor], Tensor]:
 
 
 def _jitter_at_once(images: Tensor, amount: Tensor, order: Tensor) -> Tensor:
-    """`colour_jitter` without sorting: all operations at every step, of which one is kept."""
+    """Like `color_jitter`, but apply all operations at every step and select one of them."""
     for step in range(4):
         op = order[:, step].view(-1, 1, 1, 1)
-        own = amount.gather(1, order[:, step : step + 1]).view(-1, 1, 1, 1)
-        grey = greyscale(images)
-        # Less brightness is a mixture with black.
-        towards = torch.where(op == _CONTRAST, _mean(grey), torch.where(op == _SATURATION, grey, 0.0))
-        images = torch.where(op == _HUE, shift_hue(images, own), _mixed(images, towards, own))
+        factor = amount.gather(1, order[:, step : step + 1]).view(-1, 1, 1, 1)
+        gray = grayscale(images)
+        # Lower brightness is a mixture with black.
+        target = torch.where(op == _CONTRAST, _mean(gray), torch.where(op == _SATURATION, gray, 0.0))
+        images = torch.where(op == _HUE, shift_hue(images, factor), _mix(images, target, factor))
     return images
 
 
-def _colour_op(op: int, images: Tensor, amount: Tensor) -> Tensor:
+def _color_op(op: int, images: Tensor, amount: Tensor) -> Tensor:
     if op == _HUE:
         return shift_hue(images, amount)
     if op == _BRIGHTNESS:
         return (images * amount).clamp(0, 1)
-    grey = greyscale(images)
-    return _mixed(images, _mean(grey) if op == _CONTRAST else grey, amount)
+    gray = grayscale(images)
+    return _mix(images, _mean(gray) if op == _CONTRAST else gray, amount)
 
 
-def _mixed(images: Tensor, towards: Tensor, amount: Tensor) -> Tensor:
-    return (amount * images + (1 - amount) * towards).clamp(0, 1)
+def _mix(images: Tensor, target: Tensor, amount: Tensor) -> Tensor:
+    return (amount * images + (1 - amount) * target).clamp(0, 1)
 
 
-def _mean(grey: Tensor) -> Tensor:
-    """Row by row, then over rows: an image's mean is then the same to the last bit in any batch."""
-    return grey.mean(dim=3, keepdim=True).mean(dim=2, keepdim=True)
+def _mean(gray: Tensor) -> Tensor:
+    """Average each row, then the rows: the mean of an image is then bit-identical in any batch."""
+    return gray.mean(dim=3, keepdim=True).mean(dim=2, keepdim=True)
 
 
-def greyscale(images: Tensor) -> Tensor:
-    """Luma of ITU-R BT.601, as in Pillow and torchvision: N×1×H×W."""
+def grayscale(images: Tensor) -> Tensor:
+    """Return the luma of ITU-R BT.601, as in Pillow and torchvision, N×1×H×W."""
     red, green, blue = images.split(1, dim=1)
     return 0.299 * red + 0.587 * green + 0.114 * blue
 
 
 def shift_hue(images: Tensor, turns: Tensor) -> Tensor:
-    """Turn the hue of HSV, with saturation and value kept; `turns` broadcasts against N×1×H×W."""
+    """Shift the hue in HSV and preserve saturation and value; `turns` broadcasts against N×1×H×W."""
     value, top = images.max(dim=1, keepdim=True)
     chroma = value - images.amin(dim=1, keepdim=True)
     red, green, blue = images.split(1, dim=1)
@@ -125,10 +147,10 @@ def shift_hue(images: Tensor, turns: Tensor) -> Tensor:
         torch.where(top == 1, (blue - red) / safe + 2, (red - green) / safe + 4),
     )
     hue = sixth / 6 + turns
-    # Back: channel n is value − chroma·clamp(min(k, 4 − k), 0, 1) with k = (n + 6·hue) mod 6, n = 5, 3, 1.
+    # To RGB: channel n is value − chroma·clamp(min(k, 4 − k), 0, 1) with k = (n + 6·hue) mod 6, n = 5, 3, 1.
     n = torch.arange(5, 0, -2, device=images.device, dtype=images.dtype).view(3, 1, 1)
     k = n + 6 * hue
-    # torch.remainder rounds by where a pixel lies in memory, so it would depend on the batch.
+    # torch.remainder rounds differently by the memory address of a pixel, so it would depend on the batch.
     k = k - 6 * torch.floor(k / 6)
     return value - chroma * torch.minimum(k, 4 - k).clamp(0, 1)
 
@@ -144,10 +166,26 @@ def sample_crops(
     *,
     keys: Keys | None = None,
 ) -> Tensor:
-    """Boxes (top, left, height, width), N×4: area share uniform in `scale`, aspect log-uniform in `ratio`.
+    """Draw the boxes of random crops.
 
-    Of several attempts the first that fits into the image counts; if none does, the largest centred box with
-    the nearest allowed aspect.
+    The first attempt that fits into the image is used. If none fits, the box is the largest centered one with
+    the nearest aspect that is allowed.
+
+    Args:
+        count: Number of images.
+        height: Height of the images in pixels.
+        width: Width of the images in pixels.
+        scale: Range of the fraction of the area, drawn uniformly.
+        ratio: Range of the aspect (width over height), drawn log-uniformly.
+        generator: Source of random numbers. Default: the global generator of torch.
+        attempts: Number of attempts per image.
+        keys: One key per image, instead of a generator.
+
+    Returns:
+        Top, left, height and width in pixels, N×4.
+
+    Raises:
+        KappaPlaceError: If there are both a generator and keys, or not one key per image.
     """
     uniform = Uniforms(count, generator, keys, Stream.CROPS)
     u = [uniform(attempts, torch.float64) for _ in range(4)]
@@ -159,21 +197,30 @@ def sample_crops(
     top, left = (u[2] * (height - h + 1)).floor().long(), (u[3] * (width - w + 1)).floor().long()
     first = fits.int().argmax(dim=1, keepdim=True)
     boxes = torch.stack([x.gather(1, first).squeeze(1) for x in (top, left, h, w)], dim=1)
-    return torch.where(fits.any(dim=1, keepdim=True), boxes, _centred(height, width, ratio))
+    return torch.where(fits.any(dim=1, keepdim=True), boxes, _centered(height, width, ratio))
 
 
-def _centred(height: int, width: int, ratio: tuple[float, float]) -> Tensor:
+def _centered(height: int, width: int, ratio: tuple[float, float]) -> Tensor:
     aspect = min(max(width / height, ratio[0]), ratio[1])
     w, h = min(width, round(height * aspect)), min(height, round(width / aspect))
     return torch.tensor([(height - h) // 2, (width - w) // 2, h, w])
 
 
 def crop_resize(images: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
-    """Each image's box, resized to (height, width) by antialiased bilinear interpolation."""
+    """Crop images and resize them by antialiased bilinear interpolation.
+
+    Args:
+        images: N×3×H×W.
+        boxes: Top, left, height and width of each crop, N×4.
+        size: (height, width) of the result.
+
+    Returns:
+        N×3×size.
+    """
     enlarged = bool((boxes[:, 2:] <= torch.tensor(size)).all())
     if images.is_cuda and enlarged:
         return _enlarge(images, boxes, size)
-    # Boxes differ in size, so each takes a call of its own; the work inside is the same as in one batch.
+    # Boxes differ in size, so each needs a separate call, with the same total work as one batch.
     parts = [
         F.interpolate(image[None, :, t : t + h, w0 : w0 + w], size, mode="bilinear", antialias=True)
         for image, (t, w0, h, w) in zip(images, boxes.tolist(), strict=True)
@@ -182,16 +229,16 @@ def crop_resize(images: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def _enlarge(images: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
-    """`crop_resize` in one call, for boxes not larger than the result, where antialiasing does nothing."""
+    """Like `crop_resize`, in one call, for boxes not larger than the result: antialiasing has no effect."""
     axes = []
     for out, whole, start, length in zip(
         size, images.shape[2:], boxes[:, :2].T.double(), boxes[:, 2:].T.double(), strict=True
     ):
-        # Pixel centres of the result, in pixels of the box; its border pixels reach outwards.
+        # Pixel centers of the result, in pixels of the box; border pixels are repeated outwards.
         inside = (torch.arange(out) + 0.5) * (length / out)[:, None] - 0.5
         pixel = start[:, None] + inside.clamp(min=0).minimum(length[:, None] - 1)
         axis = ((2 * pixel + 1) / whole - 1).float()
-        if images.is_cuda:  # pinned, or the copy would wait for all that the device still has to do
+        if images.is_cuda:  # pinned memory: otherwise the copy would wait for all pending work of the device
             axis = axis.pin_memory()
         axes.append(axis.to(images.device, non_blocking=True))
     y, x = axes[0][:, :, None], axes[1][:, None, :]
@@ -204,37 +251,41 @@ def _enlarge(images: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
 
 @dataclass(frozen=True)
 class CosPlaceAugmentation:
-    """Colour jitter and random resized crop with the settings of the CosPlace recipe.
+    """Color jitter and random resized crop with the settings of CosPlace.
 
-    Takes N×3×H×W, uint8 or float in [0, 1], on any device; gives float N×3×size in [0, 1], still to be
-    normalised.
+    Calling it augments N×3×H×W, uint8 or float in [0, 1], on any device, and returns float N×3×size in
+    [0, 1], not normalized yet.
     """
 
     size: int | tuple[int, int] = 512
-    """Side, or (height, width), of the result."""
+    """Side, or (height, width), of the result in pixels."""
     brightness: float = 0.7
+    """Strength of brightness changes: factors are in [max(0, 1 − x), 1 + x]."""
     contrast: float = 0.7
+    """Strength of contrast changes."""
     saturation: float = 0.7
+    """Strength of saturation changes."""
     hue: float = 0.5
+    """Largest shift of the hue, in turns."""
     scale: tuple[float, float] = (0.5, 1.0)
-    """Share of the image's area that a crop keeps."""
+    """Range of the fraction of the image area in a crop."""
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    """Aspect of a crop, width over height."""
+    """Range of the aspect of a crop, width over height."""
     compiled: bool = False
-    """Whether colour operations on a GPU go through torch.compile."""
+    """Use torch.compile for color operations on a GPU."""
 
     def __call__(
         self, images: Tensor, generator: torch.Generator | None = None, *, keys: Keys | None = None
     ) -> Tensor:
         """Augment with a generator, or with one key per image (see `kappaplace.data.randomness`)."""
         if images.ndim != 4 or images.shape[1] != 3:
-            raise KappaPlaceError(f"Augmentation needs images of N×3×H×W; got {tuple(images.shape)}.")
+            raise KappaPlaceError(f"Images to augment must be N×3×H×W, got shape {tuple(images.shape)}.")
         count, _, height, width = images.shape
         size = (self.size, self.size) if isinstance(self.size, int) else self.size
         strength = (self.brightness, self.contrast, self.saturation, self.hue)
         jitter = sample_jitter(count, *strength, generator=generator, keys=keys)
         boxes = sample_crops(count, height, width, self.scale, self.ratio, generator, keys=keys)
         unit = images if images.is_floating_point() else images.float() / 255
-        if any(strength):  # without it, crops alone cost a third
-            unit = colour_jitter(unit, jitter, self.compiled and unit.is_cuda)
+        if any(strength):  # crops without jitter take a third of the time
+            unit = color_jitter(unit, jitter, self.compiled and unit.is_cuda)
         return crop_resize(unit, boxes, size).clamp(0, 1)

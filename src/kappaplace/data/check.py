@@ -21,40 +21,59 @@ class TableSummary:
     """Counts of everything in a table that decides an evaluation."""
 
     name: str
+    """Name of the dataset."""
     protocol: str
+    """Name of the benchmark protocol; empty for none."""
     hash: str
+    """Content hash."""
     root: str
+    """Folder of the images."""
     frame: str
+    """Frame of the positions."""
     radius: float
+    """Radius of positives in metres."""
     neighborhood: str = field(metadata=stored("neighbourhood"))
+    """Which references show the same place, such as "metres:25"."""
     queries: int
+    """Number of queries."""
     references: int
+    """Number of references."""
     unposed: int
+    """Number of images without a position."""
     with_heading: int
+    """Number of images with a heading."""
     with_timestamp: int
+    """Number of images with a time."""
     places: int
+    """Number of place labels."""
     conditions: int
+    """Number of conditions."""
     extent_metres: tuple[float, float]
+    """Width and height of the area in metres; of the largest zone, if there are several."""
     positives: str
     """How positives are defined: "given", or the radius."""
     positives_per_query: float
+    """Mean number of positives."""
     queries_without_positives: int
+    """Number of queries without positives."""
     no_positives: str
     """What happens to queries without positives."""
 
 
 @dataclass(frozen=True)
 class TableProblems:
-    """What would spoil an evaluation of a table."""
+    """Problems that would invalidate an evaluation of a table."""
 
     problems: tuple[str, ...]
+    """One message per problem."""
     warnings: tuple[str, ...]
+    """One message per number that differs from the protocol without being verified."""
     corrupt: tuple[str, ...] | None = field(default=None, metadata=optional())
     """One message per image that cannot be decoded; None if images were not decoded."""
 
 
 def summarize(table: PlaceImages, policy: NoPositives = NoPositives.FAIL) -> TableSummary:
-    """Count queries, references, positives and what is known of each image.
+    """Count queries, references, positives and the facts about images.
 
     Args:
         table: The table.
@@ -92,7 +111,7 @@ def summarize(table: PlaceImages, policy: NoPositives = NoPositives.FAIL) -> Tab
 
 
 def _extent(table: PlaceImages) -> tuple[float, float]:
-    """Return the sides of the area in metres; zones are far apart, so of several the widest counts."""
+    """Return the sides of the area in metres, the largest over all zones, because zones are far apart."""
     zone = zone_index(table.positions, table.frame)
     sides = [np.ptp(table.positions[zone == k], axis=0) for k in np.unique(zone[table.posed])]
     width, height = np.max([np.zeros(2), *sides], axis=0)
@@ -108,7 +127,7 @@ def find_problems(
         table: The table.
         images: Check that every image file exists.
         decode: Decode every image completely.
-        recorded_hash: Content hash that the file of the table records, empty for none.
+        recorded_hash: Content hash that the file of the table records. Default: do not check it.
 
     Returns:
         Problems, warnings, and the images that cannot be decoded.
@@ -128,7 +147,7 @@ def find_problems(
     if repeated:
         problems.append(f"{repeated:,} paths appear more than once")
     if recorded_hash and recorded_hash != table.content_hash:
-        problems.append("the file was edited after it was written: its content has another hash")
+        problems.append("the file was edited after it was written, because its content hash differs")
     warnings = check_protocol(table, table.protocol).warnings if table.protocol else ()
     return TableProblems(tuple(problems), warnings, corrupt)
 
@@ -148,7 +167,7 @@ def _corrupt(paths: list[str]) -> tuple[str, ...]:
     from kappaplace.data.images import Preprocessing
     from kappaplace.data.loader import ImageLoader
 
-    # Native size, or JPEGs would be decoded in part only; small batches, because the pixels are not used.
+    # Native size, because reduced JPEGs are only partly decoded; small batches, because no pixels are used.
     loader = ImageLoader(paths, Preprocessing(), 8, on_error="skip")
     log = logging.getLogger(ImageLoader.__module__)
     before, log.disabled = log.disabled, True  # the messages are returned instead

@@ -1,13 +1,13 @@
-"""Damage of known kind and level: night, fog, rain, blur, noise, occlusion, compression.
+"""Degrade images by a kind and a level: night, fog, rain, blur, noise, occlusion, compression.
 
-Each sample has its own level in [0, 1]: 0 leaves the image as it is, 1 leaves little to recognise, and for
-one state of the generator a higher level does more damage. Sizes are relative to the image, so a level means
-the same at every resolution. Images are N×3×H×W in [0, 1], on any device.
+Every image has its own level in [0, 1]. Level 0 does not change the image, at level 1 it is barely
+recognizable, and for the same random numbers a higher level always degrades more. Sizes are relative to the
+image, so a level means the same at every resolution. Images are N×3×H×W in [0, 1], on any device.
 
-Random numbers come from the generator's device: with a CPU generator the damage is the same wherever the
-images live, with one of the images' own device it is faster. Or they come from one key per image: kind and
-level are then the same everywhere, grain and drops the same on one kind of device, whatever else is in the
-batch. For that, no formula here may round an image differently beside others.
+Random numbers come from a generator or from one key per image. With a CPU generator, the result is the same
+on every device; a generator of the device is faster. With keys, kind and level are the same everywhere, and
+noise and drops are the same on one type of device, whatever else is in the batch. Formulas in this module
+must therefore not round an image differently in another batch.
 """
 
 from __future__ import annotations
@@ -15,46 +15,51 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kappaplace.data.augment import greyscale
+from kappaplace.data.augment import grayscale
 from kappaplace.data.randomness import Keys, Stream, Uniforms, checked_keys, item_key, item_uniforms
 from kappaplace.errors import KappaPlaceError
 
-Draw = Callable[..., Tensor]
+Draw: TypeAlias = Callable[..., Tensor]
+"""Source of uniform numbers in [0, 1): called with a shape, it returns new ones."""
+Degradation: TypeAlias = Callable[[Tensor, Tensor, Draw], Tensor]
+"""One kind: called with images N×3×H×W in [0, 1], levels N×1×1×1 and a source of random numbers, it returns
+degraded images, possibly outside [0, 1]."""
 
 
 class Degraded(NamedTuple):
-    """Damaged images with what was done to them."""
+    """Degraded images with their kinds and levels."""
 
     images: Tensor
+    """N×3×H×W in [0, 1]."""
     kind: Tensor
-    """Index into `DEGRADATIONS`, N; −1 for images left as they are."""
+    """Index into `DEGRADATIONS`, N; −1 for unchanged images."""
     level: Tensor
-    """Level in [0, 1], N; 0 for images left as they are."""
+    """Level in [0, 1], N; 0 for unchanged images."""
 
 
 def night(images: Tensor, level: Tensor, draw: Draw) -> Tensor:
-    """Less light, down to 1/30, with colours fading to a cold tint, darker corners and sensor noise."""
+    """Reduce light, down to 1/30, with a cold tint, darker corners and sensor noise."""
     shade, grain = draw(len(images), 1, 1, 1), _gaussian(draw, images.shape)
     linear = _power(images, 2.2)
     tint = _constant([0.85, 0.95, 1.2], images).view(3, 1, 1)
-    faded = (1 - 0.7 * level) * linear + 0.7 * level * greyscale(linear) * tint
+    faded = (1 - 0.7 * level) * linear + 0.7 * level * grayscale(linear) * tint
     y, x = _grid(images)
     corners = 1 - 0.6 * level * (0.5 + 0.5 * shade) * (x**2 + y**2) / 2
     light = faded * torch.exp(-math.log(30) * level) * corners
-    # Shot noise grows with the root of the light, read noise is always there.
+    # Shot noise grows with the square root of the light, read noise is constant.
     noise = grain * level * (0.02 * light.clamp(min=0).sqrt() + 0.004)
     return _power((light + noise).clamp(min=0), 1 / 2.2)
 
 
 def fog(images: Tensor, level: Tensor, draw: Draw) -> Tensor:
-    """Airlight instead of the scene, by Koschmieder's law; denser towards the top, where scenes are far."""
+    """Add airlight by Koschmieder's law; denser towards the top, where scenes are usually farther away."""
     air, patches = 0.7 + 0.25 * draw(len(images), 1, 1, 1), draw(len(images), 1, 4, 4)
     y, _ = _grid(images)
     depth = (0.7 - 0.5 * y) * (0.7 + 0.6 * _stretch(patches, images))
@@ -63,12 +68,12 @@ def fog(images: Tensor, level: Tensor, draw: Draw) -> Tensor:
 
 
 def rain(images: Tensor, level: Tensor, draw: Draw) -> Tensor:
-    """Slanted bright streaks, more with the level, under a grey veil."""
+    """Add slanted bright streaks and a grey veil; a higher level adds streaks."""
     n, _, height, width = images.shape
     rows = 192
     columns = max(1, round(rows * width / height))
     drops, slant = draw(n, 1, rows, columns), 0.6 * draw(n, 1, 1, 1) - 0.3
-    # The same drops fall at every level, so a higher level only adds more of them.
+    # Drops of a lower level also appear at a higher level, which only adds more.
     falling = (drops < 0.03 * level).to(images.dtype)
     streaks = 15 * F.avg_pool2d(falling, (15, 1), stride=1, padding=(7, 0))
     y, x = _grid(images)
@@ -79,13 +84,13 @@ def rain(images: Tensor, level: Tensor, draw: Draw) -> Tensor:
 
 
 def blur(images: Tensor, level: Tensor, draw: Draw) -> Tensor:
-    """Gaussian blur with σ up to 2.5 % of the shorter side."""
+    """Blur by a Gaussian with σ up to 2.5% of the shorter side."""
     n, _, height, width = images.shape
     most = 0.025 * min(height, width)
     radius = math.ceil(3 * most) + 1
     kernel = discrete_gaussian((most * level.view(n, 1)) ** 2, radius).view(n, 1, 1, -1)
-    # All channels of all samples become groups of one convolution, since each sample has its own kernel. (A
-    # sample as one group would take another algorithm when it is alone, and round differently.)
+    # All channels of all images are groups of one convolution, because each image has its own kernel. (With
+    # one group per image, a single image would use another algorithm, which rounds differently.)
     kernel = kernel.repeat_interleave(3, dim=0)
     out = images.reshape(1, 3 * n, height, width)
     out = F.conv2d(F.pad(out, (radius, radius, 0, 0), mode="replicate"), kernel, groups=3 * n)
@@ -94,40 +99,40 @@ def blur(images: Tensor, level: Tensor, draw: Draw) -> Tensor:
 
 
 def discrete_gaussian(variance: Tensor, radius: int) -> Tensor:
-    """The Gaussian of the integer grid, exp(−t) I_n(t), for variances N×1: N×(2·radius + 1).
+    """Return the Gaussian of the integer grid, exp(−t) I_n(t), for variances N×1: N×(2·radius + 1).
 
-    Unlike a sampled Gaussian it blurs by the right amount even when σ is a fraction of a pixel. Computed
-    from its transfer function exp(t (cos θ − 1)).
+    Unlike a sampled Gaussian, it blurs by the correct amount even if σ is a fraction of a pixel. It is
+    computed from its transfer function exp(t (cos θ − 1)).
     """
     points = 4 * radius + 4
     theta = 2 * math.pi / points * torch.arange(points, device=variance.device, dtype=variance.dtype)
     offset = torch.arange(-radius, radius + 1, device=variance.device)
     transfer = torch.exp(variance * (torch.cos(theta) - 1))
-    # A plain sum: a matrix product takes another way, and rounds differently, for a single row.
+    # A plain sum: a matrix product uses another algorithm for a single row, which rounds differently.
     kernel = (transfer[:, :, None] * torch.cos(theta[:, None] * offset)).sum(dim=1)
     return kernel / kernel.sum(dim=1, keepdim=True)
 
 
 def noise(images: Tensor, level: Tensor, draw: Draw) -> Tensor:
-    """Gaussian noise with σ up to 0.4 in every channel."""
+    """Add Gaussian noise with σ up to 0.4 to every channel."""
     return images + 0.4 * level * _gaussian(draw, images.shape)
 
 
 def occlusion(images: Tensor, level: Tensor, draw: Draw) -> Tensor:
-    """A plain rectangle over up to 70 % of the image; a higher level covers all that a lower one does."""
+    """Cover up to 70% of the image by a plain rectangle; a higher level extends the covered area."""
     n = len(images)
-    where, aspect, colour = draw(n, 2, 1, 1), draw(n, 1, 1, 1), 0.6 * draw(n, 3, 1, 1)
+    corner, aspect, color = draw(n, 2, 1, 1), draw(n, 1, 1, 1), 0.6 * draw(n, 3, 1, 1)
     area = 0.7 * level
     tall = (area * torch.exp(aspect - 0.5)).sqrt().clamp(max=1.0).maximum(area)
     wide = area / tall.clamp(min=1e-6)
     y, x = ((axis + 1) / 2 for axis in _grid(images))
-    top, left = where[:, :1] * (1 - tall), where[:, 1:] * (1 - wide)
+    top, left = corner[:, :1] * (1 - tall), corner[:, 1:] * (1 - wide)
     hidden = (y >= top) & (y <= top + tall) & (x >= left) & (x <= left + wide)
-    return torch.where(hidden, colour, images)
+    return torch.where(hidden, color, images)
 
 
 def compression(images: Tensor, level: Tensor, draw: Draw) -> Tensor:
-    """JPEG's loss, from quality 100 to about 3: DCT coefficients of 8×8 blocks rounded to coarser steps."""
+    """Compress like JPEG, from quality 100 to about 3: round the DCT coefficients of 8×8 blocks."""
     height, width = images.shape[2:]
     to_ycc, to_rgb = (_constant(matrix, images) for matrix in (_YCC, torch.linalg.inv(torch.tensor(_YCC))))
     padded = F.pad(images, (0, -width % 8, 0, -height % 8), mode="replicate")
@@ -144,12 +149,12 @@ def compression(images: Tensor, level: Tensor, draw: Draw) -> Tensor:
     return ((rgb + 128) / 255)[:, :, :height, :width]
 
 
-_KIND_FUNCTIONS: dict[str, Callable[[Tensor, Tensor, Draw], Tensor]] = {
+_KIND_FUNCTIONS: dict[str, Degradation] = {
     function.__name__: function for function in (night, fog, rain, blur, noise, occlusion, compression)
 }
 DEGRADATIONS: tuple[str, ...] = tuple(_KIND_FUNCTIONS)
 
-# Up to so many numbers per image, hashing all images at once is cheaper than a seeded generator for each.
+# Up to this many numbers per image, hashing all images at once is faster than a seeded generator for each.
 _FEW = 64
 
 
@@ -161,18 +166,33 @@ def degrade(
     *,
     keys: Keys | None = None,
 ) -> Tensor:
-    """Damage each image by its kind and level.
+    """Degrade each image by its kind and level.
 
-    `kinds` is a name, one name per image, or indices into `DEGRADATIONS` with −1 for none. Instead of a
-    generator, one key per image makes the damage independent of the rest of the batch.
+    Args:
+        images: N×3×H×W, float in [0, 1].
+        kinds: Name of the kind for all images, one name per image, or indices into `DEGRADATIONS` (−1 for
+            no degradation), N.
+        levels: Level in [0, 1], for all images or for each.
+        generator: Source of random numbers. Default: the global generator of torch.
+        keys: One key per image, instead of a generator, so that the result does not depend on the batch.
+
+    Returns:
+        Degraded images, N×3×H×W.
+
+    Raises:
+        KappaPlaceError: If an argument has another shape or is out of range.
     """
     if images.ndim != 4 or images.shape[1] != 3 or not images.is_floating_point():
-        found = f"{tuple(images.shape)} of {images.dtype}"
-        raise KappaPlaceError(f"Degradation needs float images of N×3×H×W in [0, 1]; got {found}.")
+        raise KappaPlaceError(
+            "Images to degrade must be N×3×H×W of float in [0, 1], "
+            f"got shape {tuple(images.shape)} of {images.dtype}."
+        )
     kind = _kind_indices(kinds, len(images))
     level = torch.as_tensor(levels, dtype=torch.float32).cpu().expand(len(images))
     if not bool(((level >= 0) & (level <= 1)).all()):
-        raise KappaPlaceError("Degradation levels must lie in [0, 1].")
+        raise KappaPlaceError(
+            f"levels must be between 0 and 1, got {float(level.min()):g} to {float(level.max()):g}."
+        )
     if keys is not None:
         keys = checked_keys(keys, len(images), generator)
     out = images.clone()
@@ -182,13 +202,13 @@ def degrade(
         return torch.rand(shape, generator=generator, device=device).to(images.device)
 
     for index, name in enumerate(DEGRADATIONS):
-        chosen = torch.nonzero((kind == index) & (level > 0)).flatten()
-        if len(chosen):
-            source = draw if keys is None else _keyed_draw(keys[chosen.numpy()], images.device)
-            strength = level[chosen].to(images.device, non_blocking=True).view(-1, 1, 1, 1)
-            chosen = chosen.to(images.device, non_blocking=True)
-            damaged = _KIND_FUNCTIONS[name](images[chosen].float(), strength, source)
-            out[chosen] = damaged.clamp(0, 1).to(images.dtype)
+        rows = torch.nonzero((kind == index) & (level > 0)).flatten()
+        if len(rows):
+            source = draw if keys is None else _keyed_draw(keys[rows.numpy()], images.device)
+            strength = level[rows].to(images.device, non_blocking=True).view(-1, 1, 1, 1)
+            rows = rows.to(images.device, non_blocking=True)
+            degraded = _KIND_FUNCTIONS[name](images[rows].float(), strength, source)
+            out[rows] = degraded.clamp(0, 1).to(images.dtype)
     return out
 
 
@@ -201,25 +221,37 @@ def random_degradation(
     max_level: float = 1.0,
     keys: Keys | None = None,
 ) -> Degraded:
-    """Damage each image with probability p by a random kind to a random level, and say which.
+    """Degrade each image with some probability, by a random kind and level.
 
-    Levels are uniform in (0, max_level]. Instead of a generator, one key per image decides all of it.
+    Args:
+        images: N×3×H×W, float in [0, 1].
+        generator: Source of random numbers. Default: the global generator of torch.
+        p: Probability to degrade an image.
+        kinds: Names of the kinds to choose from.
+        max_level: Largest level; levels are uniform in (0, max_level].
+        keys: One key per image, instead of a generator, so that the result does not depend on the batch.
+
+    Returns:
+        Images, kinds and levels.
+
+    Raises:
+        KappaPlaceError: If an argument has another shape or is out of range.
     """
     if not 0 < max_level <= 1:
-        raise KappaPlaceError(f"The highest degradation level must lie in (0, 1]; got {max_level}.")
-    uniform = Uniforms(len(images), generator, keys, Stream.DAMAGE)
-    whether, which, strength = (uniform(1).squeeze(1) for _ in range(3))
+        raise KappaPlaceError(f"max_level must be above 0 and at most 1, got {max_level}.")
+    uniform = Uniforms(len(images), generator, keys, Stream.DEGRADATION)
+    chance, choice, strength = (uniform(1).squeeze(1) for _ in range(3))
     allowed = _kind_indices(kinds, len(kinds))
-    damaged = whether < p
-    kind = torch.where(damaged, allowed[(which * len(allowed)).long()], -1)
-    level = torch.where(damaged, max_level * (1 - strength), 0.0).float()
+    degraded = chance < p
+    kind = torch.where(degraded, allowed[(choice * len(allowed)).long()], -1)
+    level = torch.where(degraded, max_level * (1 - strength), 0.0).float()
     out = degrade(images, kind, level, generator, keys=keys)
     device = images.device
     return Degraded(out, kind.to(device, non_blocking=True), level.to(device, non_blocking=True))
 
 
 def _keyed_draw(keys: Keys, device: torch.device) -> Draw:
-    """Uniform fields, each image's from its own key alone; every call gives new ones."""
+    """Return a source of uniform numbers that depend only on the key of each image, new in every call."""
     generator = torch.Generator(device)
     calls = itertools.count()
 
@@ -242,12 +274,16 @@ def _kind_indices(kinds: str | Sequence[str] | Tensor, count: int) -> Tensor:
         indices = kinds.cpu().long()
     else:
         names = [kinds] * count if isinstance(kinds, str) else list(kinds)
-        unknown = sorted(set(names) - set(DEGRADATIONS))
+        unknown = sorted(map(str, set(names) - set(DEGRADATIONS)))
         if unknown:
-            raise KappaPlaceError(f"Unknown degradations {unknown}; known: {', '.join(DEGRADATIONS)}.")
+            raise KappaPlaceError(
+                f"Unknown degradations: {', '.join(unknown)}. Choose from: {', '.join(DEGRADATIONS)}."
+            )
         indices = torch.tensor([DEGRADATIONS.index(name) for name in names], dtype=torch.long)
     if indices.shape != (count,) or not bool(((indices >= -1) & (indices < len(DEGRADATIONS))).all()):
-        raise KappaPlaceError(f"Give one degradation for each of the {count} images, as names or indices.")
+        raise KappaPlaceError(
+            f"Expected one degradation for each of the {count} images, as names or indices."
+        )
     return indices
 
 
@@ -256,17 +292,17 @@ def _gaussian(draw: Draw, shape: Sequence[int]) -> Tensor:
 
 
 def _power(base: Tensor, exponent: float) -> Tensor:
-    # torch.pow rounds by where a pixel lies in memory, so it would depend on the batch.
+    # torch.pow rounds differently by the memory address of a pixel, so it would depend on the batch.
     return torch.exp(exponent * torch.log(base))
 
 
-def _constant(values: Sequence | Tensor, images: Tensor) -> Tensor:
-    """A small table beside the images, sent without waiting for what their device is doing."""
+def _constant(values: Sequence[float] | Sequence[Sequence[float]] | Tensor, images: Tensor) -> Tensor:
+    """Copy a small table to the device of the images, asynchronously."""
     return torch.as_tensor(values).to(images.device, non_blocking=True)
 
 
 def _grid(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Pixel centres in [−1, 1]: y as H×1 and x as 1×W, each with leading axes for batch and channel."""
+    """Return pixel centers in [−1, 1]: y as 1×1×H×1 and x as 1×1×1×W."""
     y, x = (
         (2 * torch.arange(size, device=images.device, dtype=torch.float32) + 1) / size - 1
         for size in images.shape[2:]
@@ -279,16 +315,16 @@ def _stretch(field: Tensor, images: Tensor) -> Tensor:
 
 
 def _dct_matrix(device: torch.device) -> Tensor:
-    """Orthonormal DCT-II of eight points."""
+    """Return the orthonormal DCT-II of eight points."""
     k = torch.arange(8, device=device, dtype=torch.float32)
     matrix = torch.cos(math.pi / 8 * (k + 0.5) * k[:, None]) / 2
     matrix[0] /= math.sqrt(2)
     return matrix
 
 
-# JFIF colour transform; its offset of 128 is applied to all channels alike, which chroma rows cancel.
+# JFIF color transform. Its offset of 128 is applied to all channels, and the chroma rows cancel it.
 _YCC = ((0.299, 0.587, 0.114), (-0.168736, -0.331264, 0.5), (0.5, -0.418688, -0.081312))
-# Quantisation tables of ITU-T T.81, annex K.
+# Quantization tables of ITU-T T.81, annex K.
 # fmt: off
 _LUMA = (
     16., 11., 10., 16., 24., 40., 51., 61., 12., 12., 14., 19., 26., 58., 60., 55.,

@@ -1,4 +1,4 @@
-"""Batches of images at the speed of decoding: threads or processes, a bounded window, order kept."""
+"""Batches of images at the speed of decoding: threads or processes, a bounded window, order preserved."""
 
 from __future__ import annotations
 
@@ -6,40 +6,34 @@ import logging
 import os
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence, Sized
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from itertools import groupby, islice
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kappaplace.data import decode_pool as decode_processes
-from kappaplace.data.decode_pool import (
-    Crew,
-    DecodeProcesses,
-    Pass,
-    Pixels,
-    Processes,
-    Result,
-    Results,
-    Spares,
-    Threads,
-    unpack,
-)
-from kappaplace.data.images import Preprocessing, Source
+from kappaplace.checks import choice
+from kappaplace.data.decode_pool import DecodeProcesses, Result, Results, available
+from kappaplace.data.decode_worker import Pass, Pixels, Spares, unpack
+from kappaplace.data.decoding import Source
+from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
 
 log = logging.getLogger(__name__)
 
-# Pillow decodes and resizes without the interpreter's lock, but a tenth of the work needs it: threads gain
-# little beyond a few, and more of them hinder each other.
+# Pillow decodes and resizes without the interpreter's lock, but a tenth of the work needs it. More than a few
+# threads therefore gain little and hinder each other.
 MAX_DEFAULT_WORKERS = 16
 MAX_DEFAULT_PROCESSES = 32
 ENOUGH_THREADS = 4
-# Starting processes takes some tenths of a second, in which threads would have decoded about so many.
+# Starting processes takes a few tenths of a second, in which threads decode about this many images.
 FEW_IMAGES = 256
+
+OnError = Literal["raise", "skip"]
 
 
 class Skipped(NamedTuple):
@@ -51,29 +45,80 @@ class Skipped(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Images of one size with the rows they come from, in the order asked for."""
+    """Images of the same size and their rows, in the requested order."""
 
     rows: NDArray[np.int64]
     images: torch.Tensor
-    """uint8 N×3×H×W in channels-last memory, or normalised float32 with `normalise=True`."""
+    """uint8 N×3×H×W in channels-last memory, or normalized float32 with `normalise=True`."""
+
+
+@dataclass(frozen=True)
+class Workers:
+    """How a loader decodes: by how many threads or processes, and how far ahead."""
+
+    count: int | None = None
+    """Number of threads or processes; 0 decodes when a batch is requested. Default: one per usable core, at
+    most `MAX_DEFAULT_WORKERS` threads or `MAX_DEFAULT_PROCESSES` processes."""
+    processes: bool | None = None
+    """Decode in processes (Linux only). Default: if more than `ENOUGH_THREADS` workers have a core each and
+    more than `FEW_IMAGES` files are read. Pixels and errors are the same as in threads."""
+    prefetch: int = 2
+    """Largest number of batches in progress."""
+
+
+class Threads:
+    """Threads of this process. With a count of 0, `submit` decodes immediately."""
+
+    def __init__(
+        self, count: int, spares: Spares, load: Callable[[list[int], Pixels | None], list[Result]]
+    ) -> None:
+        self.count = count
+        self.spares = spares
+        self.load = load
+        self.pool = ThreadPoolExecutor(count or 1, thread_name_prefix="decode")
+
+    def room(self, shape: tuple[int, ...]) -> tuple[Pixels, None]:
+        """Return an array for a batch N×H×W×3; None, because it has no offset in shared memory."""
+        return self.spares.take(shape), None
+
+    def submit(self, rows: list[int], out: Pixels | None) -> Future[Results]:
+        """Decode the images of a few rows, into `out` if it is given and they fit."""
+        if self.count:
+            return self.pool.submit(self.load, rows, out)
+        result: Future[Results] = Future()
+        result.set_result(self.load(rows, out))
+        return result
+
+    def close(self, keep: bool = False) -> None:
+        """End the threads."""
+        self.pool.shutdown(wait=True, cancel_futures=True)
+
+
+Crew: TypeAlias = Threads | DecodeProcesses
+"""Workers that decode the images of one pass."""
 
 
 class ImageLoader:
-    """Iterate over images as batches; see `Batch`.
+    """Iterate over images as batches, see `Batch`.
 
-    Each pass starts afresh. `rows` picks and orders the images and may be an endless iterable such as a
-    sampler: it is read at most `prefetch` batches ahead. A batch comes from the next `batch_size` rows and
-    holds images of one size: where sizes differ, it is yielded in parts, still in the order asked for.
+    Every pass starts from the beginning. A batch is made from the next `batch_size` rows and contains images
+    of the same size: if sizes differ, it is returned in parts, still in the requested order.
 
-    `workers` decode, in threads of this process; where more than `ENOUGH_THREADS` cores are usable and more
-    than `FEW_IMAGES` files are to be read, in processes of their own (Linux). `processes` says which, True or
-    False. Pixels and errors are the same. 0 workers: decoding happens when a batch is asked for.
+    Args:
+        paths: Images: paths, encoded bytes, Pillow images or arrays.
+        preprocessing: How images are resized.
+        batch_size: Number of images per batch.
+        rows: Indices into `paths`, in the order to read. It may be an endless iterable such as a sampler,
+            which is read at most `Workers.prefetch` batches ahead. Default: all, in order.
+        workers: Number of threads or processes, or `Workers` for more settings. Default: `Workers()`.
+        normalise: Return normalized float32 instead of uint8.
+        on_error: "skip" omits an image that cannot be read, logs it, adds it to `skipped` and does not try it
+            again. "raise" ends the pass with its error.
+        unresized: Images that are decoded to this (height, width) are not resized, so that the device that
+            embeds them can do it (`kappaplace.data.resample`).
 
-    Images that are decoded to the (height, width) `unresized` stay as they are, to be resized on the device
-    that embeds them (`data/resample.py`).
-
-    With `on_error="skip"` an unreadable image is left out, logged and listed in `skipped` once, and not
-    tried again; with "raise" the first one ends the pass with its error.
+    Raises:
+        KappaPlaceError: If an argument is out of range; while iterating, if an image cannot be read.
     """
 
     def __init__(
@@ -83,33 +128,33 @@ class ImageLoader:
         batch_size: int = 32,
         *,
         rows: Iterable[int] | None = None,
-        workers: int | None = None,
-        processes: bool | None = None,
-        prefetch: int = 2,
+        workers: int | Workers | None = None,
         normalise: bool = False,
-        on_error: Literal["raise", "skip"] = "raise",
+        on_error: OnError = "raise",
         unresized: tuple[int, int] | None = None,
     ) -> None:
-        if batch_size < 1 or prefetch < 1 or (workers is not None and workers < 0):
-            got = f"got {batch_size}, {prefetch} and {workers}"
-            raise KappaPlaceError(f"The loader needs batch_size ≥ 1, prefetch ≥ 1 and workers ≥ 0; {got}.")
-        if on_error not in ("raise", "skip"):
-            raise KappaPlaceError(f"on_error must be 'raise' or 'skip'; got {on_error!r}.")
+        options = workers if isinstance(workers, Workers) else Workers(workers)
+        for name, value, least in (
+            ("batch_size", batch_size, 1),
+            ("prefetch", options.prefetch, 1),
+            ("workers", options.count or 0, 0),
+        ):
+            if value < least:
+                raise KappaPlaceError(f"{name} must be at least {least}, got {value}.")
+        choice(on_error, OnError, "on_error")
         self.paths = paths
         self.preprocessing = preprocessing
         self.batch_size = batch_size
         self.rows = rows
-        self.workers = default_workers() if workers is None else workers
-        self._stated_workers = workers
-        self.processes = processes
-        self.prefetch = prefetch
+        self.workers = options
         self.normalise = normalise
         self.on_error = on_error
         self.unresized = unresized
         self.skipped: list[Skipped] = []
+        self._threads = default_workers() if options.count is None else options.count
         self._unreadable: set[int] = set()
-        # In use at a time: those under way, the one just yielded and the one before it.
-        self._spares = Spares(prefetch + 2)
+        # In use at the same time: the batches in progress, the one just returned and the one before it.
+        self._spares = Spares(options.prefetch + 2)
 
     def __iter__(self) -> Iterator[Batch]:
         for block in self._blocks():
@@ -124,13 +169,13 @@ class ImageLoader:
                 yield self._batch(rows, np.stack(pixels))
 
     def _results(self, block: _Block) -> list[Result]:
-        """All of a block; what a process could not read is tried here, so errors are as in threads."""
-        found = [result for future in block.futures for result in future.result()]
+        """Return the results of a block; images that a process could not read are tried again here."""
+        results = [result for future in block.futures for result in future.result()]
         return [
             self._load([row], None if block.buffer is None else block.buffer[i : i + 1])[0]
             if result is None
             else result
-            for i, (row, result) in enumerate(zip(block.rows, found, strict=True))
+            for i, (row, result) in enumerate(zip(block.rows, results, strict=True))
         ]
 
     def _batch(self, rows: Sequence[int], pixels: Pixels) -> Batch:
@@ -140,55 +185,58 @@ class ImageLoader:
         )
 
     def _blocks(self) -> Iterator[_Block]:
-        """Batches of rows under way, in order, at most `prefetch` of them at a time."""
-        wanted = iter(range(len(self.paths)) if self.rows is None else self.rows)
-        batches = iter(lambda: [int(row) for row in islice(wanted, min(self.batch_size, sys.maxsize))], [])
+        """Yield batches of rows in order, with at most `prefetch` of them in progress."""
+        rows = iter(range(len(self.paths)) if self.rows is None else self.rows)
+        batches = iter(lambda: [int(row) for row in islice(rows, min(self.batch_size, sys.maxsize))], [])
         crew = self._crew()
         finished = False
         try:
-            ahead = deque(self._start(rows, crew) for rows in islice(batches, self.prefetch))
+            ahead = deque(self._start(batch, crew) for batch in islice(batches, self.workers.prefetch))
             while ahead:
                 block = ahead.popleft()
                 wait(block.futures)
-                ahead.extend(self._start(rows, crew) for rows in islice(batches, 1))
+                ahead.extend(self._start(batch, crew) for batch in islice(batches, 1))
                 yield block
             finished = True
-        finally:  # also when the consumer stops early
+        finally:  # also if the consumer stops early
             crew.close(keep=finished)
 
     def _crew(self) -> Crew:
-        """Who decodes the images of a pass."""
+        """Return the workers of a pass."""
         if self._in_processes():
-            count = self.workers
-            if self._stated_workers is None:
+            count = self._threads
+            if self.workers.count is None:
                 count = min(usable_cores(), MAX_DEFAULT_PROCESSES)
-            most = self._count()
-            size = self.batch_size if most is None else min(self.batch_size, most)
-            # One more than in threads, for a consumer that looks back; untouched memory costs nothing.
-            wanted = Pass(self.preprocessing, self.unresized)
-            started = DecodeProcesses.start(count, wanted, self.prefetch + 3, size)
-            if started is not None:
-                return Processes(count, started, self.paths)
-        return Threads(self.workers, self._spares, self._load)
+            total = self._count()
+            size = self.batch_size if total is None else min(self.batch_size, total)
+            settings = Pass(self.preprocessing, self.unresized)
+            # One more than for threads, for a consumer that looks back; untouched memory costs nothing.
+            pool = DecodeProcesses.start(count, settings, self.workers.prefetch + 3, size)
+            if pool is not None:
+                return pool
+        return Threads(self._threads, self._spares, self._load)
 
     def _in_processes(self) -> bool:
-        if not self.workers or self.processes is False:
+        processes = self.workers.processes
+        if not self._threads or processes is False:
             return False
-        # Other sources would have to be sent there, and other preprocessings might be unknown there.
+        # Other sources would have to be copied, and other preprocessings might not exist in the worker.
         possible = (
-            decode_processes.available()
+            available()
             and type(self.preprocessing) is Preprocessing
             and isinstance(self.paths, list | tuple)
             and all(issubclass(kind, str | os.PathLike) for kind in set(map(type, self.paths)))
         )
-        if self.processes and not possible:
-            raise KappaPlaceError("Decoding in processes needs Linux and a list of paths; use threads.")
+        if processes and not possible:
+            raise KappaPlaceError(
+                "Decoding in processes needs Linux and a list of paths. Use threads instead."
+            )
         count = self._count()
-        many = min(self.workers, usable_cores()) > ENOUGH_THREADS and (count is None or count > FEW_IMAGES)
-        return possible and (self.processes or many)
+        many = min(self._threads, usable_cores()) > ENOUGH_THREADS and (count is None or count > FEW_IMAGES)
+        return possible and (processes or many)
 
     def _count(self) -> int | None:
-        """How many images a pass has; None if nobody knows."""
+        """Return the number of images of a pass, None if it is unknown."""
         if self.rows is None:
             return len(self.paths)
         return len(self.rows) if isinstance(self.rows, Sized) else None
@@ -196,16 +244,19 @@ class ImageLoader:
     def _start(self, rows: list[int], crew: Crew) -> _Block:
         rows = [row for row in rows if row not in self._unreadable]
         size = Pass(self.preprocessing, self.unresized).size
-        # With one size for all, pixels go straight into the batch: no second copy, no memory in between.
-        buffer, place = (None, None) if size is None else crew.room((len(rows), *size, 3))
-        # A task is a few images: handing over single ones costs some percent in threads waking each other.
+        # If all images get the same size, they are decoded into the batch: no copy and no other memory.
+        buffer, offset = (None, None) if size is None else crew.room((len(rows), *size, 3))
+        # A task is a few images: with single images, threads spend a few percent on waking each other.
         step = max(1, min(4, len(rows) // max(crew.count, 1)))
         futures = []
         for start in range(0, len(rows), step):
-            part = slice(start, start + step)
-            out = None if buffer is None else buffer[part]
-            where = None if place is None or buffer is None else place + start * buffer[0].size
-            futures.append(crew.submit(rows[part], out, where))
+            part = rows[start : start + step]
+            out = None if buffer is None else buffer[start : start + step]
+            if isinstance(crew, Threads):
+                futures.append(crew.submit(part, out))
+                continue
+            at = None if offset is None or buffer is None else offset + start * buffer[0].size
+            futures.append(crew.submit([self.paths[row] for row in part], out, at))
         return _Block(rows, buffer, futures)
 
     def _load(self, rows: list[int], out: Pixels | None) -> list[Result]:
@@ -230,18 +281,18 @@ class ImageLoader:
                 self._skip(row, result)
 
     def _skip(self, row: int, error: KappaPlaceError) -> None:
-        if row in self._unreadable:  # it was asked for twice within one window
+        if row in self._unreadable:  # requested twice within one window
             return
         self._unreadable.add(row)
         source = self.paths[row]
         name = os.fspath(source) if isinstance(source, str | os.PathLike) else f"<{type(source).__name__}>"
-        # Its text alone: with its traceback, whoever keeps the record would keep the memory of a batch.
+        # Only the text: the traceback would keep the memory of a batch.
         self.skipped.append(Skipped(row, name, str(error)))
         log.warning("Skipped image %d: %s", row, str(error))
 
 
 class _Block(NamedTuple):
-    """The rows of one batch on their way, and where their pixels go if all sizes are the same."""
+    """One batch in progress: its rows, and the array for their pixels if all images get the same size."""
 
     rows: list[int]
     buffer: Pixels | None
@@ -249,7 +300,7 @@ class _Block(NamedTuple):
 
 
 def _in_place(images: list[tuple[int, Pixels]], buffer: Pixels | None) -> bool:
-    """Whether all images of a batch lie in its memory already."""
+    """Return whether all images of a batch are already in its array."""
     return (
         buffer is not None
         and len(images) == len(buffer)
@@ -258,9 +309,14 @@ def _in_place(images: list[tuple[int, Pixels]], buffer: Pixels | None) -> bool:
 
 
 def default_workers() -> int:
-    """One thread per core this process may use, up to `MAX_DEFAULT_WORKERS`."""
+    """Return the default number of decoding threads.
+
+    Returns:
+        The number of cores that this process may use, at most `MAX_DEFAULT_WORKERS`.
+    """
     return min(usable_cores(), MAX_DEFAULT_WORKERS)
 
 
 def usable_cores() -> int:
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,8 +1,7 @@
-"""What counts as "near" on a map: metres, frames of a route, or the image itself.
+"""Which references show the same place: within some metres, within some frames of a route, or only itself.
 
-Margin, aliasing, SUE and leave-out all need to know which references show the same place as another one.
-`Neighborhood` states the rule of a dataset, `Near` answers it for rows of references, and `within` is the
-one formula for a distance: every other part of the package asks here.
+Margin, aliasing, SUE and leave-out all depend on it. `Neighborhood` is the rule of a dataset, `Near` applies
+it to rows of references, and `within` is the only formula for a distance in the package.
 """
 
 from __future__ import annotations
@@ -11,108 +10,152 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from kappaplace.errors import KappaPlaceError
+from kappaplace.types import Json
 
 if TYPE_CHECKING:
     from scipy.spatial import cKDTree
 
-Numbers: TypeAlias = NDArray[Any]
+Numbers: TypeAlias = NDArray[np.number]
 Circle: TypeAlias = tuple[float, float, float]
-"""x, y and radius in metres, rim included."""
+"""x, y and radius in metres; the rim is inside."""
 Rule: TypeAlias = tuple[Sequence[Numbers] | Numbers, float, Numbers | None]
-"""Columns (none: the row numbers themselves), how much they may differ, and routes that must be the same."""
+"""Columns (empty for row numbers), how much they may differ, and routes that must be the same."""
 Kind = Literal["metres", "frames", "self"]
 FARTHEST = 1e9
-"""Metres or frames: more than any two places on Earth, and a number that can be squared."""
+"""Largest size of a neighborhood in metres or frames: more than any distance on Earth."""
 LARGEST = 1e150
-"""A radius that can still be squared."""
+"""Largest radius whose square is still finite."""
 
 
 @dataclass(frozen=True)
 class Neighborhood:
-    """Two references are near when they lie within ``value`` metres or frames, or are the same image."""
+    """Rule that decides which references show the same place."""
 
     kind: Kind = "metres"
+    """"metres": references within a distance. "frames": references within a number of frames of the same
+    route. "self": only the reference itself."""
     value: float = 25.0
+    """The distance in metres or frames, inclusive; 0 for "self"."""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
             raise KappaPlaceError(
-                f"Neighbourhood kind {self.kind!r} is unknown: choose metres, frames or self."
+                f"Unknown kind of neighborhood {self.kind!r}. Choose from: metres, frames, self."
             )
         value = 0.0 if self.kind == "self" else float(self.value)
         if not 0.0 <= value <= FARTHEST:
             raise KappaPlaceError(
-                f"A neighbourhood of {self.value} {self.kind} is not a finite size from 0 to {FARTHEST:.0e}."
+                f"The neighborhood must have a finite size from 0 to {FARTHEST:.0e} {self.kind}, "
+                f"got {self.value}."
             )
         object.__setattr__(self, "value", value)
 
     @classmethod
     def parse(cls, text: str) -> Neighborhood:
-        """Read ``metres:25``, ``frames:5`` or ``self``.
+        """Parse the text form of a neighborhood.
 
         >>> Neighborhood.parse("frames:5")
         Neighborhood(kind='frames', value=5.0)
+
+        Args:
+            text: Such as ``metres:25``, ``frames:5`` or ``self``.
+
+        Returns:
+            The neighborhood.
+
+        Raises:
+            KappaPlaceError: If the text has another form.
         """
         kind, _, value = text.partition(":")
         if kind != "self" and not value:
             raise KappaPlaceError(
-                f"Neighbourhood {text!r} lacks its size: write metres:25, frames:5 or self."
+                f"Neighborhood {text!r} has no size. Write it as metres:25, frames:5 or self."
             )
         try:
             return cls(kind, float(value or 0))  # type: ignore[arg-type]
         except ValueError:
-            raise KappaPlaceError(f"Neighbourhood {text!r}: {value!r} is not a number.") from None
+            raise KappaPlaceError(f"The size in neighborhood {text!r} is not a number.") from None
 
     def __str__(self) -> str:
         return self.kind if self.kind == "self" else f"{self.kind}:{self.value:g}"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
+        """Return the rule as JSON values.
+
+        Returns:
+            ``kind`` and ``value``.
+        """
         return {"kind": self.kind, "value": self.value}
 
 
 def within(gaps: Sequence[Numbers], reach: ArrayLike) -> NDArray[np.bool_]:
-    """Return whether gaps along each axis add up to at most ``reach``; what is NaN or too far is not within.
+    """Return whether points are at most a distance apart; never for NaN.
 
     >>> within([np.array([3.0, np.nan]), np.array([4.0, 0.0])], 5.0).tolist()
     [True, False]
+
+    Args:
+        gaps: Difference along each axis.
+        reach: Largest distance, inclusive.
+
+    Returns:
+        Booleans, of the shape of the differences.
     """
     with np.errstate(invalid="ignore", over="ignore"):
-        if len(gaps) == 1:  # frames and distances travelled: not squared, so that nothing is rounded
+        if len(gaps) == 1:  # frames and distances travelled: not squared, to avoid rounding
             return np.asarray(np.abs(gaps[0]) <= reach)
         return np.asarray(sum(gap**2 for gap in gaps) <= np.square(reach))
 
 
 class Near:
-    """Which references show one place: ``near(a, b)`` for rows that broadcast against each other.
+    """Which references show the same place: ``near(a, b)`` for rows that broadcast against each other.
 
-    An image is always near itself. An image without a position (NaN) is near nothing else in metres, and
-    frames of different routes are never near each other. The columns are kept as they are, not copied: what
-    changes in them changes the answer.
+    An image is always near itself. By metres, an image without a position (NaN) is near no other image;
+    frames of different routes are never near each other. The columns are not copied: changing them changes
+    the result.
+
+    Args:
+        *rules: Rows are near if any of the rules holds. The class methods build them.
+        positions: Position of each row in metres, N×2 or N×3. Default: unknown.
     """
 
     def __init__(self, *rules: Rule, positions: Numbers | None = None) -> None:
-        """Rows are near if any of the rules says so; build one with the class methods."""
         self._rules, self.positions = rules, positions
 
     @classmethod
     def metres(cls, positions: Numbers, radius: float, travelled: Numbers | None = None) -> Near:
-        """Rows whose positions (N×2 or N×3) are at most ``radius`` metres apart.
+        """Return the rule that compares positions.
 
-        With ``travelled``, metres along a drive, also those that were passed shortly after each other: this
-        holds whatever is believed of their positions.
+        Args:
+            positions: Position of each row in metres, N×2 or N×3.
+            radius: Largest distance in metres.
+            travelled: Metres along a drive, N. Rows that were passed within ``radius`` metres of driving are
+                then near, too, whatever their estimated positions are.
+
+        Returns:
+            The rule.
         """
         along: list[Rule] = [] if travelled is None else [([travelled], radius, None)]
         return cls((positions.T, radius, None), *along, positions=positions)
 
     @classmethod
     def frames(cls, reach: float, numbers: Numbers | None = None, routes: Numbers | None = None) -> Near:
-        """Rows at most ``reach`` frames apart on one route; without numbers the rows are the frames."""
+        """Return the rule that compares frame numbers.
+
+        Args:
+            reach: Largest number of frames between two rows.
+            numbers: Frame number of each row, N. Default: the row number.
+            routes: Route of each row, N. Default: all rows are of the same route.
+
+        Returns:
+            The rule.
+        """
         return cls(([] if numbers is None else [numbers], reach, routes))
 
     @classmethod
@@ -122,13 +165,22 @@ class Near:
         positions: Callable[[], Numbers],
         frames: Callable[[], Iterable[Numbers]],
     ) -> Near:
-        """The rule of a dataset; only the column that it needs is read: positions, or numbers and routes."""
+        """Return the rule of a dataset. Only the columns that it needs are loaded.
+
+        Args:
+            neighborhood: The rule.
+            positions: Returns the positions in metres, N×2.
+            frames: Returns frame numbers and routes, N each.
+
+        Returns:
+            The rule for these rows.
+        """
         if neighborhood.kind == "metres":
             return cls.metres(positions(), neighborhood.value)
         return cls.frames(neighborhood.value, *frames()) if neighborhood.kind == "frames" else cls()
 
     def __call__(self, a: ArrayLike, b: ArrayLike) -> NDArray[np.bool_]:
-        """Return whether rows ``a`` and ``b`` show one place."""
+        """Return whether rows ``a`` and ``b`` show the same place."""
         a, b = np.asarray(a), np.asarray(b)
         near = np.asarray(a == b)
         for columns, reach, routes in self._rules:
@@ -137,34 +189,49 @@ class Near:
         return near
 
     def within(self, circle: Circle) -> NDArray[np.int64]:
-        """Return the rows whose position lies within the circle, ascending."""
+        """Find the rows inside a circle.
+
+        Args:
+            circle: x, y and radius in metres.
+
+        Returns:
+            Row numbers, ascending.
+
+        Raises:
+            KappaPlaceError: If positions are unknown.
+        """
         if self.positions is None:
-            raise KappaPlaceError("This map has no positions: search without a place to be near.")
+            raise KappaPlaceError("This map has no positions, so it cannot search an area. Omit the area.")
         x, y, radius = circle
-        tree, placed = self._tree
-        # The tree rounds in its own way: it is asked a little wider, and the one formula decides.
-        found = tree.query_ball_point((x, y), radius * (1 + 1e-9) + 1e-9)
-        rows = np.sort(placed[np.array(found, np.int64)])
-        at = np.asarray(self.positions[rows], np.float64)
-        return rows[within([at[:, 0] - x, at[:, 1] - y], radius)]
+        tree, rows = self._tree
+        # The tree rounds differently, so it gets a slightly larger radius, and `within` decides.
+        candidates = tree.query_ball_point((x, y), radius * (1 + 1e-9) + 1e-9)
+        rows = np.sort(rows[np.array(candidates, np.int64)])
+        points = np.asarray(self.positions[rows], np.float64)
+        return rows[within([points[:, 0] - x, points[:, 1] - y], radius)]
 
     @cached_property
     def _tree(self) -> tuple[cKDTree, NDArray[np.int64]]:
         from scipy.spatial import cKDTree
 
         positions = np.asarray(self.positions, np.float64)[:, :2]
-        placed = np.flatnonzero(np.isfinite(positions).all(axis=1))
-        # Neither balanced nor compact: built several times faster, and no slower on streets.
-        return cKDTree(positions[placed], balanced_tree=False, compact_nodes=False), placed
+        rows = np.flatnonzero(np.isfinite(positions).all(axis=1))
+        # Neither balanced nor compact: several times faster to build, and not slower for streets.
+        return cKDTree(positions[rows], balanced_tree=False, compact_nodes=False), rows
 
 
 def checked_circle(area: Circle) -> Circle:
+    """Return the circle as floats, with a radius of at most `LARGEST`.
+
+    Raises:
+        KappaPlaceError: If it is not three finite numbers, or the radius is negative.
+    """
     try:
         x, y, radius = map(float, area)
     except (TypeError, ValueError):
-        raise KappaPlaceError(f"The area to search must be x, y and a radius, got {area!r}.") from None
+        raise KappaPlaceError(f"area must be x, y and a radius, got {area!r}.") from None
     if not all(map(math.isfinite, (x, y, radius))) or radius < 0:
         raise KappaPlaceError(
-            f"The area to search needs a finite x and y and a radius of at least 0, got {area}."
+            f"area must have a finite x and y and a finite radius of at least 0, got {area}."
         )
     return x, y, min(radius, LARGEST)

@@ -1,15 +1,13 @@
-"""Arithmetic of rigid motions as plain arrays: SE(2) as x, y, yaw and SE(3) as x, y, z, qx, qy, qz, qw.
+"""Arithmetic of rigid motions in plain arrays: SE(2) as x, y, yaw and SE(3) as x, y, z, qx, qy, qz, qw.
 
-The last axis tells which of both it is: 3 or 7 numbers, metres and radians, quaternions in the order of TUM
-files. A pose is where a body stands in the world, and turns its coordinates into the world's.
+The length of the last axis, 3 or 7, distinguishes the two. Units are metres and radians, and quaternions have
+the order of TUM files. A pose maps coordinates of a body to coordinates of the world.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.spatial.transform import Rotation
 
 from kappaplace.errors import KappaPlaceError
@@ -18,36 +16,54 @@ Poses = NDArray[np.float64]
 PLANAR, SPATIAL = 3, 7
 
 
-def check_poses(poses: Any, what: str = "poses") -> Poses:
-    """As float64 of shape …×3 or …×7, finite, quaternions at unit length; anything else is one sentence."""
+def check_poses(poses: ArrayLike, name: str = "poses") -> Poses:
+    """Check poses and normalize their quaternions.
+
+    Args:
+        poses: …×3 or …×7.
+        name: What the poses are, for messages.
+
+    Returns:
+        float64 of the same shape.
+
+    Raises:
+        KappaPlaceError: If the shape is different, a number is not finite or a quaternion is 0.
+    """
     values: Poses = np.asarray(poses, np.float64)
     if values.ndim < 1 or values.shape[-1] not in (PLANAR, SPATIAL):
         raise KappaPlaceError(
-            f"The {what} have the shape {values.shape}: give x, y, yaw (3 numbers) or x, y, z, qx, qy, qz, "
-            f"qw (7)."
+            f"Expected {name} as x, y, yaw (3 numbers) or x, y, z, qx, qy, qz, qw (7), "
+            f"got shape {values.shape}."
         )
     if not np.isfinite(values).all():
-        raise KappaPlaceError(f"Some {what} are NaN or infinite; leave those frames out.")
+        raise KappaPlaceError(f"Some {name} are NaN or infinite. Omit those frames.")
     if values.shape[-1] == SPATIAL:
         length = np.linalg.norm(values[..., 3:], axis=-1, keepdims=True)
         if (length < 1e-6).any():
             raise KappaPlaceError(
-                f"Some {what} have a quaternion of length 0; check the order of the columns."
+                f"Some {name} have a quaternion of length 0. Check the order of the columns."
             )
         values = np.concatenate([values[..., :3], values[..., 3:] / length], axis=-1)
     return values
 
 
 def identity(size: int) -> Poses:
-    """The pose at the origin."""
+    """Return the pose at the origin, of 3 or 7 numbers."""
     return np.array([0.0] * PLANAR if size == PLANAR else [0.0] * 6 + [1.0])
 
 
 def compose(a: Poses, b: Poses) -> Poses:
-    """a, then b as seen from a; broadcasts.
+    """Apply one motion after another.
 
     >>> compose(np.array([1.0, 0.0, np.pi / 2]), np.array([2.0, 0.0, 0.0])).round(6)
     array([1.      , 2.      , 1.570796])
+
+    Args:
+        a: Poses.
+        b: Motions in the frame of a; broadcast against a.
+
+    Returns:
+        Poses after the motions.
     """
     a, b = np.broadcast_arrays(a, b)
     if a.shape[-1] == PLANAR:
@@ -61,7 +77,7 @@ def compose(a: Poses, b: Poses) -> Poses:
 
 
 def inverse(a: Poses) -> Poses:
-    """The motion back."""
+    """Return the reverse motion."""
     if a.shape[-1] == PLANAR:
         cos, sin = np.cos(a[..., 2]), np.sin(a[..., 2])
         x = -cos * a[..., 0] - sin * a[..., 1]
@@ -73,60 +89,118 @@ def inverse(a: Poses) -> Poses:
 
 
 def between(a: Poses, b: Poses) -> Poses:
-    """b as seen from a: compose(a, between(a, b)) is b."""
+    """Return the motion from one pose to another: ``compose(a, between(a, b))`` is b.
+
+    Args:
+        a: Poses.
+        b: Poses; broadcast against a.
+
+    Returns:
+        b in the frame of a.
+    """
     return compose(inverse(a), b)
 
 
 def pose_positions(poses: Poses) -> Poses:
-    """Where they are: …×2 or …×3 metres."""
+    """Return the positions of poses.
+
+    Args:
+        poses: …×3 or …×7.
+
+    Returns:
+        Metres, …×2 or …×3.
+    """
     return poses[..., :2] if poses.shape[-1] == PLANAR else poses[..., :3]
 
 
 def distance_travelled(poses: Poses) -> Poses:
-    """Metres of the way up to each pose, N."""
+    """Return the distance travelled up to each pose.
+
+    Args:
+        poses: Consecutive poses, N×3 or N×7.
+
+    Returns:
+        Metres, N, starting at 0.
+    """
     steps = np.linalg.norm(np.diff(pose_positions(poses), axis=0), axis=-1)
     return np.concatenate([[0.0], np.cumsum(steps)])
 
 
 def chain(start: Poses, steps: Poses) -> Poses:
-    """The poses that follow from a first one and the motions after it: len(steps) + 1 of them."""
-    out = [start]
+    """Apply motions one after the other.
+
+    Args:
+        start: First pose.
+        steps: Motions, each in the frame of the pose before it, N×3 or N×7.
+
+    Returns:
+        All N+1 poses, starting with the first.
+    """
+    poses = [start]
     for step in steps:
-        out.append(compose(out[-1], step))
-    return np.stack(out)
+        poses.append(compose(poses[-1], step))
+    return np.stack(poses)
 
 
-def wrap_angle(angle: Any) -> Any:
-    """The same angle in (−π, π]."""
+def wrap_angle(angle: ArrayLike) -> NDArray[np.float64]:
+    """Return the same angle in (−π, π].
+
+    Args:
+        angle: Radians.
+
+    Returns:
+        Radians, of the same shape.
+    """
     return -((np.pi - np.asarray(angle)) % (2 * np.pi) - np.pi)
 
 
 def pose_matrices(poses: Poses) -> Poses:
-    """As N×4×4 matrices, for programs that want those; planar poses lie at z = 0."""
+    """Convert poses to homogeneous matrices.
+
+    Args:
+        poses: N×3 or N×7; planar poses are at z = 0.
+
+    Returns:
+        N×4×4.
+    """
     spatial = as_spatial(poses)
-    out = np.tile(np.eye(4), (len(spatial), 1, 1))
-    out[:, :3, :3] = _rotation(spatial).as_matrix()
-    out[:, :3, 3] = spatial[:, :3]
-    return out
+    matrices = np.tile(np.eye(4), (len(spatial), 1, 1))
+    matrices[:, :3, :3] = _rotation(spatial).as_matrix()
+    matrices[:, :3, 3] = spatial[:, :3]
+    return matrices
 
 
 def poses_from_matrices(values: NDArray[np.floating]) -> Poses:
-    """SE(3) poses from N×3×4 or N×4×4 matrices."""
-    turned = Rotation.from_matrix(values[:, :3, :3]).as_quat()
-    return np.concatenate([values[:, :3, 3], turned], axis=-1)
+    """Return SE(3) poses of N×3×4 or N×4×4 matrices."""
+    quaternions = Rotation.from_matrix(values[:, :3, :3]).as_quat()
+    return np.concatenate([values[:, :3, 3], quaternions], axis=-1)
 
 
 def as_spatial(poses: Poses) -> Poses:
-    """SE(3) of any poses: planar ones at z = 0, turned about z."""
+    """Convert poses to SE(3).
+
+    Args:
+        poses: …×3 or …×7; planar poses are at z = 0.
+
+    Returns:
+        …×7.
+    """
     if poses.shape[-1] == SPATIAL:
         return poses
-    half, nought = poses[..., 2] / 2, np.zeros(poses.shape[:-1])
-    parts = [poses[..., 0], poses[..., 1], nought, nought, nought, np.sin(half), np.cos(half)]
+    half, zero = poses[..., 2] / 2, np.zeros(poses.shape[:-1])
+    parts = [poses[..., 0], poses[..., 1], zero, zero, zero, np.sin(half), np.cos(half)]
     return np.stack(parts, axis=-1)
 
 
 def as_planar(poses: Poses) -> Poses:
-    """SE(2) of any poses: their shadow on the ground, x, y and the direction of their x axis."""
+    """Convert poses to SE(2): x, y and the direction of the x axis, projected to the ground.
+
+    Args:
+        poses: …×3 or …×7.
+
+    Returns:
+        …×3.
+    """
     if poses.shape[-1] == PLANAR:
         return poses
     forward = _rotation(poses).apply([1.0, 0.0, 0.0]).reshape(poses[..., :3].shape)

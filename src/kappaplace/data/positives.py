@@ -1,4 +1,4 @@
-"""Which references are right answers for which query, and what to do with queries that have none."""
+"""Correct references (positives) of each query, and what to do with queries that have none."""
 
 from __future__ import annotations
 
@@ -6,30 +6,35 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.data.near import within
 from kappaplace.errors import KappaPlaceError
+from kappaplace.progress import track
 
-PAIRS_PER_BLOCK = 4_000_000  # bounds the temporary memory of a radius search (24 bytes a pair)
-MAX_PAIRS = 2_000_000_000  # 8 GB of indices: more is a mistake in the radius or in the coordinates
+Scalar = TypeVar("Scalar", bound=np.generic)
+
+PAIRS_PER_BLOCK = 4_000_000  # bounds the temporary memory of a radius search (24 bytes per pair)
+MAX_PAIRS = 2_000_000_000  # 8 GB of indices: more means a wrong radius or wrong coordinates
 
 
 @dataclass(frozen=True, eq=False)
 class Positives:
-    """Positives of each query as compressed rows: those of query i are ``indices[indptr[i]:indptr[i + 1]]``.
+    """Positives of each query as compressed rows: query i has ``indices[indptr[i]:indptr[i + 1]]``.
 
-    Queries and references are counted among themselves (0 … n−1 of each kind, in table order), which is also
-    how ``Matches.indices`` counts references. Within a query the indices ascend and never repeat.
+    Queries and references are counted separately, each from 0 in the order of the table. ``Matches.indices``
+    counts references in the same way. The indices of a query ascend and never repeat.
     """
 
     indptr: NDArray[np.int64]
+    """Start of each query in ``indices``, and the end of the last, N+1."""
     indices: NDArray[np.int32]
+    """Indices of references, query by query."""
     references: int
-    """How many references there are, so that an index can be checked."""
+    """Number of references, against which indices are checked."""
 
     def __post_init__(self) -> None:
         indptr = np.asarray(self.indptr, dtype=np.int64)
@@ -38,7 +43,7 @@ class Positives:
             raise KappaPlaceError("Positives: indptr must start at 0 and never decrease.")
         if raw.ndim != 1 or int(indptr[-1]) != len(raw):
             raise KappaPlaceError(
-                f"Positives: indptr ends at {int(indptr[-1])} but {len(raw)} indices were given."
+                f"Positives: indptr ends at {int(indptr[-1])}, but there are {len(raw)} indices."
             )
         _check_range(raw, self.references)
         indices = raw.astype(np.int32, copy=False)
@@ -55,11 +60,21 @@ class Positives:
         object.__setattr__(self, "indices", _frozen(indices))
 
     @classmethod
-    def from_lists(cls, lists: Iterable[Sequence[int] | NDArray[Any]], references: int) -> Positives:
-        """From one list of reference indices a query.
+    def from_lists(cls, lists: Iterable[Sequence[int] | NDArray[np.integer]], references: int) -> Positives:
+        """Build positives from lists.
 
         >>> Positives.from_lists([[2, 0], []], references=3).counts.tolist()
         [2, 0]
+
+        Args:
+            lists: Indices of the correct references, one list per query.
+            references: Number of references.
+
+        Returns:
+            The positives.
+
+        Raises:
+            KappaPlaceError: If an index is out of range.
         """
         rows = [np.asarray(row, dtype=np.int64).reshape(-1) for row in lists]
         flat = np.concatenate(rows) if rows else np.empty(0, dtype=np.int64)
@@ -68,6 +83,7 @@ class Positives:
 
     @property
     def queries(self) -> int:
+        """Number of queries."""
         return len(self.indptr) - 1
 
     @cached_property
@@ -76,63 +92,109 @@ class Positives:
         return np.diff(self.indptr)
 
     def of(self, query: int) -> NDArray[np.int32]:
-        """Reference indices of one query's positives."""
+        """Return the positives of one query.
+
+        Args:
+            query: Index of the query.
+
+        Returns:
+            Indices of references, ascending.
+        """
         return self.indices[self.indptr[query] : self.indptr[query + 1]]
 
     def pairs(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """All (query, reference) pairs, ordered by query then reference."""
+        """Return all pairs of a query and a positive.
+
+        Returns:
+            Indices of queries and of references, ordered by query, then by reference.
+        """
         return np.repeat(np.arange(self.queries), self.counts), self.indices
 
-    def hits(self, indices: NDArray[Any], queries: NDArray[Any] | None = None) -> NDArray[np.bool_]:
-        """Whether each retrieved reference is a positive: (N, K) indices → (N, K) bool, no N×M matrix.
-
-        ``queries`` names the query of each row (default: row i is query i); negative indices are misses.
+    def hits(
+        self, indices: NDArray[np.integer], queries: NDArray[np.integer] | None = None
+    ) -> NDArray[np.bool_]:
+        """Return whether each match is a positive of its query.
 
         >>> Positives.from_lists([[1], [0, 2]], references=3).hits(np.array([[1, 0], [2, -1]])).tolist()
         [[True, False], [True, False]]
+
+        Args:
+            indices: Indices of references, N×K; a negative index is never a positive.
+            queries: Query of each row, N. Default: row i is query i.
+
+        Returns:
+            Booleans, N×K.
+
+        Raises:
+            KappaPlaceError: If the rows do not match the queries.
         """
         indices = np.asarray(indices, dtype=np.int64)
         rows = np.arange(len(indices)) if queries is None else np.asarray(queries, dtype=np.int64)
         if len(rows) != len(indices) or (len(rows) and (rows.min() < 0 or rows.max() >= self.queries)):
             raise KappaPlaceError(
-                f"Hits were asked for {len(indices)} rows of retrieved references "
-                f"but the positives hold {self.queries} queries."
+                f"The matches must be for queries 0 to {self.queries - 1}, one row per query, "
+                f"got {len(indices)} rows."
             )
         if not len(self.indices):
             return np.zeros(indices.shape, dtype=bool)
         query, reference = self.pairs()
-        known = query * self.references + reference
-        wanted = rows.reshape((-1,) + (1,) * (indices.ndim - 1)) * self.references + indices
-        place = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
-        return (known[place] == wanted) & (indices >= 0) & (indices < self.references)
+        keys = query * self.references + reference
+        matches = rows.reshape((-1,) + (1,) * (indices.ndim - 1)) * self.references + indices
+        nearest = np.minimum(np.searchsorted(keys, matches), len(keys) - 1)
+        return (keys[nearest] == matches) & (indices >= 0) & (indices < self.references)
 
     def take(self, queries: NDArray[np.int64], references: NDArray[np.int64]) -> Positives:
-        """The positives that remain when only these queries and references are kept, in this order."""
+        """Select queries and references.
+
+        Args:
+            queries: Indices of the queries to keep, in their new order.
+            references: Indices of the references to keep, in their new order, none twice.
+
+        Returns:
+            The positives among them, with new indices.
+
+        Raises:
+            KappaPlaceError: If a reference is selected twice.
+        """
         new = np.full(self.references, -1, dtype=np.int64)
         new[references] = np.arange(len(references))
         if len(references) and int((new >= 0).sum()) != len(references):
             raise KappaPlaceError(
-                "A reference was selected twice; with given positives each may appear once."
+                "A reference was selected twice, but the dataset lists its positives. Select each only once."
             )
         counts = self.counts[queries]
         start = np.repeat(self.indptr[:-1][queries] - _indptr(counts)[:-1], counts)
-        found = new[self.indices[start + np.arange(int(counts.sum()))]]
-        owner = np.repeat(np.arange(len(queries)), counts)
-        kept = np.bincount(owner[found >= 0], minlength=len(queries))
-        return Positives(_indptr(kept), found[found >= 0].astype(np.int32), len(references))
+        indices = new[self.indices[start + np.arange(int(counts.sum()))]]
+        selected = indices >= 0
+        owner = np.repeat(np.arange(len(queries)), counts)[selected]
+        per_query = np.bincount(owner, minlength=len(queries))
+        return Positives(_indptr(per_query), indices[selected].astype(np.int32), len(references))
 
 
 def positives_within(
     queries: NDArray[np.float64],
     references: NDArray[np.float64],
     radius: float,
-    query_accuracy: NDArray[Any] | None = None,
-    reference_accuracy: NDArray[Any] | None = None,
+    query_accuracy: NDArray[np.floating] | None = None,
+    reference_accuracy: NDArray[np.floating] | None = None,
 ) -> Positives:
-    """References within ``radius`` metres of each query (bound included), by KD-tree and in blocks.
+    """Find the references within a radius of each query.
 
-    A stated GPS accuracy widens the radius of a pair: radius + the query's accuracy + the reference's.
-    Images without a position (NaN) have no positives and are nobody's.
+    The search uses a KD-tree and runs in blocks. A query without a position (NaN) has no positives, and a
+    reference without a position is not a positive.
+
+    Args:
+        queries: Positions in metres, N×2.
+        references: Positions in metres, M×2.
+        radius: Radius in metres, inclusive.
+        query_accuracy: Accuracy of each query in metres, N, added to the radius. Default: 0.
+        reference_accuracy: Accuracy of each reference in metres, M, added to the radius. Default: 0.
+
+    Returns:
+        The positives.
+
+    Raises:
+        KappaPlaceError: If there are more than two billion of them.
     """
     from scipy.spatial import cKDTree
 
@@ -148,11 +210,11 @@ def positives_within(
     upper = tree.query_ball_point(queries[query_rows], reach * (1 + 1e-9), return_length=True, workers=-1)
     if int(upper.sum()) > MAX_PAIRS:
         raise KappaPlaceError(
-            f"A radius of {radius:g} m gives {int(upper.sum()):,} positives, more than {MAX_PAIRS:,}: "
-            "check that coordinates are metres, or choose a smaller radius."
+            f"A radius of {radius:g} m yields {int(upper.sum()):,} positives, more than {MAX_PAIRS:,}. "
+            "Use a smaller radius, and check that coordinates are metres."
         )
-    found: list[NDArray[np.int32]] = []
-    for rows in _shown(_blocks(query_rows, upper)):
+    indices: list[NDArray[np.int32]] = []
+    for rows in _with_progress(_blocks(query_rows, upper)):
         local = cKDTree(queries[rows])
         widest = radius + float(q_wide[rows].max()) + float(r_wide[reference_rows].max())
         pairs = local.sparse_distance_matrix(tree, widest * (1 + 1e-9), output_type="ndarray")
@@ -163,62 +225,74 @@ def positives_within(
         query, reference = query[inside], reference[inside]
         order = np.lexsort((reference, query))
         counts += np.bincount(query, minlength=len(queries))
-        found.append(reference[order].astype(np.int32))
-    return Positives(_indptr(counts), np.concatenate(found), len(references))
+        indices.append(reference[order].astype(np.int32))
+    return Positives(_indptr(counts), np.concatenate(indices), len(references))
 
 
 class NoPositives(str, Enum):
-    """What to do with queries that have no positive at all."""
+    """What to do with queries that have no positive."""
 
     FAIL = "fail"
-    """They count as failures: nothing retrieved can be right (the authors' release)."""
+    """Count them as failures, because no match can be correct (as the released code of the paper does)."""
     SKIP = "skip"
-    """They are left out (STUN)."""
+    """Omit them (as STUN does)."""
     ERROR = "error"
-    """They stop the evaluation."""
+    """Raise an error."""
 
 
 @dataclass(frozen=True, eq=False)
 class EvaluatedQueries:
-    """The queries that an evaluation counts, and the sentence that must be printed with it."""
+    """The queries that an evaluation counts, and as text the message that is printed with the results."""
 
     rows: NDArray[np.int64]
+    """Indices of the queries."""
     total: int
+    """Number of all queries."""
     without_positives: int
+    """Number of queries without positives."""
     policy: NoPositives
+    """What is done with them."""
 
     def __str__(self) -> str:
-        done = {"fail": "counted as failures", "skip": "left out", "error": "allowed by none"}[
-            self.policy.value
-        ]
+        action = {"fail": "counted as failures", "skip": "omitted", "error": "not allowed"}[self.policy.value]
         counted = f"{len(self.rows):,} of {self.total:,} queries evaluated"
-        return f"{counted}; {self.without_positives:,} without positives, {done}"
+        return f"{counted}; {self.without_positives:,} without positives, {action}"
 
 
 def apply_policy(positives: Positives, policy: NoPositives | str = NoPositives.FAIL) -> EvaluatedQueries:
-    """Choose the queries to evaluate; with ``error`` a query without positives is a KappaPlaceError.
+    """Choose the queries to evaluate.
 
     >>> str(apply_policy(Positives.from_lists([[0], []], references=1), "skip"))
-    '1 of 2 queries evaluated; 1 without positives, left out'
+    '1 of 2 queries evaluated; 1 without positives, omitted'
+
+    Args:
+        positives: Positives of all queries.
+        policy: What to do with queries without positives.
+
+    Returns:
+        The queries.
+
+    Raises:
+        KappaPlaceError: If the policy is "error" and a query has no positive.
     """
     policy = NoPositives(policy)
     missing = positives.counts == 0
     without = int(missing.sum())
     if policy is NoPositives.ERROR and without:
         raise KappaPlaceError(
-            f"{without:,} of {positives.queries:,} queries have no positive (the first is query "
-            f"{int(np.argmax(missing))}): choose the policy fail or skip, or a larger radius."
+            f"{without:,} of {positives.queries:,} queries have no positive, the first one is query "
+            f"{int(np.argmax(missing))}. Choose the policy fail or skip, or use a larger radius."
         )
     rows = np.flatnonzero(~missing) if policy is NoPositives.SKIP else np.arange(positives.queries)
     return EvaluatedQueries(rows, positives.queries, without, policy)
 
 
-def _check_range(indices: NDArray[Any], references: int) -> None:
+def _check_range(indices: NDArray[np.integer], references: int) -> None:
     if len(indices) and (int(indices.min()) < 0 or int(indices.max()) >= references):
-        wrong = int(indices.min()) if int(indices.min()) < 0 else int(indices.max())
+        index = int(indices.min()) if int(indices.min()) < 0 else int(indices.max())
         raise KappaPlaceError(
-            f"Positives: reference index {wrong} is outside 0 … {references - 1} "
-            f"({references} references); positives count references in table order from 0."
+            f"Positives: reference index {index} is outside 0 … {references - 1}. References are counted "
+            f"from 0 in the order of the table, which has {references}."
         )
 
 
@@ -226,28 +300,26 @@ def _indptr(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts, dtype=np.int64)])
 
 
-def _frozen(array: NDArray[Any]) -> NDArray[Any]:
+def _frozen(array: NDArray[Scalar]) -> NDArray[Scalar]:
     view = array.view()
     view.flags.writeable = False
     return view
 
 
-def _widening(accuracy: NDArray[Any] | None, rows: int) -> NDArray[np.float64]:
+def _widening(accuracy: NDArray[np.floating] | None, rows: int) -> NDArray[np.float64]:
     if accuracy is None:
         return np.zeros(rows)
     return np.nan_to_num(np.asarray(accuracy, dtype=np.float64), nan=0.0)
 
 
-def _shown(blocks: list[NDArray[np.int64]]) -> Iterator[NDArray[np.int64]]:
-    from kappaplace.progress import track
-
+def _with_progress(blocks: list[NDArray[np.int64]]) -> Iterator[NDArray[np.int64]]:
     with track("Searching positives", len(blocks)) as bar:
         for block in blocks:
             yield block
             bar.advance()
 
 
-def _blocks(rows: NDArray[np.int64], pairs: NDArray[Any]) -> list[NDArray[np.int64]]:
-    """Cut the rows where the running number of pairs passes the block size."""
+def _blocks(rows: NDArray[np.int64], pairs: NDArray[np.integer]) -> list[NDArray[np.int64]]:
+    """Divide the rows into blocks of about `PAIRS_PER_BLOCK` pairs."""
     block = np.cumsum(np.maximum(pairs, 1)) // PAIRS_PER_BLOCK
     return np.split(rows, np.flatnonzero(np.diff(block)) + 1)

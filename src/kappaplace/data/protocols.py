@@ -1,115 +1,121 @@
-"""Named protocols: a benchmark's name means one exact table, and a table that differs is told so.
-
-What a written synthetic city knows of its images: the condition that does most damage to each.
-"""
+"""Named protocols: the name of a benchmark means one exact table, and a table that differs is reported."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kappaplace.data.images import Preprocessing
 from kappaplace.data.positives import NoPositives
 from kappaplace.data.table import DEFAULT_RADIUS, PlaceImages
 from kappaplace.errors import KappaPlaceError
+from kappaplace.types import Json
 
-if TYPE_CHECKING:
-    from kappaplace.data.images import Preprocessing
-
-
-CLEAR = "clear"  # an image under no condition at all
+CLEAR = "clear"  # an image without any degrading condition
 
 
 def with_city_conditions(table: PlaceImages) -> PlaceImages:
-    """Fill ``condition`` from the conditions.csv that `kappaplace city` writes beside its split folders.
+    """Fill in the ``condition`` of a synthetic city: for each image, the condition that degrades it most.
 
-    It lies in the table's root, or above it where a single split was imported; without it, or for images
-    that it does not name, nothing changes.
+    `kappaplace city` writes a conditions.csv next to the folders of the splits: in the root of the table, or
+    one level above if a single split was imported. Images that it does not list remain unchanged.
     """
     from kappaplace.data.readers.text import number, read_rows
     from kappaplace_city.files import CONDITIONS_FILE
     from kappaplace_city.weather import WEIGHTS
 
     root = table.root.absolute()
-    home = next((place for place in (root, root.parent) if (place / CONDITIONS_FILE).is_file()), None)
+    home = next((folder for folder in (root, root.parent) if (folder / CONDITIONS_FILE).is_file()), None)
     if home is None:
         return table
     head = "" if home == root else f"{root.name}/"
     worst: dict[str, str] = {}
     for row in read_rows(home / CONDITIONS_FILE, ("file", *WEIGHTS)):
-        # Levels are weighed as in `Conditions.damage`: half a fog hides more of a place than a whole winter.
+        # Weighted as in `Conditions.damage`: half a fog hides more of a place than a full winter.
         damage = {name: weight * number(row[name]) for name, weight in WEIGHTS.items()}
         name = max(damage, key=lambda key: damage[key])
         worst[row["file"]] = name if damage[name] > 0 else CLEAR
-    known = zip(table.paths.tolist(), table.condition.tolist(), strict=True)
-    condition = [worst.get(head + path, old) for path, old in known]
+    pairs = zip(table.paths.tolist(), table.condition.tolist(), strict=True)
+    condition = [worst.get(head + path, old) for path, old in pairs]
     return replace(table, condition=np.array(condition, dtype=np.dtypes.StringDType()))
 
 
-NATIVE: dict[str, Any] = {"mode": "none"}  # images keep their size; other sizes go one at a time
-_512 = {"mode": "exact", "size": [512, 512]}
-# The only options a user may add: they say where files lie, never which images belong to the benchmark.
+NATIVE: dict[str, Json] = {"mode": "none"}  # images keep their size; batches contain images of one size
+_512: dict[str, Json] = {"mode": "exact", "size": [512, 512]}
+# The only options that users may add: locations of files, which do not change the images of the benchmark.
 LOCATION_OPTIONS = frozenset({"mat", "query_folder", "database"})
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """One benchmark: where its table comes from and what it must contain."""
+    """One benchmark: how its table is read, and what it must contain."""
 
     name: str
-    layouts: dict[str, dict[str, Any]]
-    """Layouts in which the set is found, with the reader's options; the first that fits is read."""
+    """Name of the benchmark, for the command line and for results."""
+    layouts: dict[str, dict[str, str]]
+    """Folder layouts of the dataset, with the options of their readers. The first that fits is used."""
     queries: int
+    """Expected number of queries."""
     references: int
+    """Expected number of references."""
     source: str
-    """Who states the counts."""
+    """Publication or file from which the two numbers are taken."""
     verified: bool = False
-    """Counted on the published files by our own readers: a deviation is an error, else a warning."""
+    """Our readers found these numbers in the published files: any other number is an error, not a warning."""
     split: str = "test"
+    """Part of the dataset: "test" or "val"."""
     radius: float = DEFAULT_RADIUS
-    resize: dict[str, Any] = field(default_factory=lambda: NATIVE)
-    """How images are resized: settings of `Preprocessing`, kept as such because that one imports torch."""
+    """Radius of positives in metres."""
+    resize: dict[str, Json] = field(default_factory=lambda: NATIVE)
+    """How images are resized: settings of `Preprocessing`. Default: native size."""
     no_positives: NoPositives = NoPositives.FAIL
-    """What is done with queries without positives, unless the user says otherwise."""
+    """Default policy for queries without positives."""
     note: str = ""
+    """Remark for users."""
     finish: Callable[[PlaceImages], PlaceImages] | None = None
-    """Adds what the layout's reader does not know of this set."""
+    """Adds what the reader of the layout does not provide."""
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """The resizing of the protocol, ready to use; normalisation belongs to the model."""
-        from kappaplace.data.images import Preprocessing
-
+        """Resizing of the protocol; normalization is part of the model."""
         return Preprocessing.from_dict(self.resize)
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Options that a user may add, over all its layouts."""
+        """Options that users may add, over all layouts."""
         from kappaplace.data.readers import get_reader
 
-        known = {key for layout in self.layouts for key in get_reader(layout).options}
-        return tuple(sorted(known & LOCATION_OPTIONS))
+        names = {key for layout in self.layouts for key in get_reader(layout).options}
+        return tuple(sorted(names & LOCATION_OPTIONS))
 
-    def to_json(self) -> dict[str, Any]:
-        """Everything that decides an evaluation, as plain values."""
+    def to_json(self) -> dict[str, Json]:
+        """Return everything that affects an evaluation as JSON values.
+
+        Returns:
+            One value per field, without ``finish``.
+        """
         fields = ("name", "layouts", "split", "radius", "resize", "queries", "references", "source")
         plain = {key: getattr(self, key) for key in (*fields, "verified", "note")}
         return plain | {"no_positives": self.no_positives.value, "options": list(self.options)}
 
     def resize_text(self) -> str:
-        """The resizing in words."""
-        if self.resize["mode"] == "none":
+        """Describe the resizing.
+
+        Returns:
+            Such as "resized to 512×512 (exact)" or "native size".
+        """
+        resize = self.preprocessing
+        if resize.mode == "none":
             return "native size"
-        height, width = self.resize["size"]
-        return f"resized to {height}×{width} ({self.resize['mode']})"
+        return f"resized to {'×'.join(map(str, resize.fixed_size or [resize.size]))} ({resize.mode})"
 
 
 @dataclass(frozen=True)
 class ProtocolCheck:
-    """What travels with every result: which protocol, which table, and what deviates."""
+    """Facts that are stored with every result: the protocol, the table and its deviations."""
 
     protocol: str
     table_hash: str
@@ -150,7 +156,7 @@ PROTOCOLS: dict[str, Protocol] = {
             "ground truth published with GSV-Cities, arXiv 2210.10239",
             split="val",
             resize=_512,
-            note="queries of the subtask 'all' that have a positive, panoramas left out",
+            note="queries of the subtask 'all' that have a positive, without panoramas",
         ),
         Protocol(
             "msls-val",
@@ -160,7 +166,7 @@ PROTOCOLS: dict[str, Protocol] = {
             _BENCHMARK,
             split="val",
             resize=_512,
-            note="every query of Copenhagen and San Francisco that is no panorama",
+            note="every query of Copenhagen and San Francisco that is not a panorama",
         ),
         Protocol(
             "amstertime",
@@ -169,7 +175,7 @@ PROTOCOLS: dict[str, Protocol] = {
             1231,
             "verification.csv of AmsterTime v1.0, arXiv 2203.16291",
             verified=True,
-            note="archival photos are the queries; one positive a query",
+            note="archival photos are the queries; one positive per query",
         ),
         Protocol(
             "nordland",
@@ -177,7 +183,7 @@ PROTOCOLS: dict[str, Protocol] = {
             27_592,
             27_592,
             "Patch-NetVLAD's split, arXiv 2103.01486, in the VPR downloader's form",
-            note="winter asks summer; 10 frames are made to lie within 25 m",
+            note="winter queries, summer references; 10 frames correspond to 25 m",
         ),
         Protocol(
             "tokyo247",
@@ -194,7 +200,7 @@ PROTOCOLS: dict[str, Protocol] = {
             640,
             "kappaplace city --out DIR, with its default settings",
             verified=True,
-            note="the condition that damages an image most, or clear, is taken from conditions.csv",
+            note="conditions.csv provides the condition that degrades an image most, or clear",
             finish=with_city_conditions,
         ),
     )
@@ -202,51 +208,85 @@ PROTOCOLS: dict[str, Protocol] = {
 
 
 def get_protocol(name: str) -> Protocol:
+    """Return a protocol by its name.
+
+    Args:
+        name: Name of the benchmark.
+
+    Returns:
+        The protocol.
+
+    Raises:
+        KappaPlaceError: If there is no protocol of this name.
+    """
     if name not in PROTOCOLS:
-        raise KappaPlaceError(f"Protocol {name!r} is unknown; known are {', '.join(PROTOCOLS)}.")
+        raise KappaPlaceError(f"Unknown protocol {name!r}. Choose from: {', '.join(PROTOCOLS)}.")
     return PROTOCOLS[name]
 
 
 def check_protocol(table: PlaceImages, name: str) -> ProtocolCheck:
-    """Compare a table with a protocol: a verified count that differs is an error, another one a warning."""
+    """Compare a table with a protocol.
+
+    Args:
+        table: The table.
+        name: Name of the protocol.
+
+    Returns:
+        The check, with a warning for each number that differs and is not verified.
+
+    Raises:
+        KappaPlaceError: If a verified number or the radius differs.
+    """
     protocol = get_protocol(name)
     if table.given_positives is None and table.radius != protocol.radius:
         raise KappaPlaceError(
-            f"{name} asks for positives within {protocol.radius:g} m but the table has {table.radius:g} m."
+            f"{name} requires positives within {protocol.radius:g} m, but the table has {table.radius:g} m."
         )
-    found = {"queries": len(table.query_rows), "references": len(table.reference_rows)}
-    expected = {"queries": protocol.queries, "references": protocol.references}
-    wrong = [kind for kind in found if found[kind] != expected[kind]]
     warnings = []
-    for kind in wrong:
-        sentence = f"{name}: found {found[kind]:,} {kind}, expected {expected[kind]:,} ({protocol.source})"
+    for kind, count, expected in (
+        ("queries", len(table.query_rows), protocol.queries),
+        ("references", len(table.reference_rows), protocol.references),
+    ):
+        if count == expected:
+            continue
+        message = f"{name}: found {count:,} {kind}, expected {expected:,} ({protocol.source})"
         if protocol.verified:
-            raise KappaPlaceError(f"{sentence}: check that the download is complete and the right subset.")
-        warnings.append(f"{sentence}; the count is not verified here, so check the download or the count")
+            raise KappaPlaceError(f"{message}. Check that the download is complete and the right subset.")
+        warnings.append(f"{message}; the expected number is not verified, so check the download")
     return ProtocolCheck(name, table.content_hash, tuple(warnings))
 
 
 def read_protocol(
     name: str,
     folder: str | Path,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, str] | None = None,
     *,
     ask: Callable[[str], bool] | None = None,
     table_name: str = "",
 ) -> tuple[PlaceImages, ProtocolCheck]:
-    """Read a benchmark's folder in whichever of its layouts it comes, and check it.
+    """Read the folder of a benchmark in any of its layouts, and check the table.
 
-    ``options`` may only say where files lie (`Protocol.options`). ``table_name`` is the table's name, by
-    default the protocol's; it is part of the hash, so it is set before the check.
+    Args:
+        name: Name of the protocol.
+        folder: Folder of the dataset.
+        options: Locations of files, see `Protocol.options`. Default: none.
+        ask: Called with a question that a reader has; returns the answer. Default: do not ask.
+        table_name: Name of the table, which is part of its content hash. Default: the name of the protocol.
+
+    Returns:
+        The table, and the result of `check_protocol`.
+
+    Raises:
+        KappaPlaceError: If no layout fits, an option is not allowed, or the check fails.
     """
     from kappaplace.data.readers import read_layout
 
     protocol = get_protocol(name)
-    given = dict(options or {})  # a mapping, so that no name a user types can pass for a parameter above
+    locations = dict(options or {})  # not keywords, because a user might type the name of another parameter
     reasons = []
-    for layout in _fitting_layouts(protocol, given):
+    for layout in _fitting_layouts(protocol, locations):
         try:
-            table = read_layout(layout, folder, ask=ask, **(protocol.layouts[layout] | given))
+            table = read_layout(layout, folder, ask=ask, **(protocol.layouts[layout] | locations))
         except KappaPlaceError as error:
             reasons.append(f"{layout}: {error}")
             continue
@@ -257,25 +297,23 @@ def read_protocol(
     raise KappaPlaceError(f"{name} was not found in {folder}. " + " ".join(reasons))
 
 
-def _fitting_layouts(protocol: Protocol, options: dict[str, Any]) -> list[str]:
-    """The layouts that know every option given; an option that would make it another set is refused."""
+def _fitting_layouts(protocol: Protocol, options: dict[str, str]) -> list[str]:
+    """Return the layouts that support all the options; raise if an option would change the dataset."""
     from kappaplace.data.readers import get_reader
 
-    allowed = ", ".join(protocol.options) or "none"
     for key in options:
-        known = any(key in get_reader(layout).options for layout in protocol.layouts)
         if key in protocol.options:
             continue
-        why = "fixes" if known else "knows no option"
-        raise KappaPlaceError(
-            f"The protocol {protocol.name} {why} {key}; options that only say where files lie: {allowed}."
-        )
-    part = str(protocol.layouts.get("pitts-mat", {}).get("split", ""))
-    if "mat" in options and part not in Path(str(options["mat"])).stem:
-        raise KappaPlaceError(
-            f"{protocol.name} is read from a file named {part}*.mat, not from {options['mat']}."
-        )
-    fitting = [x for x in protocol.layouts if set(options) <= set(get_reader(x).options)]
+        exists = any(key in get_reader(layout).options for layout in protocol.layouts)
+        problem = f"fixes {key}" if exists else f"has no option {key}"
+        allowed = ", ".join(protocol.options) or "none"
+        raise KappaPlaceError(f"The protocol {protocol.name} {problem}. Options that you can set: {allowed}.")
+    part = protocol.layouts.get("pitts-mat", {}).get("split", "")
+    if "mat" in options and part not in Path(options["mat"]).stem:
+        raise KappaPlaceError(f"{protocol.name} needs a file named {part}*.mat, got {options['mat']}.")
+    fitting = [layout for layout in protocol.layouts if set(options) <= set(get_reader(layout).options)]
     if not fitting:
-        raise KappaPlaceError(f"No layout of {protocol.name} takes all of {', '.join(options)} at once.")
+        raise KappaPlaceError(
+            f"No layout of {protocol.name} supports all of these options: {', '.join(options)}. Pass fewer."
+        )
     return fitting

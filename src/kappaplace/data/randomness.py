@@ -1,12 +1,13 @@
-"""Randomness that belongs to an item, not to a batch: numbers that depend on integers alone.
+"""Random numbers that depend only on an item, not on its batch.
 
-A key is made of whatever names an item (seed, row, view, …). What is drawn from it is the same in any batch,
-any order and any process, so work may be split, resumed or cached without a trace in the results.
+A key is computed from integers that identify an item (seed, row, view, …). The numbers of a key are the same
+in any batch, order and process, so work can be divided, resumed or cached without changing the results.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum, auto
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -15,47 +16,75 @@ from torch import Tensor
 
 from kappaplace.errors import KappaPlaceError
 
-Keys = NDArray[np.uint64] | NDArray[np.int64]
+Keys: TypeAlias = NDArray[np.integer]
+"""One integer per item, see `item_key`."""
 
 
 class Stream(IntEnum):
-    """Who draws from a key. One key may serve all of them, and 0 is left to callers."""
+    """Purposes of random numbers, so that one key can serve all of them. 0 is for callers."""
 
     JITTER = auto()
     CROPS = auto()
-    DAMAGE = auto()
+    DEGRADATION = auto()
     FIELDS = auto()
 
 
-# 2^64 over the golden ratio, and 2^64 times the fraction of √2: odd, with no pattern in their bits.
+# 2^64 over the golden ratio, and 2^64 times the fraction of √2: odd, without a pattern in their bits.
 _GOLDEN, _ROOT = np.uint64(0x9E3779B97F4A7C15), np.uint64(0x6A09E667F3BCC909)
 
 
-def item_key(*parts: int | NDArray) -> NDArray[np.uint64]:
-    """Mix integers, broadcast against each other, into one key; their order counts.
+def item_key(*parts: int | NDArray[np.integer]) -> NDArray[np.uint64]:
+    """Compute keys from integers.
 
     >>> item_key(0, np.arange(3)).tolist() == [int(item_key(0, row)) for row in range(3)]
     True
+
+    Args:
+        *parts: Integers, or arrays that broadcast against each other. Their order counts.
+
+    Returns:
+        One key per item.
+
+    Raises:
+        KappaPlaceError: If there is no part, or a part does not contain integers.
     """
     if not parts:
-        raise KappaPlaceError("A key needs at least one integer.")
+        raise KappaPlaceError("A key needs at least one integer, got none.")
     key: NDArray[np.uint64] = np.zeros((), np.uint64)
-    with np.errstate(over="ignore"):  # arithmetic modulo 2^64 is meant
+    with np.errstate(over="ignore"):  # arithmetic modulo 2^64 is intended
         for part in parts:
             key = _scramble((key ^ (_bits(part) * _GOLDEN)) + _ROOT)
     return np.asarray(key)
 
 
 def item_uniforms(keys: Keys, count: int, stream: int = 0) -> NDArray[np.float64]:
-    """For each of n keys, `count` numbers uniform in [0, 1): n×count; each stream has its own."""
+    """Return random numbers of keys, uniform in [0, 1).
+
+    Args:
+        keys: One key per item, N.
+        count: How many numbers per item.
+        stream: Each stream has separate numbers. Default: 0.
+
+    Returns:
+        N×count.
+    """
     bits = item_key(np.asarray(keys)[:, None], stream, np.arange(count))
     return (bits >> np.uint64(11)) * 2.0**-53
 
 
 class Uniforms:
-    """Source of uniform numbers for `count` items: from a torch generator, or from each item's own key.
+    """Source of uniform numbers for a batch: from a torch generator, or from the key of each item.
 
-    Each call gives new numbers, count×`each`, on the CPU. Those of keys are float64, whatever is asked for.
+    Each call returns new numbers, count×``each``, on the CPU. Numbers from keys are always float64.
+
+    Args:
+        count: Number of items.
+        generator: The generator. Default: the global generator of torch.
+        keys: One key per item, instead of a generator.
+        stream: Stream of the keys. Default: 0.
+
+    Raises:
+        KappaPlaceError: If there are both a generator and keys, or not one key per item.
     """
 
     def __init__(
@@ -75,25 +104,37 @@ class Uniforms:
         return torch.rand(self.count, each, generator=self._generator, device=device, dtype=dtype).cpu()
 
 
-def checked_keys(keys: Keys, count: int, generator: torch.Generator | None = None) -> NDArray:
-    """Refuse keys that are not one integer per image, and a second source of randomness beside them."""
+def checked_keys(keys: Keys, count: int, generator: torch.Generator | None = None) -> Keys:
+    """Return the keys as an array.
+
+    Args:
+        keys: The keys.
+        count: Expected number of keys.
+        generator: Must be None, because keys and a generator exclude each other.
+
+    Returns:
+        The keys, N.
+
+    Raises:
+        KappaPlaceError: If the number is different, or there is a generator.
+    """
     if generator is not None:
-        raise KappaPlaceError("Give either a generator or keys, not both.")
+        raise KappaPlaceError("Pass either a generator or keys, not both.")
     if np.shape(keys) != (count,):
-        raise KappaPlaceError(f"Give one key for each of the {count} images; got shape {np.shape(keys)}.")
+        raise KappaPlaceError(f"Expected one key for each of the {count} images, got shape {np.shape(keys)}.")
     return np.asarray(keys)
 
 
-def _bits(part: int | NDArray) -> NDArray[np.uint64]:
+def _bits(part: int | NDArray[np.integer]) -> NDArray[np.uint64]:
     if isinstance(part, int):
         return np.array(part % 2**64, np.uint64)
     if not np.issubdtype(np.asarray(part).dtype, np.integer):
-        raise KappaPlaceError(f"Keys are made of integers; got {np.asarray(part).dtype}.")
+        raise KappaPlaceError(f"Keys must be computed from integers, got {np.asarray(part).dtype}.")
     return np.asarray(part).astype(np.uint64)  # negative numbers wrap
 
 
 def _scramble(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """SplitMix64's finaliser: a bijection in which every input bit moves every output bit."""
+    """Apply the finalizer of SplitMix64: a bijection in which every input bit affects every output bit."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))

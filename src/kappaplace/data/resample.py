@@ -1,9 +1,9 @@
-"""Pillow's resize in torch, to the bit: images can be shrunk on the device that will embed them.
+"""Pillow's resize in torch, bit-identical: images can be resized on the device that embeds them.
 
-Resizing takes more than half of the time of reading a photo, and a GPU does it in passing. A result that
-differed, even by one grey level, would make a descriptor depend on the machine, so this follows Pillow's
-arithmetic: along rows and along columns, weights in fixed point with 22 bits, each pass rounded to eight
-bits. Which pass comes first depends on the version of Pillow and on the sizes: Pillow itself is asked.
+Resizing takes more than half of the time to read a photo, and almost none on a GPU. A result that differs by
+even one grey level would make descriptors depend on the machine. This module therefore uses the arithmetic of
+Pillow: along rows and along columns, weights in fixed point with 22 bits, each pass rounded to eight bits.
+Which pass comes first depends on the version of Pillow and on the sizes, so it is found by a comparison.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from kappaplace.data.images import Preprocessing, Resize, Source
+from kappaplace.data.decoding import Source
+from kappaplace.data.images import Preprocessing, Resize
 from kappaplace.errors import KappaPlaceError
 
 MOST_TIMES = 4
-"""So many times the pixels of the result an image may have to be resized later."""
+"""An image with more pixels than this many times the result is resized when it is decoded."""
 _BITS = 22
-_PIXELS_TRIED = 4096
+_PIXELS_COMPARED = 4096
 
 
 def _triangle(x: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -47,84 +48,107 @@ _FILTERS: dict[str, tuple[float, Callable[[NDArray[np.float64]], NDArray[np.floa
     "bicubic": (2, _cubic),
     "lanczos": (3, _lanczos),
 }
-"""Half the width of each filter, and its weights."""
-ROWS, COLUMNS = 2, 1  # axes of N×H×W×3 to go along
+"""Half the width of each filter, and the function of its weights."""
+ROWS, COLUMNS = 2, 1  # axes of N×H×W×3 to resize along
 
 
 def size_to_leave(paths: Sequence[Source], preprocessing: Preprocessing) -> tuple[int, int] | None:
-    """The size that images may keep when they are decoded, as the first one suggests; None: resize them all.
+    """Return the size of images that should be resized on the device, which is the size of the first image.
 
-    Worth it where all get one size, and the image is not so large that it would take much more memory.
+    Args:
+        paths: The images.
+        preprocessing: How they are resized.
+
+    Returns:
+        (height, width); None to resize all images when they are decoded, because they get different sizes,
+        would take much more memory, or the result would not be identical.
     """
     if preprocessing.fixed_size is None or not paths:
         return None
     try:
         first = preprocessing.decoded(paths[0])
-    except KappaPlaceError:  # whoever reads it in its turn will say so
+    except KappaPlaceError:  # the loader reports it when it reads the image
         return None
-    how = preprocessing.resizing(first.height, first.width)
-    too_large = math.prod(how.before) > MOST_TIMES * math.prod(how.after)
-    if how.before == how.after or too_large or axes_like_pillow(how) is None:
+    resizing = preprocessing.resizing(first.height, first.width)
+    too_large = math.prod(resizing.before) > MOST_TIMES * math.prod(resizing.after)
+    if resizing.before == resizing.after or too_large or axes_like_pillow(resizing) is None:
         return None
-    return how.before
+    return resizing.before
 
 
 def resized(images: Tensor, preprocessing: Preprocessing) -> Tensor:
-    """uint8 N×3×H×W of decoded images, as `preprocessing.resized` would have made them."""
-    how = preprocessing.resizing(images.shape[2], images.shape[3])
-    if how.before == how.after:
+    """Resize decoded images as `Preprocessing.resized` does.
+
+    Args:
+        images: uint8 N×3×H×W, of the size that `size_to_leave` returned, or of the output size.
+        preprocessing: How to resize them.
+
+    Returns:
+        uint8 N×3×H×W on the same device.
+    """
+    resizing = preprocessing.resizing(images.shape[2], images.shape[3])
+    if resizing.before == resizing.after:
         return images
-    axes = axes_like_pillow(how)
-    assert axes is not None  # asked before images of this size were left as they are
-    return resize(images, how, axes)
+    axes = axes_like_pillow(resizing)
+    assert axes is not None  # checked by size_to_leave
+    return resize(images, resizing, axes)
 
 
-def resize(images: Tensor, how: Resize, axes: tuple[int, ...]) -> Tensor:
-    """uint8 N×3×H×W resized, first along the first of these `axes`; channels-last memory, on its device."""
+def resize(images: Tensor, resizing: Resize, axes: tuple[int, ...]) -> Tensor:
+    """Resize images along one axis after the other.
+
+    Args:
+        images: uint8 N×3×H×W.
+        resizing: Sizes, part and interpolation.
+        axes: `ROWS` and `COLUMNS`, in the order of the passes.
+
+    Returns:
+        uint8 N×3×H×W in channels-last memory, on the same device.
+    """
     pixels = images.permute(0, 2, 3, 1)
-    (height, width), (new_height, new_width) = how.before, how.after
-    left, top, right, bottom = how.box or (0, 0, width, height)
+    (height, width), (new_height, new_width) = resizing.before, resizing.after
+    left, top, right, bottom = resizing.box or (0, 0, width, height)
     along = {ROWS: (left, right, width, new_width), COLUMNS: (top, bottom, height, new_height)}
     for axis in axes:
         start, end, length, count = along[axis]
         if (start, end, length) != (0, count, count):
-            taps = _taps((how.interpolation, length, start, end, count), pixels.device)
+            taps = _taps((resizing.interpolation, length, start, end, count), pixels.device)
             pixels = _pass(pixels, axis, taps)
     return pixels.permute(0, 3, 1, 2)
 
 
 @lru_cache(64)
-def axes_like_pillow(how: Resize) -> tuple[int, ...] | None:
-    """The order of axes in which `resize` gives what Pillow gives, tried on noise; None: in neither."""
-    if how.interpolation not in _FILTERS:
+def axes_like_pillow(resizing: Resize) -> tuple[int, ...] | None:
+    """Return the order of axes for which `resize` equals Pillow on noise; None if neither order does."""
+    if resizing.interpolation not in _FILTERS:
         return None
-    # The order shows in one pixel of some dozens: a few pixels could agree by chance.
-    count = 1 + _PIXELS_TRIED // math.prod(how.after)
-    noise = np.random.default_rng(0).integers(0, 256, (count, *how.before, 3), np.uint8)
-    method = Image.Resampling[how.interpolation.upper()]
-    expected = [np.asarray(Image.fromarray(one).resize(how.after[::-1], method, how.box)) for one in noise]
+    # The order affects one pixel of a few dozen, so a few pixels might agree by chance.
+    count = 1 + _PIXELS_COMPARED // math.prod(resizing.after)
+    noise = np.random.default_rng(0).integers(0, 256, (count, *resizing.before, 3), np.uint8)
+    method = Image.Resampling[resizing.interpolation.upper()]
+    size = resizing.after[::-1]
+    expected = [np.asarray(Image.fromarray(each).resize(size, method, resizing.box)) for each in noise]
     images = torch.from_numpy(noise).permute(0, 3, 1, 2)
     for axes in ((ROWS, COLUMNS), (COLUMNS, ROWS)):
-        found = resize(images, how, axes).permute(0, 2, 3, 1).numpy()
-        if all(np.array_equal(one, other) for one, other in zip(found, expected, strict=True)):
+        result = resize(images, resizing, axes).permute(0, 2, 3, 1).numpy()
+        if np.array_equal(result, expected):
             return axes
     return None
 
 
-@lru_cache(16)  # sent once: a GPU that is behind would hold up whoever sends it something with each batch
+@lru_cache(16)  # copied once: a copy per batch would wait for a busy GPU
 def _taps(row: tuple[str, int, float, float, int], device: torch.device) -> list[tuple[Tensor, Tensor]]:
-    taken, weights = weighting(*row)
     return [
-        (torch.from_numpy(where).to(device), torch.from_numpy(weight).to(device))
-        for where, weight in zip(taken, weights, strict=True)
+        (torch.from_numpy(pixel).to(device), torch.from_numpy(weight).to(device))
+        for pixel, weight in zip(*weighting(*row), strict=True)
     ]
 
 
 def _pass(pixels: Tensor, axis: int, taps: list[tuple[Tensor, Tensor]]) -> Tensor:
     shape = [len(taps[0][0]) if i == axis else 1 for i in range(4)]
     total = None
-    for where, weight in taps:
-        tap = pixels.index_select(axis, where).to(torch.int32)
+    for pixel, weight in taps:
+        tap = pixels.index_select(axis, pixel).to(torch.int32)
         tap *= weight.view(shape)
         total = tap if total is None else total.add_(tap)
     assert total is not None
@@ -134,23 +158,34 @@ def _pass(pixels: Tensor, axis: int, taps: list[tuple[Tensor, Tensor]]) -> Tenso
 def weighting(
     interpolation: str, length: int, start: float, end: float, count: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Which pixels of a row make each of `count` new ones, and with what weight: both taps × count."""
-    # Pillow keeps the ends of the part in single precision and computes everything else in double.
+    """Return which pixels of a row contribute to each new pixel, and their weights.
+
+    Args:
+        interpolation: "bilinear", "bicubic" or "lanczos".
+        length: Number of pixels in the row.
+        start: Start of the part to resize, in pixels.
+        end: End of that part.
+        count: Number of new pixels.
+
+    Returns:
+        Indices of pixels and fixed-point weights, each taps×count.
+    """
+    # Pillow stores the ends of the part in single precision and computes everything else in double precision.
     first, last = np.float32(start), np.float32(end)
     scale = float(last - first) / count
     half, weigh = _FILTERS[interpolation]
-    stretch = max(scale, 1.0)  # a filter as wide as what becomes one pixel: that is antialiasing
+    stretch = max(scale, 1.0)  # antialiasing: the filter is as wide as the pixels that become one
     support = half * stretch
-    centre = float(first) + (np.arange(count) + 0.5) * scale
-    low = np.maximum((centre - support + 0.5).astype(np.int64), 0)
-    high = np.minimum((centre + support + 0.5).astype(np.int64), length)
+    center = float(first) + (np.arange(count) + 0.5) * scale
+    low = np.maximum((center - support + 0.5).astype(np.int64), 0)
+    high = np.minimum((center + support + 0.5).astype(np.int64), length)
     taps = np.arange(2 * math.ceil(support) + 1)[:, None]
-    taken = low + taps
-    share = np.where(taken < high, weigh((taken - centre + 0.5) * (1 / stretch)), 0)
-    whole = np.zeros(count)
-    for row in share:  # one after the other, for the last bit of a sum depends on its order
-        whole += row
-    share = np.where(whole != 0, share / np.where(whole != 0, whole, 1), share) * (1 << _BITS)
-    weights = np.trunc(share + np.copysign(0.5, share)).astype(np.int32)
-    used = weights.any(1)
-    return np.minimum(taken, length - 1)[used], weights[used]
+    pixels = low + taps
+    weights = np.where(pixels < high, weigh((pixels - center + 0.5) * (1 / stretch)), 0)
+    total = np.zeros(count)
+    for row in weights:  # one after the other, because the last bit of a sum depends on its order
+        total += row
+    weights = np.where(total != 0, weights / np.where(total != 0, total, 1), weights) * (1 << _BITS)
+    fixed = np.trunc(weights + np.copysign(0.5, weights)).astype(np.int32)
+    used = fixed.any(1)
+    return np.minimum(pixels, length - 1)[used], fixed[used]

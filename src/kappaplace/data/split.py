@@ -9,29 +9,32 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.checks import choice
 from kappaplace.data.near import FARTHEST
+from kappaplace.data.split_groups import (
+    Fractions,
+    Rows,
+    SessionSource,
+    any_within,
+    assign_groups,
+    find_sessions,
+    ground_blocks,
+)
 from kappaplace.data.table import PlaceImages
 from kappaplace.data.table_io import TABLE_FORMATS
 from kappaplace.errors import KappaPlaceError
 from kappaplace.records import Help
 
-Rows: TypeAlias = NDArray[np.int64]
-Shares: TypeAlias = dict[int, float]
-"""Part → its fraction of the images."""
 SplitBy = Literal["session", "time", "area"]
-SessionSource = Literal["auto", "condition", "time", "folder"]
 
 REFERENCES, CALIBRATION, TEST, DROPPED = 0, 1, 2, -1  # by area, 0 is train
-SESSION_GAP = 600.0  # seconds without an image after which a new session begins
 TIME_GAP = 60.0  # seconds removed before a cut, so that neighbouring frames are not on both sides
 QUERY_FRACTION = 0.3  # of the sessions, for a table without queries that is split by area
-BLOCK_RADII = 20.0  # first side of the blocks, in radii of positives; halved until there are enough blocks
 _NAMES = {CALIBRATION: "calibration", TEST: "test"}
 _SPECIFIC = {
     "session": ("gap", "sessions", "seed"),
@@ -87,9 +90,10 @@ class SplitOptions:
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """The result of `split_table`: tables by name (calibration, test, and train by area)."""
+    """The result of `split_table`."""
 
     parts: dict[str, PlaceImages]
+    """Table of each part: "calibration", "test" and, by area, "train"."""
     dropped: int
     """Number of images that are in no part."""
     notes: tuple[str, ...] = ()
@@ -114,7 +118,7 @@ class Split:
         ):
             if older not in files.values() and older.exists():
                 raise KappaPlaceError(
-                    f"{older} belongs to an earlier split, which may share images with this one. "
+                    f"{older} belongs to an earlier split, which may contain the same images. "
                     "Remove it, or choose another folder."
                 )
         for name, part in self.parts.items():
@@ -145,37 +149,6 @@ def split_table(table: PlaceImages, options: SplitOptions | None = None) -> Spli
     return {"session": _by_session, "time": _by_time, "area": _by_area}[options.by](table, options)
 
 
-@dataclass(frozen=True, eq=False)
-class Sessions:
-    """Session number of every row, and how the sessions were detected."""
-
-    number: Rows
-    source: str
-
-    def __len__(self) -> int:
-        return int(self.number.max(initial=-1)) + 1
-
-
-def find_sessions(
-    table: PlaceImages, source: SessionSource | None = None, gap: float | None = None
-) -> Sessions:
-    """Detect sessions by condition, by gaps in time or by folder.
-
-    Folders are never used automatically: they often contain one drive in pieces (one folder per hour, or per
-    thousand files), and a split between the pieces would leak.
-    """
-    gap = SESSION_GAP if gap is None else gap
-    source = source or "auto"
-    for kind in ("condition", "time") if source == "auto" else (source,):
-        sessions = Sessions(_session_numbers(table, kind, gap), kind)
-        if len(sessions) > 1 or source != "auto":
-            return sessions
-    raise KappaPlaceError(
-        f"The table has a single session: one condition and no gap in time longer than {gap:g} s. "
-        "Split it by time or by area, or pass --sessions folder if every folder is a separate drive."
-    )
-
-
 def leak_rate(table: PlaceImages, calibration: Rows, test: Rows) -> float:
     """Return the fraction of the test rows within the radius of a calibration row, NaN without positions.
 
@@ -184,89 +157,42 @@ def leak_rate(table: PlaceImages, calibration: Rows, test: Rows) -> float:
     near, tested = (table.positions[rows[table.posed[rows]]] for rows in (calibration, test))
     if not len(near) or not len(tested):
         return float("nan")
-    return float(np.mean(_close(tested, near, table.radius)))
+    return float(np.mean(any_within(tested, near, table.radius)))
 
 
-def _close(points: NDArray[np.float64], others: NDArray[np.float64], reach: float) -> NDArray[np.bool_]:
-    """Return whether each point is within ``reach`` of one of the others."""
-    from scipy.spatial import cKDTree
-
-    distance, _ = cKDTree(others).query(points, distance_upper_bound=reach * (1 + 1e-9))
-    return np.asarray(distance <= reach)
-
-
-def _session_numbers(table: PlaceImages, kind: str, gap: float) -> Rows:
-    if kind == "condition":
-        return np.unique(table.condition, return_inverse=True)[1]
-    if kind == "folder":
-        return np.unique([path.rpartition("/")[0] for path in table.paths.tolist()], return_inverse=True)[1]
-    timed = np.isfinite(table.timestamp)
-    number = np.zeros(len(table), dtype=np.int64)
-    order = np.flatnonzero(timed)[np.argsort(table.timestamp[timed], kind="stable")]
-    starts = np.diff(table.timestamp[order], prepend=table.timestamp[order[:1]]) > gap
-    number[order] = np.cumsum(starts)
-    if not timed.all() and timed.any():  # images without a time are one more session
-        number[~timed] = number[order[-1]] + 1
-    return number
-
-
-def _shares(options: SplitOptions, *, rest: bool) -> Shares:
+def _fractions(options: SplitOptions, *, rest: bool) -> Fractions:
     """Return the fraction of each part that is not empty, summing to 1.
 
     ``rest``: references (or train) receive what calibration and test leave. Otherwise only the proportion of
     the two counts, because the queries of the table belong to one or the other.
     """
-    left = 1.0 - options.calibration - options.test if rest else 0.0
-    shares = {REFERENCES: left, CALIBRATION: options.calibration, TEST: options.test}
-    shares = {part: share for part, share in shares.items() if share > 1e-9}
-    if len(shares) < 2:
+    first = 1.0 - options.calibration - options.test if rest else 0.0
+    fractions = {REFERENCES: first, CALIBRATION: options.calibration, TEST: options.test}
+    fractions = {part: fraction for part, fraction in fractions.items() if fraction > 1e-9}
+    if len(fractions) < 2:
         raise KappaPlaceError("A split needs at least two parts with a fraction above 0.")
-    total = sum(shares.values())
-    return {part: share / total for part, share in shares.items()}
-
-
-def _assign(groups: Rows, shares: Shares, seed: int | None, *, what: str, hint: str) -> Rows:
-    """Assign whole groups to parts, largest first, each to the part that lacks most of its fraction.
-
-    ``what`` and ``hint`` describe the groups and the remedy if there are too few of them.
-    """
-    numbers, inverse, sizes = np.unique(groups, return_inverse=True, return_counts=True)
-    if len(numbers) < len(shares):
-        raise KappaPlaceError(
-            f"{len(numbers)} {what} are too few for {len(shares)} parts without leaks. {hint}."
-        )
-    shuffled = np.random.default_rng(seed or 0).permutation(len(numbers))
-    lack = {part: share * len(groups) for part, share in shares.items()}
-    parts = np.zeros(len(numbers), dtype=np.int64)
-    order = shuffled[np.argsort(-sizes[shuffled], kind="stable")]
-    empty = set(shares)
-    for left, group in zip(range(len(order), 0, -1), order, strict=True):
-        among = empty if left <= len(empty) else set(lack)
-        part = max(among, key=lambda p: (lack[p], -p))
-        parts[group] = part
-        lack[part] -= float(sizes[group])
-        empty.discard(part)
-    return parts[inverse]
+    total = sum(fractions.values())
+    return {part: fraction / total for part, fraction in fractions.items()}
 
 
 def _by_session(table: PlaceImages, options: SplitOptions) -> Split:
     queries = table.query_rows
-    shares = _shares(options, rest=not len(queries))
+    fractions = _fractions(options, rest=not len(queries))
     sessions = find_sessions(table, options.sessions, options.gap)
     rows = queries if len(queries) else np.arange(len(table))
     part = np.full(len(table), REFERENCES, dtype=np.int64)
-    part[rows] = _assign(
+    part[rows] = assign_groups(
         sessions.number[rows],
-        shares,
+        fractions,
         options.seed,
-        what=f"sessions{' of queries' * bool(len(queries))} (detected by {sessions.source})",
+        kind=f"sessions{' of queries' * bool(len(queries))} (detected by {sessions.source})",
         hint="Choose another --sessions, or --by time or area",
     )
     notes = [f"{len(sessions)} sessions, detected by {sessions.source}"]
     mixed = np.intersect1d(sessions.number[part > 0], sessions.number[part == REFERENCES])
     if len(mixed):  # only if the table has queries
         notes.append(f"warning: {len(mixed)} sessions of the table contain both references and queries")
-    if sessions.source == "folder":  # a session only if the user is right: measure what contradicts it
+    if sessions.source == "folder":  # a folder may be a part of a session: measure the leak
         rate = leak_rate(table, np.flatnonzero(part == CALIBRATION), np.flatnonzero(part == TEST))
         leak = (
             "without positions the leak cannot be measured"
@@ -278,20 +204,20 @@ def _by_session(table: PlaceImages, options: SplitOptions) -> Split:
 
 
 def _by_time(table: PlaceImages, options: SplitOptions) -> Split:
-    shares = _shares(options, rest=not len(table.query_rows))
+    fractions = _fractions(options, rest=not len(table.query_rows))
     moment, gap, unit = _moments(table, options.gap)
     rows = table.query_rows if len(table.query_rows) else np.arange(len(table))
     time = moment[rows]
     if not np.isfinite(time).any():
         raise KappaPlaceError("No query has a time. Split the table by session or by area.")
-    cuts = np.nanquantile(time, np.cumsum(list(shares.values()))[:-1], method="higher")
+    cuts = np.nanquantile(time, np.cumsum(list(fractions.values()))[:-1], method="higher")
     part = np.full(len(table), REFERENCES, dtype=np.int64)
     position = np.searchsorted(cuts, time, side="right")
-    part[rows] = np.array(list(shares))[np.minimum(position, len(shares) - 1)]
+    part[rows] = np.array(list(fractions))[np.minimum(position, len(fractions) - 1)]
     before = gap if unit == "s" else gap + 1  # frames are counted: this many are between the two sides
     close = np.any((time[:, None] < cuts) & (time[:, None] > cuts - before), axis=1)
     part[rows[close | ~np.isfinite(time)]] = DROPPED
-    for number in shares:
+    for number in fractions:
         if not (part == number).any():
             name = _NAMES.get(number, "references")
             raise KappaPlaceError(
@@ -336,17 +262,17 @@ def _by_area(table: PlaceImages, options: SplitOptions) -> Split:
     whose positives are all in the buffer or in another part is dropped, because nothing could answer it. A
     table without queries first gets them by session.
     """
-    shares = _shares(options, rest=True)
+    fractions = _fractions(options, rest=True)
     if not table.posed.any():
         raise KappaPlaceError("The table has no positions. Split it by session or by time.")
     table, session_notes = _with_queries(table, options)
-    part, note = _blocks(table, shares, options)
+    part, note = _blocks(table, fractions, options)
     parts: dict[str, PlaceImages] = {}
     warnings = []
     answerable = np.zeros(len(table), dtype=bool)
     answerable[table.query_rows] = table.positives().counts > 0
     unanswered = 0
-    for number in shares:
+    for number in fractions:
         rows = np.flatnonzero(part == number)
         inside = table.select(rows)
         lost = answerable[rows[inside.query_rows]] & (inside.positives().counts == 0)
@@ -369,11 +295,11 @@ def _with_queries(table: PlaceImages, options: SplitOptions) -> tuple[PlaceImage
         sessions = find_sessions(table, options.sessions)
     except KappaPlaceError:
         return table, ["warning: the table has one session, so every part has references and no queries"]
-    is_query = _assign(
+    is_query = assign_groups(
         sessions.number,
         {0: 1.0 - QUERY_FRACTION, 1: QUERY_FRACTION},
         options.seed,
-        what=f"sessions (detected by {sessions.source})",
+        kind=f"sessions (detected by {sessions.source})",
         hint="Choose another --sessions",
     )
     return replace(table, is_query=is_query == 1), [
@@ -381,7 +307,7 @@ def _with_queries(table: PlaceImages, options: SplitOptions) -> tuple[PlaceImage
     ]
 
 
-def _blocks(table: PlaceImages, shares: Shares, options: SplitOptions) -> tuple[Rows, str]:
+def _blocks(table: PlaceImages, fractions: Fractions, options: SplitOptions) -> tuple[Rows, str]:
     """Return the part of every row (`DROPPED` in the buffer), and a note."""
     buffer = table.radius if options.buffer is None else options.buffer
     if not table.radius <= buffer <= FARTHEST:
@@ -393,35 +319,21 @@ def _blocks(table: PlaceImages, shares: Shares, options: SplitOptions) -> tuple[
             f"block must be at least twice the buffer of {buffer:g} m, got {options.block:g}. "
             "Pass a larger --block."
         )
-    side, cells = _cells(table, options.block, buffer, len(shares))
+    side, cells = ground_blocks(table, options.block, buffer, len(fractions))
     part = np.full(len(table), DROPPED, dtype=np.int64)
     hint = "Choose a smaller --block, or --by session or time"
-    part[table.posed] = _assign(cells, shares, options.seed, what=f"blocks of {side:g} m", hint=hint)
+    part[table.posed] = assign_groups(cells, fractions, options.seed, kind=f"blocks of {side:g} m", hint=hint)
     reach = buffer + 2.0 * (0.0 if table.accuracy is None else float(np.nanmax(table.accuracy, initial=0.0)))
     for number in (TEST, CALIBRATION):  # test loses nothing, calibration only to test, train to both
-        kept, lower = np.flatnonzero(part == number), np.flatnonzero((part >= 0) & (part < number))
-        if len(kept) and len(lower):
-            part[lower[_close(table.positions[lower], table.positions[kept], reach)]] = DROPPED
-    if not set(shares) <= set(part.tolist()):
+        upper, lower = np.flatnonzero(part == number), np.flatnonzero((part >= 0) & (part < number))
+        if len(upper) and len(lower):
+            part[lower[any_within(table.positions[lower], table.positions[upper], reach)]] = DROPPED
+    if not set(fractions) <= set(part.tolist()):
         raise KappaPlaceError(
-            f"With blocks of {side:g} m and {reach:g} m between parts, one of {len(shares)} parts is empty. "
+            f"With blocks of {side:g} m and {reach:g} m between parts, one part is empty. "
             "Choose a larger --block, a smaller --buffer or another --seed."
         )
     return part, f"blocks of {side:g} m, {reach:g} m empty between parts"
-
-
-def _cells(table: PlaceImages, block: float | None, buffer: float, parts: int) -> tuple[float, Rows]:
-    """Return the side of the blocks and the block number of every posed image.
-
-    Without ``block``, the side is halved until there are four blocks per part.
-    """
-    side = max(BLOCK_RADII * table.radius, 4 * buffer) if block is None else block
-    while True:
-        corners = np.floor(table.positions[table.posed] / side).astype(np.int64)
-        numbers = np.unique(corners, axis=0, return_inverse=True)[1].reshape(-1)
-        if block is not None or numbers.max() + 1 >= 4 * parts or side / 2 < 4 * buffer:
-            return side, numbers
-        side /= 2
 
 
 def _query_parts(table: PlaceImages, part: Rows) -> dict[str, PlaceImages]:

@@ -1,7 +1,7 @@
-"""One file a table: Parquet (large tables) or CSV (to read and edit by eye), atomic and exact.
+"""Table files: one Parquet file (large tables) or CSV file (to read and edit by eye), atomic and exact.
 
-What is not a column (frame, radius, neighbourhood, …) travels in the same file: in Parquet's schema metadata
-under the key ``kappaplace``, in CSV's first line ``# kappaplace {json}``.
+Facts that are not columns (frame, radius, neighborhood, …) are stored in the same file: in Parquet's schema
+metadata under the key ``kappaplace``, in CSV in the first line ``# kappaplace {json}``.
 """
 
 from __future__ import annotations
@@ -9,223 +9,227 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kappaplace.data.columns import COLUMNS, OPTIONAL_COLUMNS, Column, Columns
 from kappaplace.data.near import Neighborhood
 from kappaplace.data.positives import Positives
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import make_folder, replace_file, telling
+from kappaplace.records import from_plain, stored, to_plain
+from kappaplace.types import Json
 
-TEXT = np.dtypes.StringDType()  # 16 bytes a row plus the text itself: ten million paths stay usable
-COLUMNS: dict[str, Any] = {
-    "paths": TEXT,
-    "positions": np.float64,
-    "heading": np.float32,
-    "timestamp": np.float64,
-    "place": np.int64,
-    "condition": TEXT,
-    "is_query": np.bool_,
-}
-"""Columns of a table in memory, and as what they are kept."""
-OPTIONAL_COLUMNS: dict[str, Any] = {"frame_number": np.int64, "accuracy": np.float32}
-"""Those that are None where nothing is known of any row."""
-Columns: TypeAlias = Mapping[str, NDArray[Any]]
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Cells: TypeAlias = "Column | Sequence[str] | Sequence[list[int] | None]"
+"""Some rows of a column of the file."""
+
 VERSION = 1  # raised when an older kappaplace would misread what a newer one writes
-# What must be there, and as what.
-_KINDS: dict[str, Any] = dict.fromkeys(("root", "frame", "name", "protocol"), str)
-_KINDS |= {"radius": (int, float), "neighbourhood": dict}
+TABLE_FORMATS = (".parquet", ".csv")
 
-
-def stored_root(root: str | Path, path: Path) -> str:
-    """Return how the folder of the images is written into a table at this path.
-
-    Images below the table's own folder are found relative to it, so that both can be moved together.
-    """
-    root, folder = os.path.abspath(root), os.path.abspath(path.parent)
-    inside = root == folder or root.startswith(folder.rstrip(os.sep) + os.sep)
-    return Path(os.path.relpath(root, folder) if inside else root).as_posix()
-
-
-def checked_metadata(path: Path, text: str) -> dict[str, Any]:
-    """The metadata as it was written: of a known version, complete, and of the right kinds."""
-    try:
-        metadata = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise KappaPlaceError(f"{path}: the JSON of its metadata is damaged ({error}).") from None
-    if not isinstance(metadata, dict):
-        raise KappaPlaceError(f"{path}: its metadata must be a JSON object, not {text.strip()[:40]!r}.")
-    for key in ("version", *_KINDS):
-        if key not in metadata:
-            raise KappaPlaceError(f"{path} has incomplete metadata ({key} is missing): import it again.")
-    version = metadata["version"]
-    if not isinstance(version, int) or not 1 <= version <= VERSION:
-        raise KappaPlaceError(
-            f"{path} is a table of version {version!r} but this kappaplace knows 1 to {VERSION}: "
-            "upgrade kappaplace, or import the table again."
-        )
-    for key, kinds in _KINDS.items():
-        if not isinstance(metadata[key], kinds) or isinstance(metadata[key], bool):
-            raise KappaPlaceError(f"{path}: {key} in its metadata cannot be {metadata[key]!r}.")
-    return metadata
-
-
-_FORMATS = {".parquet": "Parquet", ".csv": "a CSV table"}
-TABLE_FORMATS = tuple(_FORMATS)
 _MARK = "# kappaplace "
-_ROWS = 131_072  # rows a block: bounds the memory that writing and reading need beyond the table itself
+_ROWS = 131_072  # rows per block: limits the memory for writing and reading beyond the table itself
 _FILE_COLUMNS = ("path", "x", "y", "heading", "timestamp", "place", "condition", "is_query")
 
 
-def write_table(
-    path: str | Path, columns: Columns, positives: Positives | None, facts: Mapping[str, Any]
-) -> None:
-    """Write a table as ``.parquet`` or ``.csv``; what stood there stays until the new file is whole.
+@dataclass(frozen=True)
+class TableFacts:
+    """Everything about a table that is not a column; the fields of `PlaceImages` with the same names."""
+
+    version: int
+    root: str
+    """Folder of the images; in the file, relative to the folder of the table if it is below it."""
+    frame: str
+    name: str
+    protocol: str
+    radius: float
+    neighborhood: Neighborhood = field(metadata=stored("neighbourhood"))
+    hash: str = ""
+    """Content hash of the table when it was written."""
+
+
+def write_table(path: str | Path, columns: Columns, positives: Positives | None, facts: TableFacts) -> None:
+    """Write a table. An older file remains until the new one is complete.
 
     Args:
-        path: The file.
-        columns: `COLUMNS` and those of `OPTIONAL_COLUMNS` that there are.
-        positives: The correct references of each query, if they are given one by one.
-        facts: What is no column, see `read_table`.
+        path: A ``.parquet`` or ``.csv`` file.
+        columns: All `COLUMNS`, and the `OPTIONAL_COLUMNS` that are known.
+        positives: Correct references of each query, if the dataset lists them.
+        facts: Everything else.
+
+    Raises:
+        KappaPlaceError: If the file has another suffix or cannot be written.
     """
     path = Path(path)
-    writer = {".parquet": _write_parquet, ".csv": _write_csv}[_format(path)]
+    writer = _write_parquet if _suffix(path) == ".parquet" else _write_csv
     make_folder(path.parent)
-    metadata = {"version": VERSION, **facts, "root": stored_root(facts["root"], path)}
-    replace_file(path, lambda part: writer(columns, positives, part, metadata))
+    record = to_plain(replace(facts, root=_stored_root(facts.root, path)))
+    text = json.dumps(record, ensure_ascii=writer is _write_parquet)
+    replace_file(path, lambda part: writer(columns, positives, part, text))
 
 
-def read_table(path: str | Path, root: str | Path | None = None) -> dict[str, Any]:
-    """Read what `write_table` wrote, as arguments of `PlaceImages.create`.
+def read_table(path: str | Path) -> tuple[Columns, Positives | None, TableFacts]:
+    """Read a table that `write_table` has written.
 
     Args:
-        path: The file.
-        root: Folder of the images. Default: the one that the file states.
+        path: A ``.parquet`` or ``.csv`` file.
+
+    Returns:
+        Columns, listed positives and facts.
+
+    Raises:
+        KappaPlaceError: If the file does not exist or is damaged.
     """
     path = Path(path)
-    kind = _format(path)
+    suffix = _suffix(path)
     if not path.is_file():
-        raise KappaPlaceError(f"There is no table at {path}: make one with `kappaplace data import`.")
-    with telling(f"{path} cannot be read as {_FORMATS[kind]}"):
-        columns, metadata = _read_parquet(path) if kind == ".parquet" else _read_csv(path)
-        where = Path(root) if root is not None else path.parent / metadata["root"]
-        facts = {key: metadata[key] for key in ("frame", "name", "protocol", "radius")}
-        return {**columns, **facts, "root": where, "neighborhood": Neighborhood(**metadata["neighbourhood"])}
+        raise KappaPlaceError(f"There is no table at {path}. Create one with `kappaplace data import`.")
+    with _readable(path):
+        columns, lists, facts = _read_parquet(path) if suffix == ".parquet" else _read_csv(path)
+        references = int((~columns["is_query"]).sum())
+        return columns, None if lists is None else Positives.from_lists(lists, references), facts
 
 
 def recorded_hash(path: str | Path) -> str:
-    """The content hash that was written into the file; a hand-edited table no longer has it."""
+    """Return the content hash that is stored in a table file. A file edited by hand has another content.
+
+    Args:
+        path: A ``.parquet`` or ``.csv`` file.
+
+    Returns:
+        The hash; empty if the file has none.
+
+    Raises:
+        KappaPlaceError: If the file is damaged.
+    """
     path = Path(path)
-    kind = _format(path)
-    with telling(f"{path} cannot be read as {_FORMATS[kind]}"):
-        if kind == ".csv":
-            return str(_csv_metadata(path).get("hash", ""))
+    suffix = _suffix(path)
+    with _readable(path):
+        if suffix == ".csv":
+            return _csv_facts(path).hash
         import pyarrow.parquet as pq
 
-        return str(_parquet_metadata(path, pq.read_schema(path).metadata).get("hash", ""))
+        return _parquet_facts(path, pq.read_schema(path)).hash
 
 
-def _format(path: Path) -> str:
-    if path.suffix.lower() not in TABLE_FORMATS:
+def _suffix(path: Path) -> str:
+    suffix = path.suffix.lower()
+    if suffix not in TABLE_FORMATS:
+        raise KappaPlaceError(f"A table file must end in .parquet or .csv, got {path}.")
+    return suffix
+
+
+def _readable(path: Path) -> AbstractContextManager[None]:
+    return telling(f"{path} cannot be read as {'Parquet' if _suffix(path) == '.parquet' else 'a CSV table'}")
+
+
+def _stored_root(root: str, path: Path) -> str:
+    """Return the image folder as it is stored: relative if it is below the folder of the table.
+
+    Table and images can then be moved together.
+    """
+    absolute, folder = os.path.abspath(root), os.path.abspath(path.parent)
+    inside = absolute == folder or absolute.startswith(folder.rstrip(os.sep) + os.sep)
+    return Path(os.path.relpath(absolute, folder) if inside else absolute).as_posix()
+
+
+def _parsed_facts(path: Path, text: str) -> TableFacts:
+    with telling(f"The metadata of {path} is not valid JSON"):
+        values: Json = json.loads(text)
+    version = values.get("version") if isinstance(values, Mapping) else None
+    if isinstance(version, int) and not 1 <= version <= VERSION:
         raise KappaPlaceError(
-            f"{path} is neither .parquet nor .csv: tables are kept in one of these formats."
+            f"{path} is a table of version {version!r}, and this kappaplace supports 1 to {VERSION}. "
+            "Upgrade kappaplace, or import the table again."
         )
-    return path.suffix.lower()
+    facts = from_plain(TableFacts, values, "metadata", newer=True)
+    return replace(facts, root=str(path.parent / facts.root))
 
 
 def _names(columns: Columns, positives: Positives | None) -> list[str]:
-    """Columns of the file."""
+    """Return the columns of the file."""
     optional = [name for name in OPTIONAL_COLUMNS if name in columns]
     return [*_FILE_COLUMNS, *optional, *(["positives"] if positives is not None else [])]
 
 
-def _blocks(columns: Columns, positives: Positives | None) -> Iterator[dict[str, Any]]:
-    """The file's columns, a block of rows at a time; positives as lists in the rows of queries."""
-    among = np.cumsum(columns["is_query"]) - 1
-    for start in range(0, len(among), _ROWS):
+def _blocks(columns: Columns, positives: Positives | None) -> Iterator[dict[str, Cells]]:
+    """Yield the columns of the file, a block of rows at a time, with a list of positives for each query."""
+    query = np.cumsum(columns["is_query"]) - 1
+    for start in range(0, len(query), _ROWS):
         part = {name: values[start : start + _ROWS] for name, values in columns.items()}
         x, y = part.pop("positions").T
-        block: dict[str, Any] = {"path": part.pop("paths").tolist(), "x": x, "y": y, **part}
+        block: dict[str, Cells] = {"path": part.pop("paths").tolist(), "x": x, "y": y, **part}
         block["condition"] = part["condition"].tolist()
         if positives is not None:
-            queries = zip(among[start : start + _ROWS], part["is_query"], strict=True)
+            queries = zip(query[start : start + _ROWS], part["is_query"], strict=True)
             block["positives"] = [positives.of(int(q)).tolist() if flag else None for q, flag in queries]
         yield block
 
 
-def _write_parquet(
-    columns: Columns, positives: Positives | None, path: Path, metadata: dict[str, Any]
-) -> None:
+def _write_parquet(columns: Columns, positives: Positives | None, path: Path, facts: str) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    types = {"path": pa.string(), "condition": pa.string(), "positives": pa.list_(pa.int32())}
-    numeric = {
-        "heading": pa.float32(),
-        "accuracy": pa.float32(),
-        "place": pa.int64(),
-        "frame_number": pa.int64(),
-    }
-    types |= numeric | {
-        "x": pa.float64(),
-        "y": pa.float64(),
-        "timestamp": pa.float64(),
-        "is_query": pa.bool_(),
-    }
+    texts = {"path": pa.string(), "condition": pa.string(), "positives": pa.list_(pa.int32())}
     names = _names(columns, positives)
-    schema = pa.schema([(name, types[name]) for name in names], {"kappaplace": json.dumps(metadata)})
+    types = {name: texts.get(name) or pa.from_numpy_dtype(_dtype(name)) for name in names}
+    schema = pa.schema(list(types.items()), {"kappaplace": facts})
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
         for block in _blocks(columns, positives):
             arrays = [pa.array(block[name], types[name]) for name in names]
             writer.write_batch(pa.record_batch(arrays, schema=schema))
 
 
-def _read_parquet(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    import pyarrow as pa
+def _read_parquet(path: Path) -> tuple[Columns, list[list[int]] | None, TableFacts]:
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(path) as file:
         schema = file.schema_arrow
-        metadata = _parquet_metadata(path, schema.metadata)
-        columns = _empty_columns(file.metadata.num_rows, set(schema.names), path)
+        facts = _parquet_facts(path, schema)
+        columns = _empty_columns(file.metadata.num_rows, schema.names, path)
         _check_types(path, schema)
         start, lists = 0, []
         for batch in file.iter_batches(batch_size=_ROWS):
             block = {name: batch.column(name) for name in batch.schema.names}
-            lists += [row for row in block.pop("positives", pa.array([])).to_pylist() if row is not None]
+            if "positives" in block:
+                lists += [row for row in block.pop("positives").to_pylist() if row is not None]
             _fill(columns, start, {k: v.to_numpy(zero_copy_only=False) for k, v in block.items()})
             start += batch.num_rows
-    return _with_positives(columns, lists if "positives" in schema.names else None), metadata
+    return columns, lists if "positives" in schema.names else None, facts
 
 
-def _check_types(path: Path, schema: Any) -> None:
-    """Numbers must be stored as numbers: text would be parsed by chance, or fail far from its cause."""
+def _check_types(path: Path, schema: pa.Schema) -> None:
+    """Check that numbers are stored as numbers: text might be parsed by accident, or fail later."""
     from pyarrow import types
 
-    for field in schema:
-        dtype = _dtype(field.name)
-        numeric = types.is_integer(field.type) or types.is_floating(field.type)
-        if dtype is np.bool_ and not types.is_boolean(field.type):
-            raise KappaPlaceError(f"{path}: column {field.name} holds {field.type}, not true or false.")
-        if np.dtype(dtype).kind in "fi" and not numeric:
-            raise KappaPlaceError(f"{path}: column {field.name} holds {field.type}, not numbers.")
+    for column in schema:
+        kind = _dtype(column.name).kind
+        numeric = types.is_integer(column.type) or types.is_floating(column.type)
+        if kind == "b" and not types.is_boolean(column.type):
+            raise KappaPlaceError(f"{path}: column {column.name} must be true or false, got {column.type}.")
+        if kind in "fi" and not numeric:
+            raise KappaPlaceError(f"{path}: column {column.name} must be numbers, got {column.type}.")
 
 
-def _parquet_metadata(path: Path, metadata: dict[bytes, bytes] | None) -> dict[str, Any]:
-    if not metadata or b"kappaplace" not in metadata:
+def _parquet_facts(path: Path, schema: pa.Schema) -> TableFacts:
+    metadata: dict[bytes, bytes] = schema.metadata or {}
+    if b"kappaplace" not in metadata:
         raise KappaPlaceError(
-            f"{path} is Parquet but no kappaplace table: make one with `kappaplace data import`."
+            f"{path} is Parquet but not a kappaplace table. Create one with `kappaplace data import`."
         )
-    return checked_metadata(path, metadata[b"kappaplace"].decode("utf-8"))
+    return _parsed_facts(path, metadata[b"kappaplace"].decode("utf-8"))
 
 
-def _write_csv(columns: Columns, positives: Positives | None, path: Path, metadata: dict[str, Any]) -> None:
+def _write_csv(columns: Columns, positives: Positives | None, path: Path, facts: str) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
-        file.write(_MARK + json.dumps(metadata, ensure_ascii=False) + "\n")
+        file.write(f"{_MARK}{facts}\n")
         writer = csv.writer(file, lineterminator="\n")
         names = _names(columns, positives)
         writer.writerow(names)
@@ -233,9 +237,9 @@ def _write_csv(columns: Columns, positives: Positives | None, path: Path, metada
             writer.writerows(zip(*(_cells(block[name]) for name in names), strict=True))
 
 
-def _cells(values: Any) -> list[str]:
-    """Numbers in their shortest exact form, NaN as an empty cell, positives separated by blanks."""
-    if isinstance(values, list):
+def _cells(values: Cells) -> list[str]:
+    """Return numbers in their shortest exact form, NaN as an empty cell, positives separated by spaces."""
+    if not isinstance(values, np.ndarray):
         return [v if isinstance(v, str) else " ".join(map(str, v or [])) for v in values]
     if values.dtype == bool:
         return ["1" if v else "0" for v in values]
@@ -244,19 +248,19 @@ def _cells(values: Any) -> list[str]:
     return list(map(str, values))
 
 
-def _csv_metadata(path: Path) -> dict[str, Any]:
+def _csv_facts(path: Path) -> TableFacts:
     with path.open(encoding="utf-8-sig", newline="") as file:
         first = file.readline()
     if not first.startswith(_MARK):
         raise KappaPlaceError(
-            f"{path} does not start with '{_MARK.strip()}', so it is no kappaplace table: "
-            "a folder with a CSV of its own is read by `kappaplace data import csv`."
+            f"{path} is not a kappaplace table, because it does not start with '{_MARK.strip()}'. "
+            "For a folder with its own CSV file, use `kappaplace data import csv`."
         )
-    return checked_metadata(path, first[len(_MARK) :])
+    return _parsed_facts(path, first[len(_MARK) :])
 
 
-def _read_csv(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    metadata = _csv_metadata(path)
+def _read_csv(path: Path) -> tuple[Columns, list[list[int]] | None, TableFacts]:
+    facts = _csv_facts(path)
     csv.field_size_limit(2**31 - 1)  # a query may have many positives
     with path.open(encoding="utf-8-sig", newline="") as file:
         file.readline()
@@ -266,17 +270,17 @@ def _read_csv(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         for number, row in enumerate(rows, start=3):
             if len(row) != len(header):
                 raise KappaPlaceError(
-                    f"{path} line {number} has {len(row)} cells but the header {len(header)}."
+                    f"{path} line {number} has {len(row)} cells, but the header has {len(header)}."
                 )
             for name, cell in zip(header, row, strict=True):
                 cells[name].append(cell)
-    columns = _empty_columns(len(cells.get("path", [])), set(header), path)
-    given = cells.pop("positives", None)
+    columns = _empty_columns(len(cells.get("path", [])), header, path)
+    positives = cells.pop("positives", None)
     _fill(columns, 0, {name: _parsed(path, name, values) for name, values in cells.items()})
-    if given is None:
-        return columns, metadata
+    if positives is None:
+        return columns, None, facts
     queries = np.flatnonzero(columns["is_query"]).tolist()
-    return _with_positives(columns, [_indices(path, given[row], row) for row in queries]), metadata
+    return columns, [_indices(path, positives[row], row) for row in queries], facts
 
 
 def _indices(path: Path, cell: str, row: int) -> list[int]:
@@ -284,48 +288,48 @@ def _indices(path: Path, cell: str, row: int) -> list[int]:
         return [int(v) for v in cell.split()]
     except ValueError as error:
         raise KappaPlaceError(
-            f"{path} line {row + 3}: its positives are no list of indices ({error})."
+            f"{path} line {row + 3}: its positives are not a list of indices ({error})."
         ) from None
 
 
-def _parsed(path: Path, name: str, values: list[str]) -> NDArray[Any]:
-    dtype = {"path": object, "condition": object, "is_query": np.int64}.get(name) or _dtype(name)
-    if dtype is object:
+def _parsed(path: Path, name: str, values: list[str]) -> Column:
+    dtype = np.dtype(np.int64) if name == "is_query" else _dtype(name)
+    if dtype.kind == "O" or name == "condition":
         return np.array(values, dtype=object)
     try:
-        if np.dtype(dtype).kind == "f":
+        if dtype.kind == "f":
             return np.array([float(v) if v else np.nan for v in values], dtype=dtype)
         if name == "is_query" and not set(values) <= {"0", "1"}:
             raise ValueError(f"{next(v for v in values if v not in ('0', '1'))!r} is neither 0 nor 1")
         return np.array([int(v) for v in values], dtype=dtype)
     except (ValueError, OverflowError) as error:
-        raise KappaPlaceError(f"{path}: column {name} holds something that is no number ({error}).") from None
+        raise KappaPlaceError(
+            f"{path}: column {name} contains a value that is not valid ({error})."
+        ) from None
 
 
-def _dtype(name: str) -> Any:
-    return np.float64 if name in ("x", "y") else (COLUMNS | OPTIONAL_COLUMNS).get(name, object)
+def _dtype(name: str) -> np.dtype:
+    if name in ("x", "y"):
+        return COLUMNS["positions"]
+    return (COLUMNS | OPTIONAL_COLUMNS).get(name, np.dtype(object))
 
 
-def _empty_columns(rows: int, names: set[str], path: Path) -> dict[str, Any]:
+def _empty_columns(rows: int, names: list[str], path: Path) -> dict[str, Column]:
     missing = [name for name in _FILE_COLUMNS if name not in names]
     if missing:
         raise KappaPlaceError(f"{path} lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}.")
-    columns = {c: np.empty((rows, 2) if c == "positions" else rows, dtype=t) for c, t in COLUMNS.items()}
-    return columns | {c: np.empty(rows, dtype=t) for c, t in OPTIONAL_COLUMNS.items() if c in names}
+    optional = {name: dtype for name, dtype in OPTIONAL_COLUMNS.items() if name in names}
+    return {
+        name: np.empty((rows, 2) if name == "positions" else rows, dtype)
+        for name, dtype in (COLUMNS | optional).items()
+    }
 
 
-def _fill(columns: dict[str, Any], start: int, block: dict[str, Any]) -> None:
+def _fill(columns: dict[str, Column], start: int, block: dict[str, Column]) -> None:
     rows = slice(start, start + len(block["path"]))
     columns["positions"][rows, 0] = block.pop("x")
     columns["positions"][rows, 1] = block.pop("y")
     columns["paths"][rows] = block.pop("path")
     for name, values in block.items():
-        if name in columns:  # columns that a user added are left alone
+        if name in columns:  # a column that a user added is ignored
             columns[name][rows] = values
-
-
-def _with_positives(columns: dict[str, Any], lists: list[list[int]] | None) -> dict[str, Any]:
-    if lists is None:
-        return columns
-    references = int((~columns["is_query"]).sum())
-    return columns | {"given_positives": Positives.from_lists(lists, references)}

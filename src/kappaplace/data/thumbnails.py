@@ -1,4 +1,4 @@
-"""Small images for pages, reports and people who label: cut to a card, shrunk whole, or side by side."""
+"""Small images for web pages, reports and labelling: cropped to a card, reduced, or side by side."""
 
 from __future__ import annotations
 
@@ -10,83 +10,103 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from kappaplace.data.decoding import decode
 from kappaplace.errors import KappaPlaceError
 
 THUMBNAIL_SIZE = (240, 180)
-"""Width and height: a card of the gallery on a phone, at twice its pixels."""
-QUALITY = 78
-
-
-@dataclass(frozen=True, eq=False)
-class Thumbnail:
-    """One picture, as pixels for a figure and as bytes for a page."""
-
-    pixels: NDArray[np.uint8]
-    jpeg: bytes
-
-    @property
-    def data(self) -> str:
-        """The picture as an address that holds it."""
-        return "data:image/jpeg;base64," + base64.b64encode(self.jpeg).decode("ascii")
-
-
-def thumbnail(path: str) -> Thumbnail | None:
-    """The image, cut to the shape of a card; None where it cannot be opened."""
-    from kappaplace.data.images import decode  # brings torch, which a report of numbers can do without
-
-    if not path:
-        return None
-    try:
-        picture = decode(path, target=THUMBNAIL_SIZE[::-1])
-    except KappaPlaceError:
-        return None
-    width, height = THUMBNAIL_SIZE
-    scale = min(picture.width / width, picture.height / height)
-    left, top = (picture.width - width * scale) / 2, (picture.height - height * scale) / 2
-    box = (left, top, min(left + width * scale, picture.width), min(top + height * scale, picture.height))
-    card = picture.convert("RGB").resize(THUMBNAIL_SIZE, Image.Resampling.BILINEAR, box=box)
-    buffer = io.BytesIO()
-    card.save(buffer, "JPEG", quality=QUALITY, optimize=True)
-    return Thumbnail(np.asarray(card), buffer.getvalue())
-
-
-LABEL_QUALITY = 80
+"""Width and height in pixels: a card of the gallery on a phone with two pixels per point."""
+QUALITY, LABEL_QUALITY = 78, 80
 GAP = 12
 PAPER, EMPTY = (255, 255, 255), (138, 138, 138)
 
 
-def small_picture(path: str, most: int) -> bytes | None:
-    """The whole image as a JPEG of at most ``most`` pixels a side; None where it cannot be opened."""
-    from kappaplace.data.images import decode  # brings torch, which a report of numbers can do without
+@dataclass(frozen=True, eq=False)
+class Thumbnail:
+    """One small image, as pixels for a figure and as bytes for a page."""
 
-    if not path:
+    pixels: NDArray[np.uint8]
+    """H×W×3."""
+    jpeg: bytes
+    """The image as an encoded JPEG."""
+
+    @property
+    def data(self) -> str:
+        """Data URL of the JPEG."""
+        return "data:image/jpeg;base64," + base64.b64encode(self.jpeg).decode("ascii")
+
+
+def thumbnail(path: str) -> Thumbnail | None:
+    """Load an image and crop it to the shape of a card.
+
+    Args:
+        path: The image.
+
+    Returns:
+        The image at `THUMBNAIL_SIZE`; None if it cannot be decoded.
+    """
+    width, height = THUMBNAIL_SIZE
+    image = _decoded(path, (height, width))
+    if image is None:
         return None
-    try:
-        picture = decode(path, target=(most, most)).convert("RGB")
-    except KappaPlaceError:
+    scale = min(image.width / width, image.height / height)
+    left, top = (image.width - width * scale) / 2, (image.height - height * scale) / 2
+    box = (left, top, min(left + width * scale, image.width), min(top + height * scale, image.height))
+    card = image.resize(THUMBNAIL_SIZE, Image.Resampling.BILINEAR, box=box)
+    return Thumbnail(np.asarray(card), jpeg_of(card, QUALITY))
+
+
+def small_picture(path: str, most: int) -> bytes | None:
+    """Load an image and reduce it.
+
+    Args:
+        path: The image.
+        most: Longest side of the result in pixels.
+
+    Returns:
+        The whole image as a JPEG; None if it cannot be decoded.
+    """
+    image = _decoded(path, (most, most))
+    if image is None:
         return None
-    picture.thumbnail((most, most), Image.Resampling.LANCZOS)
-    return jpeg_of(picture)
+    image.thumbnail((most, most), Image.Resampling.LANCZOS)
+    return jpeg_of(image)
 
 
 def side_by_side(left: bytes | None, right: bytes | None, height: int = 480) -> bytes:
-    """Two JPEGs as one, of the same height; grey where one is missing."""
-    pictures = [_of_height(each, height) for each in (left, right)]
-    width = sum(picture.width for picture in pictures) + GAP
+    """Join two JPEGs into one.
+
+    Args:
+        left: Left image; None for a grey area.
+        right: Right image; None for a grey area.
+        height: Height of the result in pixels.
+
+    Returns:
+        The JPEG.
+    """
+    images = [_of_height(each, height) for each in (left, right)]
+    width = sum(image.width for image in images) + GAP
     both = Image.new("RGB", (width, height), PAPER)
-    both.paste(pictures[0], (0, 0))
-    both.paste(pictures[1], (pictures[0].width + GAP, 0))
+    both.paste(images[0], (0, 0))
+    both.paste(images[1], (images[0].width + GAP, 0))
     return jpeg_of(both)
 
 
-def jpeg_of(picture: Image.Image) -> bytes:
+def jpeg_of(image: Image.Image, quality: int = LABEL_QUALITY) -> bytes:
+    """Return an image as an encoded JPEG."""
     buffer = io.BytesIO()
-    picture.save(buffer, "JPEG", quality=LABEL_QUALITY, optimize=True)
+    image.save(buffer, "JPEG", quality=quality, optimize=True)
     return buffer.getvalue()
+
+
+def _decoded(path: str, target: tuple[int, int]) -> Image.Image | None:
+    try:
+        return decode(path, target=target) if path else None
+    except KappaPlaceError:
+        return None
 
 
 def _of_height(data: bytes | None, height: int) -> Image.Image:
     if data is None:
         return Image.new("RGB", (height * 4 // 3, height), EMPTY)
-    picture = Image.open(io.BytesIO(data)).convert("RGB")
-    return picture.resize((max(round(picture.width * height / picture.height), 1), height))
+    image = Image.open(io.BytesIO(data)).convert("RGB")
+    return image.resize((max(round(image.width * height / image.height), 1), height))

@@ -1,0 +1,100 @@
+"""Columns of a table of images: their types, how values become columns, and their content hash."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from kappaplace.data.positives import Positives
+from kappaplace.errors import KappaPlaceError
+
+Column: TypeAlias = NDArray[Any]
+"""One value per row, of the type that `COLUMNS` lists. (NumPy has no scalar type for its strings.)"""
+Columns: TypeAlias = Mapping[str, Column]
+
+TEXT = np.dtypes.StringDType()  # 16 bytes per row plus the text itself: ten million paths remain usable
+COLUMNS: dict[str, np.dtype] = {
+    "paths": TEXT,
+    "positions": np.dtype(np.float64),
+    "heading": np.dtype(np.float32),
+    "timestamp": np.dtype(np.float64),
+    "place": np.dtype(np.int64),
+    "condition": TEXT,
+    "is_query": np.dtype(np.bool_),
+}
+"""Columns of a table in memory, and their types."""
+OPTIONAL_COLUMNS: dict[str, np.dtype] = {
+    "frame_number": np.dtype(np.int64),
+    "accuracy": np.dtype(np.float32),
+}
+"""Columns that are None if they are unknown for every row."""
+_HASHED_ROWS = 65_536  # fixed: the block size is part of what is hashed
+
+
+def as_column(name: str, values: ArrayLike) -> Column:
+    """Convert values to a read-only column of its type; headings are normalized to [0, 360).
+
+    Args:
+        name: Name of the column.
+        values: One value per row; two for positions.
+
+    Returns:
+        The column, a view if the values already have its type.
+
+    Raises:
+        KappaPlaceError: If a value does not have the type of the column.
+    """
+    dtype = (COLUMNS | OPTIONAL_COLUMNS)[name]
+    try:
+        column = np.asarray(values).astype(dtype, copy=False)
+    except (TypeError, ValueError) as error:
+        raise KappaPlaceError(f"Column {name} cannot be read as {dtype}: {error}.") from None
+    if name == "heading":
+        column = np.where(np.isfinite(column), np.mod(column, np.float32(360)), np.float32(np.nan))
+        column = np.where(column == 360, np.float32(0), column).astype(np.float32, copy=False)
+    view = column.view()
+    view.flags.writeable = False
+    return view
+
+
+def content_hash(facts: str, columns: Columns, positives: Positives | None) -> str:
+    """Return the SHA-256 of a table: the same for the same content, whatever the file format or the folder.
+
+    Args:
+        facts: Everything that counts apart from columns, as text.
+        columns: The columns.
+        positives: Positives that the dataset lists.
+
+    Returns:
+        64 hexadecimal digits.
+    """
+    digest = hashlib.sha256()
+    for part in _content(facts, columns, positives):
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _content(facts: str, columns: Columns, positives: Positives | None) -> Iterator[bytes]:
+    """Yield canonical bytes: little-endian, a single NaN, no negative zero, text joined by NUL."""
+    yield facts.encode()
+    for name in COLUMNS | OPTIONAL_COLUMNS:
+        if name not in columns:
+            continue
+        yield name.encode()
+        values = columns[name]
+        for start in range(0, len(values), _HASHED_ROWS):
+            block = values[start : start + _HASHED_ROWS]
+            if isinstance(block.dtype, np.dtypes.StringDType):
+                yield "\0".join(block.tolist()).encode("utf-8", "surrogateescape")
+                continue
+            if block.dtype.kind == "f":
+                block = np.where(np.isnan(block), np.array(np.nan, block.dtype), block) + block.dtype.type(0)
+            yield block.astype(block.dtype.newbyteorder("<")).tobytes()
+    if positives is not None:
+        yield positives.indptr.astype("<i8").tobytes()
+        yield positives.indices.astype("<i4").tobytes()
