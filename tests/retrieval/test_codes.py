@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.retrieval import Coded, Columns, codes, open_engine
-from kappaplace.retrieval.codes import Codebook, balanced_rotation, learn_codebook
+from kappaplace.retrieval.codes import Codebook, learn_codebook
+from kappaplace.retrieval.faiss import balanced_rotation
 
 
 def descriptors(count: int, dim: int, seed: int = 0) -> np.ndarray:
@@ -109,7 +110,7 @@ def test_no_more_than_127_bytes_hold_directions_and_none_is_in_two(
 ) -> None:
     spread = np.arange(1, dim + 1) ** -fall
     spread[int((1 - dead) * dim) + 1 :] = 1e-9
-    dealt = codes._dealt(spread, min(127, dim))
+    dealt = codes._groups(spread, min(127, dim))
     flat = [direction for piece in dealt for direction in piece]
     assert len(dealt) <= min(127, dim)
     assert all(dealt)
@@ -145,7 +146,7 @@ def test_the_same_descriptors_give_the_same_codebook_and_too_few_are_refused() -
     one, two = learn_codebook(rows, rounds=1), learn_codebook(rows, rounds=1)
     np.testing.assert_array_equal(one.to_array(), two.to_array())
     with pytest.raises(
-        KappaPlaceError, match=r"at least 1,000 references, and here are 999.*float16 or int8"
+        KappaPlaceError, match=r"at least 1,000 references, got 999.*float16 or int8"
     ):
         learn_codebook(rows[:999])
     rows[0] = np.inf
@@ -163,7 +164,7 @@ def test_codes_are_searched_like_any_descriptors(book: Codebook) -> None:
     assert (found.indices[:, 0] == np.arange(50)).all()
     other = replace(book, values=book.values + 1e-6)
     assert Columns(Coded(made, book)).fingerprint() != Columns(Coded(made, other)).fingerprint()
-    with pytest.raises(KappaPlaceError, match="25 bytes a row"):
+    with pytest.raises(KappaPlaceError, match="25 bytes per row"):
         Columns(Coded(made[:, :5], book))
 
 

@@ -29,8 +29,8 @@ from kappaplace.retrieval.database import (
     References,
     checked_name,
     deepen,
-    retried,
-    to_write,
+    offsets_to_write,
+    retry,
     without_password,
 )
 
@@ -190,7 +190,7 @@ def test_an_index_is_kept_and_refused_for_other_descriptors(
     file = tmp_path / f"{kind}.index"
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
     file.write_bytes(file.read_bytes()[:-1000])
-    with pytest.raises(KappaPlaceError, match="cut off or damaged"):
+    with pytest.raises(KappaPlaceError, match="truncated or damaged"):
         open_engine(changed, kind=kind, folder=tmp_path)
     file.write_bytes(b"something else")
     with pytest.raises(KappaPlaceError, match="not an index of this version"):
@@ -210,7 +210,7 @@ def test_a_full_disk_leaves_the_index_that_was_there(tmp_path: Path, monkeypatch
 
         return refuse
 
-    monkeypatch.setattr(faiss, "_noting", full)
+    monkeypatch.setattr(faiss, "_recorder", full)
     with pytest.raises(KappaPlaceError, match="No space left"):
         open_engine(rows, kind="ivf-pq", folder=tmp_path, options=EngineOptions(rebuild=True))
     assert (tmp_path / faiss.INDEX_FILE).read_bytes() == before
@@ -259,8 +259,8 @@ def test_bad_input_is_told_in_a_sentence() -> None:
     with pytest.raises(KappaPlaceError, match="no positions"):
         open_engine(rows).search(rows, 1, area=(0, 0, 1))
     for descriptors, message in (
-        (rows.astype(np.int8), "int8 needs its scales"),
-        (Quantized(rows.astype(np.int8), np.ones(3, np.float32)), "one scale a row"),
+        (rows.astype(np.int8), "pass Quantized"),
+        (Quantized(rows.astype(np.int8), np.ones(3, np.float32)), "one scale per row"),
         ([], "no references"),
         (rows[:0], "no references"),
         ([rows, rows[:, :2]], "2 and 4 dimensions"),
@@ -298,23 +298,23 @@ def test_asking_deeper_until_the_best_are_certain() -> None:
         order = np.lexsort((-np.arange(1000), -similarities))[:limit]  # ties the wrong way round
         return [Hits(order, similarities[order], passes[order])] * len(queries)
 
-    found = deepen(ask, np.zeros((2, 3), np.float32), 5, most=1000, where="Here")
+    found = deepen(ask, np.zeros((2, 3), np.float32), 5, most=1000, location="Here")
     assert found.indices.tolist() == [[0, 7, 14, 21, 28]] * 2
     assert limits == [26, 104]
     with pytest.raises(KappaPlaceError, match="Here lists at most 50"):
-        deepen(ask, np.zeros((1, 3), np.float32), 5, most=50, where="Here")
+        deepen(ask, np.zeros((1, 3), np.float32), 5, most=50, location="Here")
 
 
 def test_imports_write_only_what_is_missing() -> None:
     rows, positions, _ = (part[:30] for part in city(200))
     (batch,) = References(rows, positions, np.ones(30), [f"{row}.jpg" for row in range(30)]).batches(100)
     stored = dict(zip(batch.ids, batch.digests, strict=True))
-    assert to_write(batch, stored, "Here", replace=False) == []
+    assert offsets_to_write(batch, stored, "Here", replace=False) == []
     del stored[4]
     stored[7] += 1
     with pytest.raises(KappaPlaceError, match="row 7 differs"):
-        to_write(batch, stored, "Here", replace=False)
-    assert to_write(batch, stored, "Here", replace=True) == [4, 7]
+        offsets_to_write(batch, stored, "Here", replace=False)
+    assert offsets_to_write(batch, stored, "Here", replace=True) == [4, 7]
     (renamed,) = References(rows, positions, np.ones(30), ["a.jpg"] * 30).batches(100)
     assert not set(renamed.digests) & set(batch.digests)
 
@@ -327,9 +327,9 @@ def test_retries_end_and_bad_records_are_named() -> None:
             raise error
         return "done"
 
-    assert retried(call, OSError, wait=0) == "done"
+    assert retry(call, OSError, wait=0) == "done"
     with pytest.raises(ValueError, match="never"):
-        retried(lambda: int("never"), ValueError, wait=0)
+        retry(lambda: int("never"), ValueError, wait=0)
     rows = np.eye(4, dtype=np.float32)
     with pytest.raises(KappaPlaceError, match="3 names for 4 references"):
         References(rows, names=["a"] * 3)
