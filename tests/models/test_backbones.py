@@ -83,7 +83,7 @@ def test_partial_freezing_of_a_resnet_leaves_layer3_and_layer4() -> None:
     freeze_stages(backbone, BACKBONES["resnet18"].frozen_stages)
     training = {name.split(".")[0] for name, p in backbone.named_parameters() if p.requires_grad}
     assert training == {"layer3", "layer4"}
-    with pytest.raises(KappaPlaceError, match="from 0 to 5"):
+    with pytest.raises(KappaPlaceError, match="between 0 and 5, got 6"):
         freeze_stages(backbone, 6)
 
 
@@ -104,7 +104,7 @@ def test_lite0_weights_come_from_their_package() -> None:
 
 
 def test_unknown_backbone_names_the_known_ones() -> None:
-    with pytest.raises(KappaPlaceError, match="Unknown backbone 'resnet51'; choose one of: resnet18"):
+    with pytest.raises(KappaPlaceError, match="Unknown backbone 'resnet51'. Choose from: resnet18"):
         build_backbone("resnet51")
 
 
@@ -127,7 +127,7 @@ def test_an_unreachable_hub_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    weights._do_not_wait_for_a_missing_network()
+    weights._check_network()
     assert constants.HF_HUB_OFFLINE
 
 
@@ -147,7 +147,7 @@ def test_no_network_for_timm_is_one_sentence(monkeypatch: pytest.MonkeyPatch) ->
     def refuse(*args: object, **kwargs: object) -> None:
         raise OSError("the hub cannot be reached")
 
-    monkeypatch.setattr(weights, "_do_not_wait_for_a_missing_network", lambda: None)
+    monkeypatch.setattr(weights, "_check_network", lambda: None)
     untouched = timm.create_model
     monkeypatch.setattr(
         timm, "create_model", lambda *a, **k: refuse() if k.get("pretrained") else untouched(*a, **k)
@@ -157,13 +157,13 @@ def test_no_network_for_timm_is_one_sentence(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_backbone_without_weights_says_so() -> None:
-    with pytest.raises(KappaPlaceError, match="no ImageNet weights to fetch for backbone 'resnet_tiny'"):
+    with pytest.raises(KappaPlaceError, match="The backbone 'resnet_tiny' has no ImageNet weights"):
         build_backbone("resnet_tiny", pretrained=True)
 
 
 def test_weights_that_do_not_fit_by_order_are_refused() -> None:
     own = {"a": torch.zeros(2), "b": torch.zeros(3)}
-    with pytest.raises(KappaPlaceError, match="'b' should be \\(3,\\), found \\(4,\\)"):
+    with pytest.raises(KappaPlaceError, match="'b' must have shape \\(3,\\), got \\(4,\\)"):
         weights.match_by_order(own, {"x": torch.zeros(2), "y": torch.zeros(4)})
 
 

@@ -81,11 +81,11 @@ def test_weights_of_another_shape_name_the_tensor(tiny: PlaceModel, tmp_path: Pa
     record = json.loads((tmp_path / CARD).read_text())
     record["architecture"]["dim"] = 64
     (tmp_path / CARD).write_text(json.dumps(record))
-    with pytest.raises(KappaPlaceError, match="another dimension or backbone"):
+    with pytest.raises(KappaPlaceError, match="Check its dimension and backbone"):
         load_model(tmp_path)
     record["architecture"].update(dim=32, head="none")
     (tmp_path / CARD).write_text(json.dumps(record))
-    with pytest.raises(KappaPlaceError, match="5 are unknown"):
+    with pytest.raises(KappaPlaceError, match="5 are unexpected"):
         load_model(tmp_path)
 
 

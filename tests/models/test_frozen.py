@@ -126,12 +126,12 @@ def test_a_wrong_channel_count_is_one_sentence() -> None:
 
 
 def test_unknown_layer_lists_the_first_ones() -> None:
-    with pytest.raises(KappaPlaceError, match=r"no layer 'layer9'; its first layers are: 0, 0\.0"):
+    with pytest.raises(KappaPlaceError, match=r"no layer 'layer9'\. Its first layers are: 0, 0\.0"):
         FrozenEncoder(convolutional(), layer="layer9")
 
 
 def test_an_encoder_without_a_descriptor_is_refused() -> None:
-    with pytest.raises(KappaPlaceError, match="B×d, it returned"):
+    with pytest.raises(KappaPlaceError, match="B×d, got"):
         FrozenEncoder(nn.Conv2d(3, 4, 3))
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.models import fast as module
-from kappaplace.models.aggregation import normalise_channels
+from kappaplace.models.aggregation import normalize_channels
 from kappaplace.models.fast import ENOUGH, OptimizedModel, fidelity, for_many
 from kappaplace.models.fast.fused import FusedResNet, InPrecision, Tail, fold_batch_norms
 from kappaplace.models.network import unit, with_spread
@@ -175,10 +175,10 @@ def test_the_tail_is_aggregation_and_head_in_one(head: str) -> None:
         model.head.start_at(321.0)
     features = torch.randn(3, 192, 4, 5).relu().to(memory_format=torch.channels_last)
     with torch.no_grad():
-        pooled = model.aggregation.gem(normalise_channels(features))
+        pooled = model.aggregation.gem(normalize_channels(features))
         raw = model.aggregation.from_pooled(pooled)
         expected = with_spread(
-            unit(raw), model.head, model.head and model.head(normalise_channels(features), pooled, raw)
+            unit(raw), model.head, model.head and model.head(normalize_channels(features), pooled, raw)
         )
         got = Tail(model.aggregation, model.head)(features)
     torch.testing.assert_close(got.descriptor, expected.descriptor, rtol=0, atol=1e-6)

@@ -251,7 +251,7 @@ class ExportedModel(EncoderModule):
         return PATCHES in self.record.outputs
 
     def forward(self, images: Tensor) -> Embeddings:
-        """B×3×H×W, normalised as ``preprocessing`` says → descriptors B×d and κ of shape B."""
+        """B×3×H×W, normalized as ``preprocessing`` says → descriptors B×d and κ of shape B."""
         names = [name for name in self.record.outputs if name != PATCHES]
         made = dict(zip(names, self._run(images, names), strict=True))
         return Embeddings(made[DESCRIPTOR], made.get(KAPPA), made.get(VARIANCE))

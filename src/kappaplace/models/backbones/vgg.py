@@ -8,10 +8,10 @@ _WIDTHS = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 51
 
 
 class VGG16(nn.Module):
-    """All thirteen convolutions; the last ReLU and the last pooling are left out, as CosPlace does."""
+    """The thirteen convolutions without the last ReLU and the last pooling, as in CosPlace."""
 
     channels = 512
-    # The last three convolutions (features.24 on) train by default, everything before is frozen.
+    # By default, the last three convolutions (from features.24) train and the others are frozen.
     stages = (("front",), ("back",))
 
     def __init__(self) -> None:

@@ -37,7 +37,7 @@ def check_images(images: Tensor) -> None:
         )
     if not images.is_floating_point():
         raise KappaPlaceError(
-            f"Expected normalised images in floating point, got {images.dtype}; use model.embed, which "
+            f"Expected normalized images in floating point, got {images.dtype}; use model.embed, which "
             "takes pictures as they are."
         )
 
@@ -143,7 +143,7 @@ def join(parts: Sequence[Embeddings]) -> Embeddings:
 def prepared(
     sources: Sequence[Source], preprocessing: Preprocessing, batch_size: int, weight: Tensor
 ) -> Iterator[Tensor]:
-    """Batches on the device of a model's ``weight`` and in its type, normalised."""
+    """Batches on the device of a model's ``weight`` and in its type, normalized."""
     loader = loader_for(sources, preprocessing, batch_size, weight.device)
     upload = Upload(weight.device)
     parts: list[Tensor] = []

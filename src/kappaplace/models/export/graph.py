@@ -1,4 +1,4 @@
-"""The graph that is exported: normalised images in; descriptor, κ and patch maps out."""
+"""The graph that is exported: normalized images in; descriptor, κ and patch maps out."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def output_names(model: PlaceModel, patches: bool) -> tuple[str, ...]:
 
 
 def probe_images(preprocessing: Preprocessing, count: int, size: tuple[int, int] | None = None) -> Tensor:
-    """Images of many frequencies, normalised: the same in every run."""
+    """Images of many frequencies, normalized: the same in every run."""
     generator = torch.Generator().manual_seed(count)
     height, width = size or preprocessing.fixed_size or (ANY_SIDE, ANY_SIDE)
     layers = [

@@ -129,7 +129,7 @@ class OptimizedModel(EncoderModule):
 
     @torch.inference_mode()
     def forward(self, images: Tensor) -> Embeddings:
-        """B×3×H×W, normalised as ``preprocessing`` says → descriptors B×d and κ of shape B, float32."""
+        """B×3×H×W, normalized as ``preprocessing`` says → descriptors B×d and κ of shape B, float32."""
         check_images(images)
         recorded = self._graphs.get(tuple(images.shape))
         if recorded is not None:  # which converts while it copies
@@ -320,7 +320,7 @@ def _room_to_compile() -> Iterator[None]:
 
 
 def _probes(preprocessing: Preprocessing, device: torch.device) -> Tensor:
-    """A few images of many frequencies, normalised."""
+    """A few images of many frequencies, normalized."""
     generator = torch.Generator().manual_seed(0)
     height, width = preprocessing.fixed_size or (224, 224)
     layers = [

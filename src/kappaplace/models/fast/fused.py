@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from kappaplace.models.aggregation import GEM_EPS, Aggregation, normalise_channels
+from kappaplace.models.aggregation import GEM_EPS, Aggregation, normalize_channels
 from kappaplace.models.backbones.resnet import BasicBlock, Bottleneck, ResNet
 from kappaplace.models.heads import FoldedKappaHead, positive
 from kappaplace.models.network import unit
@@ -161,7 +161,7 @@ class Tail(nn.Module):
 
     def forward(self, last: Tensor) -> Embeddings:
         """B×C×H×W → descriptors B×d and κ of shape B."""
-        x = normalise_channels(last).clamp(min=GEM_EPS)
+        x = normalize_channels(last).clamp(min=GEM_EPS)
         x = x.unsqueeze(1) if self.own else x
         pooled = x.pow(self.p).mean(dim=(-2, -1)).pow(self.root).flatten(1)
         both = F.linear(pooled, self.weight, self.bias)
