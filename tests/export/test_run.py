@@ -121,9 +121,9 @@ def test_int8_needs_images(model, photos, tmp_path):
 @pytest.mark.parametrize(
     ("name", "format", "sentence"),
     [
-        ("m.onnx", "tflite", "choose one of: onnx"),
-        ("m.pt", "torchscript", "choose one of: onnx"),
-        ("m.pt", "onnx", "ends in .onnx"),
+        ("m.onnx", "tflite", "Choose from: onnx"),
+        ("m.pt", "torchscript", "Choose from: onnx"),
+        ("m.pt", "onnx", "must end in .onnx"),
     ],
 )
 def test_what_cannot_be_is_told(model, tmp_path, name, format, sentence):
@@ -136,5 +136,5 @@ def test_what_cannot_be_is_told(model, tmp_path, name, format, sentence):
 
 def test_encoders_of_other_projects_are_refused(tmp_path: Path):
     encoder = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    with pytest.raises(KappaPlaceError, match="own form"):
+    with pytest.raises(KappaPlaceError, match="own models"):
         export_model(FrozenEncoder(encoder), tmp_path / "m.onnx")

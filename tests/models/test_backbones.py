@@ -104,7 +104,7 @@ def test_lite0_weights_come_from_their_package() -> None:
 
 
 def test_unknown_backbone_names_the_known_ones() -> None:
-    with pytest.raises(KappaPlaceError, match="Unknown backbone 'resnet51'. Choose from: resnet18"):
+    with pytest.raises(KappaPlaceError, match=r"Unknown backbone 'resnet51'\. Choose from: resnet18"):
         build_backbone("resnet51")
 
 

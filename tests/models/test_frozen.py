@@ -121,7 +121,7 @@ def test_probe_uses_the_preprocessings_size() -> None:
 
 
 def test_a_wrong_channel_count_is_one_sentence() -> None:
-    with pytest.raises(KappaPlaceError, match="Expected a batch of RGB images"):
+    with pytest.raises(KappaPlaceError, match="Expected RGB images of shape"):
         FrozenEncoder(convolutional(), layer="0")(torch.zeros(2, 1, 64, 64))
 
 

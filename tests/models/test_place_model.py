@@ -112,7 +112,7 @@ def test_embed_gives_the_model_back_in_training_mode(tiny: PlaceModel, pictures:
 @pytest.mark.parametrize(
     ("images", "sentence"),
     [
-        ([], "list of images is empty"),
+        ([], "no images to embed"),
         (5, "Cannot embed a int"),
         (["/no/such/picture.jpg"], "No image file at /no/such/picture.jpg"),
         ([np.zeros((4, 4, 2), np.uint8)], "H×W×3"),
@@ -131,7 +131,7 @@ def test_corrupt_picture_is_named(tiny: PlaceModel, tmp_path) -> None:
 
 
 def test_forward_names_a_wrong_shape(tiny: PlaceModel) -> None:
-    with pytest.raises(KappaPlaceError, match="B×3×H×W, got shape \\(2, 1, 64, 64\\)"):
+    with pytest.raises(KappaPlaceError, match="B×3×H×W, got \\(2, 1, 64, 64\\)"):
         tiny(torch.zeros(2, 1, 64, 64))
 
 

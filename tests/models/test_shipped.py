@@ -17,7 +17,7 @@ from kappaplace.cli.main import main
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import PlaceMap
 from kappaplace.models import checkpoint, shipped
-from kappaplace.models.checkpoint import ModelCard, load_checkpoint, load_model, rounded, save_model
+from kappaplace.models.checkpoint import ModelCard, _round, load_checkpoint, load_model, save_model
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.models.shipped import DEFAULT, MOST_BYTES, PAGE, installed, shipped_folder, size_bytes
 
@@ -97,9 +97,9 @@ def test_half_leaves_small_tensors_and_large_numbers_alone(tmp_path: Path) -> No
     assert {v.dtype for v in stored.values() if v.numel() > checkpoint.SMALL} == {torch.float16}
     assert float(load_model(tmp_path).head.last.bias[0].detach()) == pytest.approx(300.1, rel=1e-7)
     wild = torch.full((checkpoint.SMALL + 1,), 1e6)
-    assert rounded(wild) is wild
+    assert _round(wild) is wild
     counters = torch.zeros(checkpoint.SMALL + 1, dtype=torch.int64)
-    assert rounded(counters) is counters
+    assert _round(counters) is counters
 
 
 def test_half_is_stable_and_checked(tiny: PlaceModel, tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_the_default_model_is_the_shipped_one(stand_in: Path, pictures: np.ndarr
     expected = by_folder.embed(pictures).descriptor
     for model in (by_default, by_name):
         np.testing.assert_array_equal(model.embed(pictures).descriptor, expected)
-    with pytest.raises(KappaPlaceError, match="32-dimensional descriptors, 512 were asked for"):
+    with pytest.raises(KappaPlaceError, match="32-dimensional descriptors, expected 512"):
         load_model(dim=512)
 
 
@@ -171,7 +171,7 @@ def test_other_names_are_told_in_lines(
     assert run(monkeypatch, "models", "resnet50") == 0
     assert "2048" in capsys.readouterr().out
     assert run(monkeypatch, "models", "no-such") == 2
-    assert "`kappaplace models` lists the names" in capsys.readouterr().err
+    assert "List the names with `kappaplace models`" in capsys.readouterr().err
     assert run(monkeypatch, "models", DEFAULT) == 2
     assert "is not part of this installation" in capsys.readouterr().err
     assert run(monkeypatch, "models") == 0

@@ -193,7 +193,7 @@ def _open_database(engine: DatabaseEngine, references: References | None, replac
         if references is not None:
             engine.add(references, replace=replace)
         if len(engine) == 0:
-            raise KappaPlaceError(f"{engine.where} contains no references. Import a map first.")
+            raise KappaPlaceError(f"{engine.location} contains no references. Import a map first.")
     except BaseException:
         engine.close()
         raise

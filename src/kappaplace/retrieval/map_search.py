@@ -221,7 +221,7 @@ def open_search(
             "Choose milvus or postgres."
         )
     index: Path | None = source.folder / INDEX
-    if not index.is_dir() and not os.access(source.folder, os.W_OK):
+    if not (source.folder / INDEX).is_dir() and not os.access(source.folder, os.W_OK):
         index = None  # a read-only map without an index: minutes of building would end in an error
     kind, why = choose(kind, len(source.columns), index)
     engine: Engine | None = None
