@@ -1,4 +1,4 @@
-"""The registry: every record is true of the backbone it builds."""
+"""The registry: every record is correct for the backbone it builds."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def test_record_of_timm_backbones(name: str) -> None:
 def test_lite0_is_timms_to_the_last_bit() -> None:
     timm = import_timm()
 
-    theirs = timm.create_model("tf_efficientnet_lite0", pretrained=False).eval()
+    reference = timm.create_model("tf_efficientnet_lite0", pretrained=False).eval()
     ours = build_backbone("efficientnet_lite0").eval()
-    ours.load_state_dict({k: v for k, v in theirs.state_dict().items() if not k.startswith("classifier")})
-    images = torch.randn(2, 3, 97, 130)  # odd sides show every padding rule
-    torch.testing.assert_close(ours(images), theirs.forward_features(images), rtol=0, atol=0)
+    ours.load_state_dict({k: v for k, v in reference.state_dict().items() if not k.startswith("classifier")})
+    images = torch.randn(2, 3, 97, 130)  # odd sides test every padding rule
+    torch.testing.assert_close(ours(images), reference.forward_features(images), rtol=0, atol=0)
 
 
 @needs_timm
@@ -58,15 +58,15 @@ def test_lite0_is_timms_to_the_last_bit() -> None:
 @torch.no_grad()
 def test_native_backbones_are_torchvisions(name: str) -> None:
     models = import_torchvision().models
-    theirs = getattr(models, name)(weights=None).eval()
+    reference = getattr(models, name)(weights=None).eval()
     ours = build_backbone(name).eval()
-    state = {k: v for k, v in theirs.state_dict().items() if not k.startswith(("fc.", "classifier."))}
+    state = {k: v for k, v in reference.state_dict().items() if not k.startswith(("fc.", "classifier."))}
     ours.load_state_dict(state)
     images = torch.randn(1, 3, 64, 96)
     if name == "vgg16":
-        expected = theirs.features[:-2](images)
+        expected = reference.features[:-2](images)
     else:
-        trunk = torch.nn.Sequential(*list(theirs.children())[:-2])
+        trunk = torch.nn.Sequential(*list(reference.children())[:-2])
         expected = trunk(images)
     torch.testing.assert_close(ours(images), expected)
 
@@ -98,7 +98,7 @@ def test_lite0_weights_come_from_their_package() -> None:
     backbone = build_backbone("efficientnet_lite0", pretrained=True).eval()
     with torch.no_grad():
         features = backbone(torch.zeros(1, 3, 96, 96))
-    # A trained network is selective: most channels are silent on a grey image, some are not.
+    # A trained network is selective: most channels are near zero for a gray image, but not all.
     assert 0.02 < float((features.amax((-2, -1)) > 0.5).float().mean()) < 0.6
     assert float(backbone.bn1.running_var.std()) > 0  # untrained statistics are all ones
 

@@ -1,4 +1,4 @@
-"""Own checkpoints: round trip, damage, wrong dimension, killed writes."""
+"""Checkpoints: round trip, damaged files, wrong dimension, killed writes."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def test_round_trip_is_exact(head: str, tmp_path: Path, pictures: np.ndarray) ->
     assert card_again == card
     assert again.preprocessing == preprocessing
     assert not again.training
-    for mine, theirs in zip(model.embed(pictures), again.embed(pictures), strict=True):
-        np.testing.assert_array_equal(mine, theirs)
+    for own, reference in zip(model.embed(pictures), again.embed(pictures), strict=True):
+        np.testing.assert_array_equal(own, reference)
 
 
 def test_card_states_architecture_and_checksum(tiny: PlaceModel, tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_weights_of_another_shape_name_the_tensor(tiny: PlaceModel, tmp_path: Pa
 def test_a_write_that_fails_keeps_the_old_model(
     write: int, error: BaseException, tiny: PlaceModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether the weights fail or the card: what was there can still be loaded, and is the old model."""
+    """If writing the weights or the card fails, the old model can still be loaded."""
     save_model(tiny, tmp_path)
     before = tiny.head.last.bias.clone()
     calls = []

@@ -62,7 +62,7 @@ def test_mirrored_head_matches_its_definition() -> None:
 @settings(deadline=None, max_examples=30)
 @given(p=st.floats(1.0, 8.0), kappa=st.floats(0.01, 2000.0), seed=st.integers(0, 1000), tied=st.booleans())
 def test_folded_equals_unfolded(p: float, kappa: float, seed: int, tied: bool) -> None:
-    """To 1e-5 relative in float32, for trained exponents and biases too."""
+    """Relative error of at most 1e-5 in float32, also for trained exponents and biases."""
     torch.manual_seed(seed)
     head = MirroredKappaHead(CHANNELS, DIM, tied)
     head.start_at(kappa)
@@ -138,7 +138,7 @@ def test_a_pass_is_what_the_head_reads_and_then_the_rest(name: str) -> None:
 
 
 def _used_after(head: torch.nn.Module, reduced: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
-    """Weights that the second step depends on: features kept from the first stay right while they move."""
+    """Parameters of the second step only: features of the first step stay valid while these train."""
     head.zero_grad()
     head.from_reduced(reduced.detach()).sum().backward()
     return [(name, p) for name, p in head.named_parameters() if p.grad is not None]
@@ -154,12 +154,12 @@ def test_heads_say_what_they_mean_and_models_pass_it_on() -> None:
     ):
         model = PlaceModel.create("resnet_tiny", DIM, name).eval()  # type: ignore[arg-type]
         assert model.head.spread == spread
-        found, own = model(images), model.outputs(images)[1]
-        assert (found.kappa is None, found.variance is None) == (spread != "kappa", spread == "kappa")
+        output, own = model(images), model.outputs(images)[1]
+        assert (output.kappa is None, output.variance is None) == (spread != "kappa", spread == "kappa")
         if spread == "log-variance":
-            np.testing.assert_allclose(found.variance.detach(), own.detach().exp().mean(1), rtol=1e-6)
+            np.testing.assert_allclose(output.variance.detach(), own.detach().exp().mean(1), rtol=1e-6)
         else:
-            torch.testing.assert_close(found.kappa if spread == "kappa" else found.variance, own)
+            torch.testing.assert_close(output.kappa if spread == "kappa" else output.variance, own)
 
 
 def test_variance_head_is_the_mirrored_one_under_another_meaning() -> None:
@@ -249,14 +249,14 @@ def test_training_drops_at_random_and_evaluation_does_not() -> None:
 
 def test_stage_statistics_are_mean_and_deviation_of_every_channel() -> None:
     maps = [torch.randn(2, 3, 4, 5), torch.randn(2, 2, 2, 2)]
-    found = stage_statistics(maps).numpy()
+    statistics = stage_statistics(maps).numpy()
     for image in range(2):
-        wanted = []
+        expected = []
         for one in maps:
             channels = one[image].double().numpy()
-            wanted += [channel.mean() for channel in channels]
-            wanted += [math.sqrt(channel.var() + 1e-6) for channel in channels]
-        np.testing.assert_allclose(found[image], wanted, rtol=1e-5)
+            expected += [channel.mean() for channel in channels]
+            expected += [math.sqrt(channel.var() + 1e-6) for channel in channels]
+        np.testing.assert_allclose(statistics[image], expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["layers", "layers-mlp"])

@@ -29,7 +29,7 @@ class Quiet(SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[tuple[str, Path]]:
-    """Address of a local file server and the folder it serves."""
+    """URL of a local file server and the folder it serves."""
     folder = tmp_path / "served"
     folder.mkdir()
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as httpd:
@@ -56,7 +56,7 @@ def test_download_once_then_from_the_cache(
     torch.save(cosplace_state(model), folder / "model.pth")
     monkeypatch.setitem(HUB, "mine", entry(address))
     first = load_model("mine")
-    (folder / "model.pth").unlink()  # the second time nothing is asked of the server
+    (folder / "model.pth").unlink()  # the second time, the server is not queried
     again = load_model("mine")
     images = torch.randn(1, 3, 64, 64)
     torch.testing.assert_close(first(images).descriptor, again(images).descriptor)

@@ -146,7 +146,7 @@ def test_bfloat16_autocast_keeps_outputs_in_float32(tiny: PlaceModel) -> None:
 
 @pytest.mark.parametrize("head", ["mirrored", "mirrored-tied", "folded", "folded-tied", "linear"])
 def test_autocast_does_not_round_kappa(head: str) -> None:
-    """In bfloat16 κ near 300 has steps of 2: the head must compute in float32 whatever autocast says."""
+    """bfloat16 has steps of 2 near κ = 300, so the head must compute in float32 under autocast."""
     net = PlaceModel.create("resnet_tiny", dim=16, head=head).eval()
     net.head.start_at(300.0)
     normalized = torch.nn.functional.normalize(torch.rand(8, 192, 3, 3), dim=1)

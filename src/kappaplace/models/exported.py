@@ -49,7 +49,7 @@ class Runtime(Protocol):
 class OnnxRuntime:
     """ONNX Runtime on the CPU, with as many threads as torch."""
 
-    def __init__(self, content: bytes, where: str) -> None:
+    def __init__(self, content: bytes, source: str) -> None:
         ort = imported("onnxruntime")
         self.content = content
         options = ort.SessionOptions()
@@ -59,7 +59,7 @@ class OnnxRuntime:
             self.session = ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
             self.text: str | None = self.session.get_modelmeta().custom_metadata_map.get(KEY)
         except Exception as error:  # one class per stage of loading
-            raise unreadable(where, error) from None
+            raise unreadable(source, error) from None
 
     def run(self, images: Tensor, names: Sequence[str]) -> list[Tensor]:
         (first,) = self.session.get_inputs()
@@ -74,7 +74,7 @@ class OpenVino:
     if the processor supports it, and κ would depend on the machine.
     """
 
-    def __init__(self, content: bytes, where: str) -> None:
+    def __init__(self, content: bytes, source: str) -> None:
         ov = imported("openvino")
         self.content = content
         core = ov.Core()
@@ -90,7 +90,7 @@ class OpenVino:
                 options["INFERENCE_PRECISION_HINT"] = "f32"
             self.compiled = core.compile_model(model, "CPU", options)
         except Exception as error:  # a RuntimeError with a long message
-            raise unreadable(where, error) from None
+            raise unreadable(source, error) from None
         self.request, self.busy = self.compiled.create_infer_request(), Lock()
 
     def run(self, images: Tensor, names: Sequence[str]) -> list[Tensor]:
@@ -111,35 +111,35 @@ def kind_of(file: Path) -> type[OnnxRuntime] | type[OpenVino] | None:
         return None  # not a valid zip file
 
 
-def _kind_of_zip(parts: zipfile.ZipFile, where: str) -> type[OpenVino] | None:
+def _kind_of_zip(parts: zipfile.ZipFile, source: str) -> type[OpenVino] | None:
     names = parts.namelist()
     if any(name.endswith(f"/extra/{KEY}") for name in names):
         raise KappaPlaceError(
-            f"The file {where} is a TorchScript export of an earlier version, which is no longer supported. "
+            f"The file {source} is a TorchScript export of an earlier version, which is no longer supported. "
             "Export the model again as ONNX."
         )
     return OpenVino if XML in names and BIN in names else None
 
 
-def open_runtime(content: bytes, where: str) -> Runtime:
+def open_runtime(content: bytes, source: str) -> Runtime:
     """Open a model file with its runtime.
 
     Args:
         content: Content of the file.
-        where: Name of the file, for messages.
+        source: Name of the file, for messages.
     """
     if not zipfile.is_zipfile(io.BytesIO(content)):
-        return OnnxRuntime(content, where)
+        return OnnxRuntime(content, source)
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as parts:
-            kind = _kind_of_zip(parts, where)
+            kind = _kind_of_zip(parts, source)
     except KappaPlaceError:
         raise
     except Exception as error:  # only the end of the file looks like a zip file
-        raise unreadable(where, error) from None
+        raise unreadable(source, error) from None
     if kind is None:
-        raise KappaPlaceError(f"The file {where} is not an exported model.")
-    return kind(content, where)
+        raise KappaPlaceError(f"The file {source} is not an exported model.")
+    return kind(content, source)
 
 
 def imported(name: str) -> ModuleType:
@@ -158,10 +158,10 @@ def _recorded(text: str | None, key: str) -> Json:
         return None
 
 
-def unreadable(where: str, error: Exception) -> KappaPlaceError:
+def unreadable(source: str, error: Exception) -> KappaPlaceError:
     """Return the error for a file that its runtime cannot load."""
     reason = (str(error).strip().splitlines() or [type(error).__name__])[-1].rstrip(".")[:200]
-    return KappaPlaceError(f"The exported model {where} cannot be loaded ({reason}). Export it again.")
+    return KappaPlaceError(f"The exported model {source} cannot be loaded ({reason}). Export it again.")
 
 
 FORMAT = 1
@@ -206,22 +206,22 @@ class ExportRecord:
         return json.dumps(asdict(self), ensure_ascii=False)
 
     @classmethod
-    def from_json(cls, text: str | None, where: str) -> ExportRecord:
+    def from_json(cls, text: str | None, source: str) -> ExportRecord:
         """Parse a record.
 
         Args:
             text: The JSON text. None: the file does not have a record.
-            where: Name of the file, for messages.
+            source: Name of the file, for messages.
         """
         if not text:
             raise KappaPlaceError(
-                f"The file {where} does not contain its preprocessing. Write it with `kappaplace export`."
+                f"The file {source} does not contain its preprocessing. Write it with `kappaplace export`."
             )
         try:
             values = json.loads(text)
             if values["format"] > FORMAT:
                 raise KappaPlaceError(
-                    f"The file {where} was exported by kappaplace {values.get('kappaplace')}, a newer "
+                    f"The file {source} was exported by kappaplace {values.get('kappaplace')}, a newer "
                     "version. Upgrade kappaplace."
                 )
             values = {field.name: values[field.name] for field in fields(cls) if field.name in values}
@@ -229,7 +229,7 @@ class ExportRecord:
             values |= {"outputs": tuple(values["outputs"]), "size": None if size is None else tuple(size)}
             return cls(**values)
         except (ValueError, KeyError, TypeError) as error:
-            raise KappaPlaceError(f"The record in {where} cannot be read ({error!r}).") from None
+            raise KappaPlaceError(f"The record in {source} cannot be read ({error!r}).") from None
 
 
 class ExportedModel(EncoderModule):

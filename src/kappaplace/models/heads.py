@@ -75,8 +75,11 @@ class Head(nn.Module):
             pooled: This map after the GeM of the descriptor, B×C.
             raw: Descriptor before its normalization, B×d.
             stages: Statistics of the earlier stages, B×S.
+
+        Returns:
+            By default, the descriptor.
         """
-        raise NotImplementedError
+        return raw
 
     def from_reduced(self, reduced: Tensor) -> Tensor:
         """Return the output of the head for the result of `reduce`."""
@@ -216,9 +219,6 @@ class LinearKappaHead(KappaHead):
         super().__init__()
         self.last = nn.Linear(dim, 1)
 
-    def reduce(self, normalized: Tensor, pooled: Tensor, raw: Tensor, stages: Tensor | None = None) -> Tensor:
-        return raw
-
     def from_reduced(self, reduced: Tensor) -> Tensor:
         return positive(exact_linear(self.last, reduced))
 
@@ -237,9 +237,6 @@ class StunHead(Head):
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.last = nn.Linear(dim, dim)
-
-    def reduce(self, normalized: Tensor, pooled: Tensor, raw: Tensor, stages: Tensor | None = None) -> Tensor:
-        return raw
 
     def from_reduced(self, reduced: Tensor) -> Tensor:
         return torch.sigmoid(self.last(reduced))

@@ -191,7 +191,7 @@ def _network(call: Callable[[], Result]) -> Result:
 
 
 def load_torch_hub(model: HubModel, layer: str | None = None) -> FrozenEncoder:
-    """Load a model whose code torch.hub downloads and runs; torch asks before it trusts a new repository.
+    """Load a model whose code torch.hub downloads and runs; torch requests confirmation for a new repository.
 
     Args:
         model: The published model.
@@ -283,20 +283,20 @@ def read_prototypes(file: str | Path) -> list[Tensor]:
     return [torch.nn.functional.normalize(matrix.float(), dim=1) for matrix in matrices]
 
 
-def _from_cosplace(state: State, where: str, dim: int | None, name: str | None) -> PlaceModel:
+def _from_cosplace(state: State, source: str, dim: int | None, name: str | None) -> PlaceModel:
     own_dim = state["aggregation.3.weight"].shape[0]
-    check_dim(own_dim, dim, where)
+    check_dim(own_dim, dim, source)
     backbone = _sequential_backbone(state)
-    head, head_state = _head(state, own_dim, where)
+    head, head_state = _head(state, own_dim, source)
     own = {f"backbone.{key}": value for key, value in backbone.items()}
-    own["aggregation.gem.p"] = _tensor(state, "aggregation.1.p", where).reshape(1)
+    own["aggregation.gem.p"] = _tensor(state, "aggregation.1.p", source).reshape(1)
     own["aggregation.project.weight"] = state["aggregation.3.weight"]
-    own["aggregation.project.bias"] = _tensor(state, "aggregation.3.bias", where)
+    own["aggregation.project.bias"] = _tensor(state, "aggregation.3.bias", source)
     model = PlaceModel(
-        Architecture(name or _name_of(backbone, where), own_dim, head),
+        Architecture(name or _name_of(backbone, source), own_dim, head),
         Preprocessing(),  # CosPlace embeds images at their native size
     )
-    load_state(model, {**own, **head_state}, where)
+    load_state(model, {**own, **head_state}, source)
     return model.eval()
 
 
@@ -312,7 +312,7 @@ def _sequential_backbone(state: State) -> State:
     return renamed
 
 
-def _name_of(backbone: State, where: str) -> str:
+def _name_of(backbone: State, source: str) -> str:
     if any(key.startswith("features.") for key in backbone):
         return "vgg16"
     if "layer1.0.conv3.weight" not in backbone:
@@ -321,10 +321,10 @@ def _name_of(backbone: State, where: str) -> str:
     try:
         return _BLOCKS_IN_LAYER3[blocks]
     except KeyError:
-        raise KappaPlaceError(f"The checkpoint {where} contains a ResNet of unknown depth.") from None
+        raise KappaPlaceError(f"The checkpoint {source} contains a ResNet of unknown depth.") from None
 
 
-def _head(state: State, dim: int, where: str) -> tuple[HeadName, State]:
+def _head(state: State, dim: int, source: str) -> tuple[HeadName, State]:
     """Detect a head by the shapes under ``var_head``; its numbering differs between versions."""
     part = {key: value for key, value in state.items() if key.startswith("var_head.")}
     if not part:
@@ -332,32 +332,32 @@ def _head(state: State, dim: int, where: str) -> tuple[HeadName, State]:
     weights = [key for key, value in part.items() if value.ndim == 2]
     shapes = [tuple(part[key].shape) for key in weights]
     if shapes == [(1, dim)]:
-        return "linear", _linear(part, weights[0], "head.last", where)
+        return "linear", _linear(part, weights[0], "head.last", source)
     if shapes == [(dim, dim)]:
-        return "stun", _linear(part, weights[0], "head.last", where)
+        return "stun", _linear(part, weights[0], "head.last", source)
     exponents = [key for key in part if key.endswith(".p")]
     if len(shapes) == 2 and shapes[1] == (1, dim) and shapes[0][0] == dim and len(exponents) == 1:
         return "mirrored", {
             "head.aggregation.gem.p": part[exponents[0]].reshape(1),
-            **_linear(part, weights[0], "head.aggregation.project", where),
-            **_linear(part, weights[1], "head.last", where),
+            **_linear(part, weights[0], "head.aggregation.project", source),
+            **_linear(part, weights[1], "head.last", source),
         }
-    raise KappaPlaceError(f"The checkpoint {where} has an unknown uncertainty head with weights {shapes}.")
+    raise KappaPlaceError(f"The checkpoint {source} has an unknown uncertainty head with weights {shapes}.")
 
 
-def _linear(part: State, weight: str, target: str, where: str) -> State:
-    bias = _tensor(part, weight.removesuffix("weight") + "bias", where)
+def _linear(part: State, weight: str, target: str, source: str) -> State:
+    bias = _tensor(part, weight.removesuffix("weight") + "bias", source)
     return {f"{target}.weight": part[weight], f"{target}.bias": bias}
 
 
-def _tensor(state: State, key: str, where: str) -> Tensor:
+def _tensor(state: State, key: str, source: str) -> Tensor:
     if key not in state:
-        raise KappaPlaceError(f"The checkpoint {where} is incomplete: '{key}' is missing.")
+        raise KappaPlaceError(f"The checkpoint {source} is incomplete: '{key}' is missing.")
     return state[key]
 
 
-def _from_torchvision(state: State, where: str, dim: int, name: str | None) -> PlaceModel:
+def _from_torchvision(state: State, source: str, dim: int, name: str | None) -> PlaceModel:
     backbone = {key: value for key, value in state.items() if not key.startswith("fc.")}
-    model = PlaceModel(Architecture(name or _name_of(backbone, where), dim, "mirrored"))
-    load_state(model.backbone, backbone, where)
+    model = PlaceModel(Architecture(name or _name_of(backbone, source), dim, "mirrored"))
+    load_state(model.backbone, backbone, source)
     return model.eval()

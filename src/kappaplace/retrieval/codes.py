@@ -27,8 +27,8 @@ FEWEST = 1000
 """Fewest references to fit a codebook on: the 256 centers of a byte must be far fewer than the references."""
 SAMPLE = 1 << 15
 """References that a codebook is fitted on, at most."""
-VALUES = 256  # of a byte
-BITS = 8  # of a byte
+VALUES = 256  # values of a byte
+BITS = 8  # bits of a byte
 ROUNDS = 12  # of k-means; more rounds reduce the error by less than 0.1%
 STEP = 1 << 14  # rows that are encoded at once
 CACHED = 1 << 9  # points per comparison with the centers: their distances fit in the CPU cache (15× as fast)

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.retrieval.base import BaseEngine, best_first
-from kappaplace.retrieval.codes import check_finite
 from kappaplace.retrieval.columns import Columns, Descriptors, as_columns
 from kappaplace.types import Matches
 
@@ -78,8 +77,12 @@ class References:
 
     def batches(self, size: int) -> Iterator[Batch]:
         for start, descriptors in self.rows.blocks(size):
-            check_finite(descriptors)
             ids = range(start, start + len(descriptors))
+            if not np.isfinite(descriptors).all():
+                raise KappaPlaceError(
+                    f"Some descriptors of references {ids.start} to {ids.stop - 1} are NaN or infinite. "
+                    "Check the model and the images."
+                )
             records = self._records(slice(ids.start, ids.stop))
             yield Batch(ids, descriptors, records, _digests(descriptors, records))
 
@@ -233,11 +236,9 @@ class DatabaseEngine(BaseEngine):
 
     def _create(self, dim: int) -> None:
         """Create the collection."""
-        raise NotImplementedError
 
     def _open(self) -> None:
         """Read dimension, index and count of an existing collection."""
-        raise NotImplementedError
 
     def _digests(self, ids: range) -> dict[int, int]:
         """Return the digests of those of these rows that the database contains."""
@@ -249,11 +250,9 @@ class DatabaseEngine(BaseEngine):
 
     def _write(self, batch: Batch, offsets: list[int]) -> None:
         """Write rows of a batch, replacing rows of the same number."""
-        raise NotImplementedError
 
     def _remove_from(self, row: int) -> None:
         """Remove this row and all that follow."""
-        raise NotImplementedError
 
     def _settle(self) -> None:
         """Finish an import."""

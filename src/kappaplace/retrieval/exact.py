@@ -233,31 +233,21 @@ def best_outside(
     Returns:
         Similarities, one per row; −inf if all references are near.
     """
-    best = np.empty(len(rows), np.float32)
+    parts = []
     for start in range(0, len(rows), ROWS):
         part = slice(start, start + ROWS)
-        best[part] = _best_of_rows(similarities, rows[part], centers[part], references, near, columns)
-    return best
-
-
-def _best_of_rows(
-    similarities: Similarities,
-    rows: NDArray[np.int64],
-    centers: NDArray[np.int64],
-    references: int,
-    near: IsNear,
-    columns: int,
-) -> NDArray[np.float32]:
-    best = torch.full((len(rows),), -torch.inf)
-    for start in range(0, references, columns):
-        block = similarities(rows, slice(start, min(start + columns, references)))
-        best = best.to(block.device)
-        # Only similarities above the best so far are checked for nearness: few after the first block.
-        row, column = (index.cpu().numpy() for index in torch.nonzero(block > best[:, None], as_tuple=True))
-        excluded = np.flatnonzero(near(centers[row], column + start))
-        block[torch.from_numpy(row[excluded]), torch.from_numpy(column[excluded])] = -torch.inf
-        best = torch.maximum(best, block.amax(1))
-    return best.cpu().numpy()
+        best = torch.full((len(rows[part]),), -torch.inf)
+        for first in range(0, references, columns):
+            block = similarities(rows[part], slice(first, min(first + columns, references)))
+            best = best.to(block.device)
+            # Only similarities above the best so far are checked for nearness: few after the first block.
+            better = torch.nonzero(block > best[:, None], as_tuple=True)
+            row, column = (index.cpu().numpy() for index in better)
+            excluded = np.flatnonzero(near(centers[part][row], column + first))
+            block[torch.from_numpy(row[excluded]), torch.from_numpy(column[excluded])] = -torch.inf
+            best = torch.maximum(best, block.amax(1))
+        parts.append(best.cpu().numpy())
+    return np.concatenate(parts) if parts else np.empty(0, np.float32)
 
 
 @torch.inference_mode()

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from kappaplace.data.near import Circle, checked_circle
 from kappaplace.errors import KappaPlaceError
-from kappaplace.files import make_folder, replace_file
+from kappaplace.files import make_folder, printable, write_file
 from kappaplace.retrieval.base import ExactEngine, circles, no_matches
 from kappaplace.retrieval.columns import Columns
 from kappaplace.retrieval.database import REMEDY, DatabaseEngine, References, collection_name
@@ -87,14 +87,13 @@ def import_map(
                 f"{difference} differs): another map or copy has filled it. {REMEDY}"
             )
         if not is_current or difference is not None:
-            names = [_database_text(name) for name in source.names()]
+            names = [printable(name) for name in source.names()]  # databases reject invalid UTF-8
             references = References(rows, source.positions, source.kappa(), names)
             engine.add(references, replace=replace or recorded is not None)
             # Without a note (read-only disk), each process compares all rows again.
             with contextlib.suppress(KappaPlaceError):
                 make_folder(note.parent)
-                text = json.dumps(source.state)
-                replace_file(note, lambda part: part.write_text(text), sync=False)
+                write_file(note, json.dumps(source.state), sync=False)
     except BaseException:
         engine.close()
         raise
@@ -109,14 +108,9 @@ def _first_difference(engine: DatabaseEngine, source: MapSource) -> int | None:
     for i, row in enumerate(rows.tolist()):
         pairs = ((stored.kappa[i], kappa[i]), (stored.positions[i], positions[i]))
         same = all(np.array_equal(one, other, equal_nan=True) for one, other in pairs)
-        if not same or stored.names[i] != _database_text(source.row_name(row)):
+        if not same or stored.names[i] != printable(source.row_name(row)):
             return int(row)
     return None
-
-
-def _database_text(name: str) -> str:
-    """Escape bytes of a file name that are not valid text, which databases reject."""
-    return name.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _read_note(note: Path) -> dict[str, Json] | None:

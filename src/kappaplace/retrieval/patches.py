@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,11 +22,9 @@ from kappaplace.models.checkpoint import AnyModel
 from kappaplace.models.embedding import embed_patches
 from kappaplace.models.exported import ExportedModel
 from kappaplace.models.place_model import PlaceModel
-from kappaplace.retrieval.references import Floats, PatchMaps, Queries, References
+from kappaplace.retrieval.references import Floats, Queries, References
+from kappaplace.retrieval.references import PatchMaps as PatchMaps
 from kappaplace.types import Matches
-
-if TYPE_CHECKING:
-    from kappaplace.data.images import Source
 
 Pair = tuple[int, int]
 TOLERANCE = 2  # cells: objects at different distances shift by different amounts
@@ -157,7 +155,7 @@ class CellCheck:
     ) -> None:
         self.patch_maps = patch_maps
         self.known: dict[Pair, float] = dict(known or {})
-        self.images: list[Source | None] = []
+        self.images: list[Any] = []
         """Image of each frame, None if unknown; use paths instead of arrays for a long drive."""
         self._map = lru_cache(maxsize=kept)(self._compute_map)
 

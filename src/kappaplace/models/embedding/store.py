@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -109,7 +109,9 @@ class EmbeddingStore:
             if not store.exists():
                 _copy_from_others(store, group)
             bar.advance(len(images) - len(store.missing()))
-            for rows in _blocks(store.missing()):
+            missing = store.missing()
+            for start in range(0, len(missing), BLOCK):
+                rows = missing[start : start + BLOCK]
                 embeddings = embed_images(
                     self.model,
                     self.preprocessing,
@@ -197,11 +199,6 @@ class _List:
                 ) from None
         finally:
             shutil.rmtree(part, ignore_errors=True)
-
-
-def _blocks(rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    for start in range(0, len(rows), BLOCK):
-        yield rows[start : start + BLOCK]
 
 
 def _load(file: Path, mmap_mode: MmapMode = None) -> NDArray:

@@ -76,7 +76,7 @@ def export_model(
     """Write a model for another runtime; a file that differs from the model is not kept.
 
     Args:
-        model: A `PlaceModel`; other encoders need exporters of their own.
+        model: A `PlaceModel`; other encoders are not supported.
         out: The file: .onnx, or .zip for OpenVINO.
         format: onnx or openvino.
         options: Options of the file.

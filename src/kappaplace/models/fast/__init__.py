@@ -22,7 +22,14 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.models.backbones.resnet import ResNet
 from kappaplace.models.embedding import check_images, usable_device
 from kappaplace.models.encoder import EncoderModule
-from kappaplace.models.fast.fused import FusedResNet, InPrecision, Tail, best_convolutions, fold_batch_norms
+from kappaplace.models.fast.fused import (
+    FusedResNet,
+    InPrecision,
+    Tail,
+    best_convolutions,
+    cudnn_setting,
+    fold_batch_norms,
+)
 from kappaplace.models.heads import FoldedKappaHead, MirroredKappaHead
 from kappaplace.models.network import Architecture, Network
 from kappaplace.types import Embeddings
@@ -63,7 +70,7 @@ recorded. compiled: by `torch.compile`, recorded on CUDA. auto: the fastest of t
 
 LEAST_COSINE, MOST_KAPPA = 0.9999, 0.01  # limits of the difference from the original
 MOST_SHAPES = 8  # recorded batch shapes; each one needs memory for all its activations
-ENOUGH = 256  # images from which on optimization, which takes seconds, is worth it
+ENOUGH = 256  # fewest images for which optimization, which takes seconds, is worth it
 PROBES = 4
 ANY_SIDE = 224
 """Side of test images for a model that accepts any size."""
@@ -226,7 +233,7 @@ def optimize(
         plain = plain.fold().eval()
     images = probe_images(plain.preprocessing, PROBES, seed=0).to(target)
     with torch.no_grad():
-        with _full_float32():
+        with cudnn_setting("allow_tf32", False):  # no rounding to the ten bits of TF32
             expected = plain(images)
         folded = copy.deepcopy(plain)
         fold_batch_norms(folded.backbone, images[:1])
@@ -304,17 +311,6 @@ def fidelity(expected: Embeddings, actual: Embeddings) -> Fidelity:
         if reference is not None:
             spread = float(((value.double() - reference.double()) / reference.double()).abs().max())
     return Fidelity(float(cosine), spread)
-
-
-@contextmanager
-def _full_float32() -> Iterator[None]:
-    """Compute the reference without rounding: by default, cuDNN uses ten bits of a float32."""
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.allow_tf32 = before
 
 
 @contextmanager

@@ -11,7 +11,7 @@ it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 import torch.nn.functional as F
@@ -230,14 +230,19 @@ def _fold(conv: nn.Conv2d, norm: nn.BatchNorm2d) -> None:
 
 
 @contextmanager
-def best_convolutions() -> Iterator[None]:
-    """Let cuDNN try its algorithms and use the fastest."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True
+def cudnn_setting(name: str, value: bool) -> Iterator[None]:
+    """Change a setting of cuDNN, and restore it at the end."""
+    before = getattr(torch.backends.cudnn, name)
+    setattr(torch.backends.cudnn, name, value)
     try:
         yield
     finally:
-        torch.backends.cudnn.benchmark = before
+        setattr(torch.backends.cudnn, name, before)
+
+
+def best_convolutions() -> AbstractContextManager[None]:
+    """Let cuDNN try its algorithms and use the fastest."""
+    return cudnn_setting("benchmark", True)
 
 
 class InPrecision(nn.Module):
