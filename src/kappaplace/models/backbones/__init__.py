@@ -15,8 +15,7 @@ from kappaplace.data.images import IMAGENET_MEAN, IMAGENET_STD
 from kappaplace.errors import KappaPlaceError
 from kappaplace.models.backbones import timm as timm_backbone
 from kappaplace.models.backbones.efficientnet_lite import EfficientNetLite0
-from kappaplace.models.backbones.resnet import BasicBlock, Bottleneck, ResNet
-from kappaplace.models.backbones.vgg import VGG16
+from kappaplace.models.backbones.resnet import VGG16, BasicBlock, Bottleneck, ResNet
 from kappaplace.models.backbones.weights import WeightSource, load_imagenet
 
 HALF = (0.5, 0.5, 0.5)

@@ -1,4 +1,4 @@
-"""ResNet feature extractors in plain torch, with torchvision's parameter names.
+"""ResNet and VGG-16 feature extractors in plain torch, with torchvision's parameter names.
 
 The core therefore does not need torchvision, whose binary may not match the installed torch.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+
+_VGG16_WIDTHS = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 
 
 class BasicBlock(nn.Module):
@@ -101,3 +103,33 @@ class ResNet(nn.Module):
         second = self.layer2(first)
         third = self.layer3(second)
         return self.layer4(third), [first, second, third]
+
+
+class VGG16(nn.Module):
+    """The thirteen convolutions without the last ReLU and the last pooling, as in CosPlace."""
+
+    channels = 512
+    # By default, the last three convolutions (from features.24) train and the others are frozen.
+    stages = (("front",), ("back",))
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        inputs = 3
+        for widths in _VGG16_WIDTHS:
+            for width in widths:
+                layers += [nn.Conv2d(inputs, width, 3, padding=1), nn.ReLU(inplace=True)]
+                inputs = width
+            layers.append(nn.MaxPool2d(2, 2))
+        self.features = nn.Sequential(*layers[:-2])
+
+    @property
+    def front(self) -> nn.Module:
+        return self.features[:-5]
+
+    @property
+    def back(self) -> nn.Module:
+        return self.features[-5:]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.features(x)

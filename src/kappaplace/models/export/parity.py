@@ -70,9 +70,8 @@ def _run(exported: ExportedModel, images: Tensor) -> Embeddings:
 def cases(preprocessing: Preprocessing, fixed: bool) -> list[tuple[int, tuple[int, int]]]:
     """Return batch and image sizes to compare; the last image size is odd and not square."""
     height, width = preprocessing.fixed_size or (ANY_SIDE, ANY_SIDE)
-    if fixed:
-        return [(1, (height, width)), (3, (height, width))]
-    return [(1, (height, width)), (3, (height, width)), (2, (height * 3 // 4 | 1, width * 5 // 8 | 1))]
+    own_size = [(1, (height, width)), (3, (height, width))]
+    return own_size if fixed else [*own_size, (2, (height * 3 // 4 | 1, width * 5 // 8 | 1))]
 
 
 def check(differences: Sequence[Gap], precision: str, file: str) -> None:
