@@ -14,7 +14,7 @@ from torch import nn
 
 from kappaplace import FrozenEncoder, KappaPlaceError, load_model
 from kappaplace.data.images import Preprocessing
-from kappaplace.models.export import SUFFIXES, ExportOptions, export_model, parity
+from kappaplace.models.export import SUFFIXES, TOLERANCES, ExportOptions, export_model
 from kappaplace.models.fast import fidelity
 
 KINDS = sorted(SUFFIXES)
@@ -76,7 +76,7 @@ def test_other_heads(head, tmp_path, pictures):
 
 
 def test_beyond_the_tolerance_nothing_is_left_and_nothing_lost(model, tmp_path, monkeypatch):
-    monkeypatch.setitem(parity.TOLERANCES, "float32", (-1.0, -1.0))
+    monkeypatch.setitem(TOLERANCES, "float32", (-1.0, -1.0))
     (tmp_path / "m.onnx").write_bytes(b"what was there before")
     with pytest.raises(KappaPlaceError, match="beyond the tolerance"):
         export_model(model, tmp_path / "m.onnx")

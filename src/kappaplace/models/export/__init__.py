@@ -9,7 +9,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal, NamedTuple, get_args
 
-from kappaplace.data.images import Source
+import torch
+from torch import Tensor
+
+from kappaplace.data.images import Preprocessing, Source
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import make_folder, not_written, replace_file, sha256_of
 from kappaplace.models.backbones import backbone_spec
@@ -17,16 +20,42 @@ from kappaplace.models.checkpoint import AnyModel
 from kappaplace.models.embedding import evaluation_mode
 from kappaplace.models.export.formats import OPSET, convert, halve_weights, put_record, write_onnx
 from kappaplace.models.export.graph import ExportGraph
-from kappaplace.models.export.parity import Gap, check, gaps
 from kappaplace.models.export.quantize import Quantization, check_image_count, quantize
-from kappaplace.models.exported import KAPPA, ExportRecord, imported, load_exported
-from kappaplace.models.fast import probe_images
+from kappaplace.models.exported import KAPPA, ExportedModel, ExportRecord, imported, load_exported
+from kappaplace.models.fast import ANY_SIDE, fidelity, probe_images
 from kappaplace.models.place_model import PlaceModel
-from kappaplace.types import Json
+from kappaplace.types import Embeddings, Json
 from kappaplace.version import package_version
 
 Format = Literal["onnx", "openvino"]
 SUFFIXES: dict[str, str] = {"onnx": ".onnx", "openvino": ".zip"}
+TOLERANCES = {"float32": (1e-5, 1e-3), "float16": (1e-4, 1e-2)}
+"""Largest 1 − cosine and largest relative difference of κ, by precision. int8 is compared on real images."""
+
+
+class Gap(NamedTuple):
+    """Difference between file and model on one batch."""
+
+    batch: int
+    """Number of images."""
+    height: int
+    """Height of the images in pixels."""
+    width: int
+    """Width of the images in pixels."""
+    descriptor: float
+    """Largest 1 − cosine."""
+    spread: float
+    """Largest relative difference of κ (or a variance)."""
+    patches: float
+    """Largest 1 − cosine of the patch maps of an image; 0 without patch maps."""
+
+    @property
+    def sentence(self) -> str:
+        """The differences as text."""
+        return (
+            f"{self.batch} × {self.height}×{self.width}: descriptor 1 − cosine {self.descriptor:.1e}, "
+            f"κ {self.spread:.1e}, patches 1 − cosine {self.patches:.1e}"
+        )
 
 
 class Exported(NamedTuple):
@@ -162,7 +191,7 @@ class _Job:
         opened, differences = load_exported(part), []
         if self.quantization is None:
             differences = gaps(self.model, opened)
-            check(differences, record.precision, str(self.file))
+            check_gaps(differences, record.precision, str(self.file))
             names = ("descriptor", "spread", "patches")
             parity = {name: max(getattr(gap, name) for gap in differences) for name in names}
         else:  # an int8 file was compared on real images, here it must only open
@@ -184,3 +213,54 @@ def _check_installed(format: Format) -> None:
     """Check the required packages before minutes of work."""
     for package in ("onnx", "onnxscript", "onnxruntime" if format == "onnx" else "openvino"):
         imported(package)
+
+
+def gaps(model: PlaceModel, exported: ExportedModel) -> list[Gap]:
+    """Compare a single image, a batch of three, and two images of another size if any size is accepted."""
+    results = []
+    for count, size in cases(model.preprocessing, exported.record.size is not None):
+        images = probe_images(model.preprocessing, count, size)
+        with torch.inference_mode():
+            pair = fidelity(model(images), _run(exported, images))
+            patches = 0.0
+            if exported.shows_patches:
+                expected, actual = (x.patch_maps(images).flatten(1).double() for x in (model, exported))
+                patches = max(1.0 - float(torch.cosine_similarity(expected, actual).min()), 0.0)
+        height, width = images.shape[-2:]
+        results.append(Gap(count, height, width, max(1.0 - pair.cosine, 0.0), pair.spread, patches))
+    return results
+
+
+def _run(exported: ExportedModel, images: Tensor) -> Embeddings:
+    try:
+        return exported(images)
+    except Exception as error:  # each runtime has its own classes for a batch that its graph does not accept
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise KappaPlaceError(
+            f"The exported graph does not accept a batch of {' × '.join(map(str, images.shape))} ({reason}). "
+            "Choose another format."
+        ) from None
+
+
+def cases(preprocessing: Preprocessing, fixed: bool) -> list[tuple[int, tuple[int, int]]]:
+    """Return batch and image sizes to compare; the last image size is odd and not square."""
+    height, width = preprocessing.fixed_size or (ANY_SIDE, ANY_SIDE)
+    own_size = [(1, (height, width)), (3, (height, width))]
+    return own_size if fixed else [*own_size, (2, (height * 3 // 4 | 1, width * 5 // 8 | 1))]
+
+
+def check_gaps(differences: Sequence[Gap], precision: str, file: str) -> None:
+    """Raise an error if a file differs from its model beyond the tolerance, or if a difference is NaN.
+
+    Args:
+        differences: Differences on each batch.
+        precision: float32 or float16.
+        file: Name of the file, for the message.
+    """
+    descriptor, spread = TOLERANCES[precision]
+    for gap in differences:
+        if not (gap.descriptor <= descriptor and gap.spread <= spread and gap.patches <= descriptor):
+            raise KappaPlaceError(
+                f"{file} was not written: it differs from the model beyond the tolerance ({gap.sentence}; "
+                f"allowed: {descriptor:.0e} and {spread:.0e}). Choose another format or precision."
+            )

@@ -1,8 +1,8 @@
 """Post-training quantization to int8: weights per channel, activations by their range on sample images.
 
-A few layers lose more precision than all others together, mostly the first layers and those with one channel
-per group. If the whole backbone in int8 differs too much from the original, each layer is tried separately,
-and the worst layers stay in float32.
+A few layers lose more precision than all others together, mostly the first layers and the depthwise layers.
+If the whole backbone in int8 differs too much from the original, each layer is tried separately, and the
+worst layers stay in float32.
 """
 
 from __future__ import annotations
