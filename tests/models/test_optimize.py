@@ -123,11 +123,11 @@ def test_the_fused_form_is_the_same_network(backbone: str, monkeypatch: pytest.M
 class CountedCall:
     """Stand-in for a CUDA graph: one function for one shape, whose results belong to the caller."""
 
-    result: list[tuple[int, ...]] = []  # noqa: RUF012
+    shapes: list[tuple[int, ...]] = []  # noqa: RUF012
 
     def __init__(self, call, example: torch.Tensor) -> None:
         self.call, self.shape = call, example.shape
-        CountedCall.made.append(tuple(example.shape))
+        CountedCall.shapes.append(tuple(example.shape))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         assert x.shape == self.shape
@@ -138,15 +138,15 @@ def test_shapes_are_recorded_once_and_a_short_batch_is_filled_up(
     tiny: PlaceModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "GraphedCall", CountedCall)
-    monkeypatch.setattr(CountedCall, "made", [])
+    monkeypatch.setattr(CountedCall, "shapes", [])
     monkeypatch.setattr(module, "MOST_SHAPES", 3)
     fast = tiny.optimize()
-    monkeypatch.setattr(fast, "_run", lambda images_: fast._recorded(tuple(images_.shape), images_))
+    monkeypatch.setattr(fast, "_run", lambda batch: fast._recorded(tuple(batch.shape), batch))
     for count in (4, 3, 4, 3, 1, 6, 7):  # 3 is padded to 4 only the first time; 7 is one shape too many
         images = torch.randn(count, 3, 64, 64)
         with torch.no_grad():
             assert fidelity(tiny(images), fast(images)).good
-    assert [shape[0] for shape in CountedCall.made] == [4, 3, 6]
+    assert [shape[0] for shape in CountedCall.shapes] == [4, 3, 6]
     fast.to("cpu")
     assert len(fast._graphs) == 3  # no weight has moved
     fast.double()
