@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.retrieval import exact
-from kappaplace.retrieval.codes import balanced_rotation, learn_codebook
+from kappaplace.retrieval.codes import learn_codebook
+from kappaplace.retrieval.faiss import balanced_rotation
 from record import append_row
 from search_engines import make
 

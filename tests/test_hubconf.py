@@ -18,15 +18,15 @@ ROOT = str(Path(__file__).parent.parent)
 
 @pytest.fixture(autouse=True)
 def path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path])  # hubconf.py puts the repository's sources in front
+    monkeypatch.setattr(sys, "path", [*sys.path])  # hubconf.py puts the sources of the repository first
 
 
 def test_the_pretrained_model(pictures: np.ndarray) -> None:
     model = torch.hub.load(ROOT, "kappaplace_lite0", source="local")
     ours = kappaplace.load_model().embed(list(pictures[:1]))
-    theirs = model.embed(list(pictures[:1]))
-    np.testing.assert_array_equal(ours.descriptor, theirs.descriptor)
-    np.testing.assert_array_equal(ours.kappa, theirs.kappa)
+    reference = model.embed(list(pictures[:1]))
+    np.testing.assert_array_equal(ours.descriptor, reference.descriptor)
+    np.testing.assert_array_equal(ours.kappa, reference.kappa)
 
 
 def test_fresh_weights_and_other_models(tmp_path: Path, tiny: kappaplace.PlaceModel) -> None:
@@ -43,7 +43,7 @@ def test_entry_points_are_all_that_is_public() -> None:
 
 @pytest.mark.slow
 def test_stated_dependencies_are_enough() -> None:
-    """With every other package of the core out of reach."""
+    """All other packages of the core are unavailable."""
     code = f"""
 import sys
 class Missing:

@@ -207,7 +207,7 @@ def test_bad_matrices():
     assert "must be cosines from −1 to 1" in bad(cosines() * 40)
     assert "12 queries and 30 references to evaluate but positives for 3 and 30" in bad(cosines(), [[0]] * 3)
     assert "k must be between 1 and 30" in bad(cosines(), k=99)
-    assert "one row a query" in bad(cosines()[0])
+    assert "one row per query" in bad(cosines()[0])
 
 
 def test_bad_files(files, tmp_path):

@@ -1,4 +1,4 @@
-"""One small model, exported once a session in every format."""
+"""One small model, exported once per session in every format."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from kappaplace.models.export import SUFFIXES, Exported, ExportOptions, export_m
 
 @pytest.fixture(scope="session")
 def model() -> PlaceModel:
-    """A head that reads every stage: the one that has most to lose on the way."""
+    """A model with the head that reads every stage, the most sensitive to differences."""
     torch.manual_seed(0)
-    made = PlaceModel.create("resnet_tiny", 32, "layers", preprocessing=Preprocessing(64, "exact"))
-    for module in made.modules():  # as if trained: statistics that are not those of a fresh layer
+    network = PlaceModel.create("resnet_tiny", 32, "layers", preprocessing=Preprocessing(64, "exact"))
+    for module in network.modules():  # statistics of a trained layer
         if isinstance(module, torch.nn.BatchNorm2d):
             module.running_mean.normal_(0, 0.1)
             module.running_var.uniform_(0.5, 2.0)
-    return made.eval()
+    return network.eval()
 
 
 @pytest.fixture(scope="session")
@@ -41,13 +41,13 @@ def exported(model: PlaceModel, tmp_path_factory: pytest.TempPathFactory) -> dic
 
 @pytest.fixture(scope="session")
 def photos() -> list[np.ndarray]:
-    """Pictures with large and small structures, so that κ differs between them."""
+    """Images with large and small structures, so that κ differs between them."""
     rng = np.random.default_rng(1)
-    made = []
+    images = []
     for cells in (2, 4, 8, 16) * 5:
         coarse = rng.integers(0, 256, (cells, cells, 3), dtype=np.uint8)
-        made.append(np.kron(coarse, np.ones((64 // cells, 64 // cells, 1), np.uint8)))
-    return made
+        images.append(np.kron(coarse, np.ones((64 // cells, 64 // cells, 1), np.uint8)))
+    return images
 
 
 @pytest.fixture(scope="session")

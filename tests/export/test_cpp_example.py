@@ -1,4 +1,4 @@
-"""The C++ example says what Python says. Needs a compiler and ONNX Runtime's headers."""
+"""The C++ example prints the same values as Python. Needs a compiler and the headers of ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ def test_the_example_in_cpp_answers_as_python_does(tmp_path: Path) -> None:
         ["g++", "-std=c++17", f"-I{HEADERS}", str(SOURCE), str(library), "-o", str(program)], check=True
     )
     files = [str(tmp_path / name) for name in ("place.onnx", "town.f32", "query.rgb")]
-    said = subprocess.run(
+    output = subprocess.run(
         [str(program), *files, str(SIDE), str(SIDE)],
         env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)},
         check=True,
         capture_output=True,
         text=True,
     ).stdout
-    found = re.search(r"kappa ([\d.]+), best place (\d+), cosine ([\d.]+)", said)
-    assert found is not None, said
+    matches = re.search(r"kappa ([\d.]+), best place (\d+), cosine ([\d.]+)", output)
+    assert matches is not None, output
     cosines = places @ answer.descriptor[0]
-    assert float(found[1]) == pytest.approx(float(answer.kappa[0]), rel=1e-3)
-    assert int(found[2]) == int(cosines.argmax())
-    assert float(found[3]) == pytest.approx(float(cosines.max()), abs=2e-4)
+    assert float(matches[1]) == pytest.approx(float(answer.kappa[0]), rel=1e-3)
+    assert int(matches[2]) == int(cosines.argmax())
+    assert float(matches[3]) == pytest.approx(float(cosines.max()), abs=2e-4)

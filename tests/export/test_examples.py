@@ -1,4 +1,4 @@
-"""The plain-NumPy example says what kappaplace says."""
+"""The plain-NumPy example prints the same values as kappaplace."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def test_probability_is_that_of_the_package(calibrator):
         Examples(scores[:, 0], right[:, 0], names, scores, right, names, outside),
         CalibrateOptions(max_risk=None, outside_rate=0.2, calibrator=calibrator),
     )
-    got = namespace["pair_probability"](
+    actual = namespace["pair_probability"](
         fitted.to_dict(), {"cosine": scores[..., 0], "kappaplace": scores[..., 1]}
     )
-    np.testing.assert_allclose(got, fitted.pair_probability(scores), atol=1e-9)
+    np.testing.assert_allclose(actual, fitted.pair_probability(scores), atol=1e-9)
     assert namespace["pair_probability"](fitted.to_dict(), {"cosine": scores[..., 0]}) is None
 
 
@@ -52,10 +52,10 @@ def test_lines_that_bend_are_followed():
     )
     bent = fit_combination(scores.reshape(-1, 2), right.ravel(), names, bends=3)
     fitted = replace(fitted, pair=Signal(("cosine", "kappaplace"), bent))
-    got = namespace["pair_probability"](
+    actual = namespace["pair_probability"](
         fitted.to_dict(), dict(zip(names, scores.transpose(2, 0, 1), strict=True))
     )
-    np.testing.assert_allclose(got, fitted.pair_probability(scores), atol=1e-9)
+    np.testing.assert_allclose(actual, fitted.pair_probability(scores), atol=1e-9)
 
 
 def test_finds_the_place_without_kappaplace(model, exported, photos, tmp_path):
@@ -63,21 +63,21 @@ def test_finds_the_place_without_kappaplace(model, exported, photos, tmp_path):
     folder.mkdir()
     for i, pixels in enumerate(photos):
         Image.fromarray(pixels).save(folder / f"{i:02}.png")
-    made = PlaceMap.build(folder, tmp_path / "town.map", model)
-    export_map(made.store, tmp_path / "town.npz")
+    place_map = PlaceMap.build(folder, tmp_path / "town.map", model)
+    export_map(place_map.store, tmp_path / "town.npz")
     query = folder / "05.png"
     arguments = [exported["onnx"].file, tmp_path / "town.npz", query]
-    # -I: neither this folder nor an environment variable may bring the package in by chance.
+    # -I: neither this folder nor an environment variable may provide the package.
     blocked = (
         "import sys, runpy; sys.modules['kappaplace'] = sys.modules['torch'] = None; sys.argv = sys.argv[1:]"
     )
     command = [sys.executable, "-I", "-c", f"{blocked}; runpy.run_path(sys.argv[0], run_name='__main__')"]
     done = subprocess.run([*command, EXAMPLE, *arguments], capture_output=True, text=True, check=True)
     first, best = done.stdout.splitlines()[:2]
-    wanted = made.localize(query, k=1)
-    assert float(first.removeprefix("κ ")) == pytest.approx(wanted.kappa, abs=0.06)
+    expected = place_map.localize(query, k=1)
+    assert float(first.removeprefix("κ ")) == pytest.approx(expected.kappa, abs=0.06)
     assert best.startswith("05.png at ")
-    assert f"cosine {wanted.matches[0].similarity:.3f}" in best
+    assert f"cosine {expected.matches[0].similarity:.3f}" in best
     assert "not calibrated" in best
 
 

@@ -1,4 +1,4 @@
-"""Exported files say what their model says, or are not there."""
+"""Exported files have the same outputs as their model, or are not written."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import nn
 
 from kappaplace import FrozenEncoder, KappaPlaceError, load_model
 from kappaplace.data.images import Preprocessing
-from kappaplace.models.export import SUFFIXES, ExportOptions, export_model, parity
+from kappaplace.models.export import SUFFIXES, TOLERANCES, ExportOptions, export_model
 from kappaplace.models.fast import fidelity
 
 KINDS = sorted(SUFFIXES)
@@ -37,9 +37,9 @@ def test_any_batch_and_size_gives_the_same(kind, batch, height, width, model, ex
 @pytest.mark.parametrize("kind", KINDS)
 def test_pictures_are_embedded_as_by_the_model(kind, model, exported, pictures):
     opened = load_model(exported[kind].file)
-    wanted, got = model.embed(pictures, progress=False), opened.embed(pictures, progress=False)
-    np.testing.assert_allclose(got.descriptor, wanted.descriptor, atol=1e-5)
-    np.testing.assert_allclose(got.kappa, wanted.kappa, rtol=1e-3)
+    target, actual = model.embed(pictures, progress=False), opened.embed(pictures, progress=False)
+    np.testing.assert_allclose(actual.descriptor, target.descriptor, atol=1e-5)
+    np.testing.assert_allclose(actual.kappa, target.kappa, rtol=1e-3)
     assert opened.preprocessing == model.preprocessing
     assert opened.fingerprint == model.fingerprint
 
@@ -68,15 +68,15 @@ def test_other_heads(head, tmp_path, pictures):
 
     model = PlaceModel.create("resnet_tiny", 16, head, preprocessing=Preprocessing(64, "exact")).eval()
     opened = load_model(export_model(model, tmp_path / "m.onnx").file)
-    wanted, got = model.embed(pictures, progress=False), opened.embed(pictures, progress=False)
-    for expected, found in zip(wanted, got, strict=True):
-        assert (expected is None) == (found is None)
+    target, actual = model.embed(pictures, progress=False), opened.embed(pictures, progress=False)
+    for expected, matches in zip(target, actual, strict=True):
+        assert (expected is None) == (matches is None)
         if expected is not None:
-            np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-5)
+            np.testing.assert_allclose(matches, expected, rtol=1e-3, atol=1e-5)
 
 
 def test_beyond_the_tolerance_nothing_is_left_and_nothing_lost(model, tmp_path, monkeypatch):
-    monkeypatch.setitem(parity.TOLERANCES, "float32", (-1.0, -1.0))
+    monkeypatch.setitem(TOLERANCES, "float32", (-1.0, -1.0))
     (tmp_path / "m.onnx").write_bytes(b"what was there before")
     with pytest.raises(KappaPlaceError, match="beyond the tolerance"):
         export_model(model, tmp_path / "m.onnx")
@@ -86,10 +86,10 @@ def test_beyond_the_tolerance_nothing_is_left_and_nothing_lost(model, tmp_path, 
 
 @pytest.mark.slow
 def test_half_is_smaller_and_within_its_tolerance(model, exported, tmp_path):
-    made = export_model(model, tmp_path / "half.onnx", options=ExportOptions(half=True))
-    assert made.file.stat().st_size < 0.62 * exported["onnx"].file.stat().st_size
-    assert made.record.precision == "float16"
-    assert max(gap.spread for gap in made.gaps) > 0
+    result = export_model(model, tmp_path / "half.onnx", options=ExportOptions(half=True))
+    assert result.file.stat().st_size < 0.62 * exported["onnx"].file.stat().st_size
+    assert result.record.precision == "float16"
+    assert max(gap.spread for gap in result.gaps) > 0
 
 
 def test_int8_is_smaller_close_and_a_model_of_its_own(model, exported, int8, photos):
@@ -97,9 +97,9 @@ def test_int8_is_smaller_close_and_a_model_of_its_own(model, exported, int8, pho
     assert int8.file.stat().st_size < 0.6 * exported["onnx"].file.stat().st_size
     assert int8.quantised is not None
     assert int8.quantised.kept < int8.quantised.layers / 2
-    wanted, got = model.embed(photos, progress=False), opened.embed(photos, progress=False)
-    cosines = (wanted.descriptor * got.descriptor).sum(1)
-    assert 0.99 < cosines.mean() < 1 - 1e-6  # close, and really computed in eight bits
+    target, actual = model.embed(photos, progress=False), opened.embed(photos, progress=False)
+    cosines = (target.descriptor * actual.descriptor).sum(1)
+    assert 0.99 < cosines.mean() < 1 - 1e-6  # close, but computed in eight bits
     assert opened.fingerprint != model.fingerprint
     assert opened.record.source == model.fingerprint
 
@@ -108,8 +108,8 @@ def test_int8_takes_images_of_several_sizes(model, photos, tmp_path):
     two = [photo if i % 2 else photo[:48] for i, photo in enumerate(photos)]
     native = copy.copy(model)
     native.preprocessing = Preprocessing()
-    made = export_model(native, tmp_path / "m.onnx", options=ExportOptions(int8_images=two))
-    assert made.quantised.images == len(two)
+    result = export_model(native, tmp_path / "m.onnx", options=ExportOptions(int8_images=two))
+    assert result.quantised.images == len(two)
 
 
 def test_int8_needs_images(model, photos, tmp_path):
@@ -121,9 +121,9 @@ def test_int8_needs_images(model, photos, tmp_path):
 @pytest.mark.parametrize(
     ("name", "format", "sentence"),
     [
-        ("m.onnx", "tflite", "choose one of: onnx"),
-        ("m.pt", "torchscript", "choose one of: onnx"),
-        ("m.pt", "onnx", "ends in .onnx"),
+        ("m.onnx", "tflite", "Choose from: onnx"),
+        ("m.pt", "torchscript", "Choose from: onnx"),
+        ("m.pt", "onnx", "must end in .onnx"),
     ],
 )
 def test_what_cannot_be_is_told(model, tmp_path, name, format, sentence):
@@ -136,5 +136,5 @@ def test_what_cannot_be_is_told(model, tmp_path, name, format, sentence):
 
 def test_encoders_of_other_projects_are_refused(tmp_path: Path):
     encoder = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    with pytest.raises(KappaPlaceError, match="own form"):
+    with pytest.raises(KappaPlaceError, match="own models"):
         export_model(FrozenEncoder(encoder), tmp_path / "m.onnx")

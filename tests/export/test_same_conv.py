@@ -42,9 +42,9 @@ def test_onnx_pads_alike_at_odd_and_even_sizes(tmp_path):
     session = ort.InferenceSession(file)
     for size in SIZES:
         images = torch.randn(1, 3, *size)
-        (got,) = session.run(None, {"x": images.numpy()})
+        (actual,) = session.run(None, {"x": images.numpy()})
         with torch.inference_mode():
-            torch.testing.assert_close(torch.from_numpy(got), layers()(images), rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(torch.from_numpy(actual), layers()(images), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -52,6 +52,6 @@ def test_onnx_pads_alike_at_odd_and_even_sizes(tmp_path):
 def test_the_shipped_model(kind, tmp_path):
     from kappaplace.models.export import SUFFIXES, export_model
 
-    made = export_model(load_model(), tmp_path / f"m{SUFFIXES[kind]}", kind)
-    assert made.record.outputs == ("descriptor", "kappa", "patches")
-    assert max(gap.descriptor for gap in made.gaps) <= 1e-5
+    result = export_model(load_model(), tmp_path / f"m{SUFFIXES[kind]}", kind)
+    assert result.record.outputs == ("descriptor", "kappa", "patches")
+    assert max(gap.descriptor for gap in result.gaps) <= 1e-5

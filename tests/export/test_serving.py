@@ -1,4 +1,4 @@
-"""Exported files in the place of their model: loading, maps, evaluation's cache, workers."""
+"""Exported files instead of their model: loading, maps, the cache of an evaluation, workers."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from kappaplace.models.exported import KEY
 
 @pytest.fixture
 def folder(tmp_path, photos):
-    made = tmp_path / "photos"
-    made.mkdir()
+    target = tmp_path / "photos"
+    target.mkdir()
     for i, pixels in enumerate(photos):
-        Image.fromarray(pixels).save(made / f"{i:02}.png")
-    return made
+        Image.fromarray(pixels).save(target / f"{i:02}.png")
+    return target
 
 
 @pytest.mark.parametrize("kind", ["onnx", "openvino"])
@@ -30,32 +30,32 @@ def test_maps_of_the_original_open_with_the_file_and_the_other_way_round(
     kind, model, exported, folder, tmp_path
 ):
     file = exported[kind].file
-    made = PlaceMap.build(folder, tmp_path / "a.map", model)
+    place_map = PlaceMap.build(folder, tmp_path / "a.map", model)
     query = folder / "07.png"
-    wanted = made.localize(query, k=3)
-    got = PlaceMap.open(tmp_path / "a.map", str(file)).localize(query, k=3)
-    assert [match.name for match in got.matches] == [match.name for match in wanted.matches]
-    assert got.kappa == pytest.approx(wanted.kappa, rel=1e-3)
+    expected = place_map.localize(query, k=3)
+    actual = PlaceMap.open(tmp_path / "a.map", str(file)).localize(query, k=3)
+    assert [match.name for match in actual.matches] == [match.name for match in expected.matches]
+    assert actual.kappa == pytest.approx(expected.kappa, rel=1e-3)
     PlaceMap.build(folder, tmp_path / "b.map", str(file))
-    again = PlaceMap.open(tmp_path / "b.map")  # finds the file by itself
+    again = PlaceMap.open(tmp_path / "b.map")  # finds the file automatically
     assert again.manifest.model.kappa
-    assert again.localize(query, k=1).matches[0].name == wanted.matches[0].name
+    assert again.localize(query, k=1).matches[0].name == expected.matches[0].name
     assert PlaceMap.open(tmp_path / "b.map", model).localize(query, k=1).matches[0].name == "07.png"
 
 
 def test_matches_are_compared_cell_by_cell_as_with_the_original(model, exported, folder, tmp_path):
-    made = PlaceMap.build(folder, tmp_path / "a.map", model)
+    place_map = PlaceMap.build(folder, tmp_path / "a.map", model)
     opened = PlaceMap.open(tmp_path / "a.map", str(exported["onnx"].file))
-    wanted, got = (each.localize(folder / "03.png", k=3, rerank=3) for each in (made, opened))
-    assert got.signals["patches"] == pytest.approx(wanted.signals["patches"], abs=0.05)
+    expected, actual = (each.localize(folder / "03.png", k=3, rerank=3) for each in (place_map, opened))
+    assert actual.signals["patches"] == pytest.approx(expected.signals["patches"], abs=0.05)
 
 
 def test_without_patches_comparing_is_told(model, folder, tmp_path):
     file = export_model(model, tmp_path / "m.onnx", options=ExportOptions(patches=False)).file
     assert load_model(file).record.outputs == ("descriptor", "kappa")
-    made = PlaceMap.build(folder, tmp_path / "a.map", str(file))
-    with pytest.raises(KappaPlaceError, match="gives no patch maps"):
-        made.localize(folder / "03.png", rerank=3)
+    place_map = PlaceMap.build(folder, tmp_path / "a.map", str(file))
+    with pytest.raises(KappaPlaceError, match="has no patch maps"):
+        place_map.localize(folder / "03.png", rerank=3)
     assert EmbeddingStore.of(load_model(file)).patch_maps is None
 
 
@@ -89,7 +89,7 @@ def test_onnx_of_somebody_else_is_refused(exported, tmp_path):
     other = onnx.load(exported["onnx"].file)
     del other.metadata_props[:]
     onnx.save(other, tmp_path / "other.onnx")
-    with pytest.raises(KappaPlaceError, match="not made by `kappaplace export`"):
+    with pytest.raises(KappaPlaceError, match="Write it with `kappaplace export`"):
         load_model(tmp_path / "other.onnx")
 
 
@@ -109,7 +109,7 @@ def test_a_later_format_asks_for_an_upgrade(exported, tmp_path):
     (entry,) = (each for each in later.metadata_props if each.key == KEY)
     entry.value = entry.value.replace('"format": 1', '"format": 9')
     onnx.save(later, tmp_path / "later.onnx")
-    with pytest.raises(KappaPlaceError, match="newer; upgrade"):
+    with pytest.raises(KappaPlaceError, match=r"newer version\. Upgrade"):
         load_model(tmp_path / "later.onnx")
 
 

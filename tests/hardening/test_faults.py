@@ -311,7 +311,7 @@ def test_a_damaged_cache_is_told_and_made_anew(folder: Path) -> None:
         good = (store / name).read_bytes()
         for bad in (b"", good[: len(good) // 2], good[:100]):
             (store / name).write_bytes(bad)
-            with pytest.raises(KappaPlaceError, match="remove that folder"):
+            with pytest.raises(KappaPlaceError, match="Remove this folder"):
                 cache.embed(files)
         # A list beside it is not held up by the damage: it has less to copy, that is all.
         np.testing.assert_allclose(cache.embed(files[:5]).descriptor, first[:5], atol=1e-6)

@@ -154,7 +154,7 @@ def test_a_database_follows_its_map(database, town, town_map, tiny, queries, mon
     again.close()
     # Another map under the same name and URL raises an error, and the existing data stay.
     other = PlaceMap.build(town.select(town.reference_rows[10:20]), town_map.folder.parent / "o.map", tiny)
-    with pytest.raises(KappaPlaceError, match=r"58 references, more than the 10 given.*--collection"):
+    with pytest.raises(KappaPlaceError, match=r"58 references, more than the 10 of this map.*--collection"):
         PlaceMap.open(other.folder, tiny, **database).localize(queries[0])
     assert_same_answers(again.localize(queries), town_map.localize(queries))
     again.close()
@@ -227,7 +227,7 @@ def test_an_engine_that_cannot_be_reached_is_one_sentence(told, town_map, querie
     assert "secret" not in said
     assert town_map.verify() == []
     assert not (town_map.folder / "index").exists()
-    assert "needs an address" in told("localize", town_map.folder, queries[0], "--engine", engine)
+    assert "needs a URL" in told("localize", town_map.folder, queries[0], "--engine", engine)
 
 
 @pytest.mark.slow
@@ -268,7 +268,7 @@ def test_a_database_with_another_kappa_is_filled_anew_or_refused(database, town_
     there.close()
     # The copy has a note that all rows are imported.
     with pytest.raises(
-        KappaPlaceError, match=r"no longer holds what the map .*copied.map put there.*--collection"
+        KappaPlaceError, match=r"no longer contains the references of .*copied.map.*--collection"
     ):
         PlaceMap.open(copied, tiny, **database).localize(queries[0])
     mine = PlaceMap.open(

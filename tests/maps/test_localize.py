@@ -232,7 +232,7 @@ def test_ranked_anew_the_margin_is_to_places_other_than_the_new_best(town_map, q
 
 def test_an_address_without_a_database_is_told(town_map, queries):
     for engine in ("auto", "exact", "ivf-pq"):
-        with pytest.raises(KappaPlaceError, match="belongs to a database"):
+        with pytest.raises(KappaPlaceError, match="are options of a database"):
             PlaceMap.open(
                 town_map.folder, engine=engine, engine_options=EngineOptions(uri="town.db")
             ).localize(queries[0])
@@ -240,9 +240,9 @@ def test_an_address_without_a_database_is_told(town_map, queries):
 
 def test_a_read_only_map_is_searched_without_an_index_on_disk(town_map, queries, monkeypatch):
     pytest.importorskip("faiss")
-    monkeypatch.setattr(engines.os, "access", lambda path, mode: False)
-    monkeypatch.setattr(faiss, "save", None)  # would store the index
-    monkeypatch.setattr(faiss, "FEWEST", 50)  # so that a few dozen references are enough
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    monkeypatch.setattr(faiss, "save", None)  # would be called to keep the index
+    monkeypatch.setattr(faiss, "FEWEST", 50)  # so that some dozens of references will do
     here = PlaceMap.open(town_map.folder, engine="ivf-pq")
     assert here.localize(queries[0], 3).matches[0].name == town_map.localize(queries[0], 3).matches[0].name
     assert not (town_map.folder / "index").exists()

@@ -136,7 +136,7 @@ def test_a_block_that_kills_every_worker_ends_in_a_sentence(two_workers, town, t
     good = PlaceMap.build(town, tmp_path / "m", tiny, options=BuildOptions(embedder=Counting(tmp_path / "c")))
     handle = tiny.register_forward_hook(slowed(log, 0, lambda: os.kill(os.getpid(), signal.SIGKILL)))
     with pytest.raises(
-        KappaPlaceError, match=rf"workers died {RETRIES + 1} times .*the same command goes on"
+        KappaPlaceError, match=rf"workers died {RETRIES + 1} times .*run the command again to resume"
     ):
         PlaceMap.open(good.folder, tiny).add(
             town.select(town.reference_rows[:2]), options=AddOptions(prefix="x/", ray="auto")
@@ -151,7 +151,7 @@ def test_a_block_that_kills_every_worker_ends_in_a_sentence(two_workers, town, t
 def test_what_a_cluster_cannot_do_is_told(two_workers, tiny):
     with pytest.raises(KappaPlaceError, match="cluster has no GPU"):
         RayEmbedder(tiny, tiny.preprocessing, device="cuda")
-    with pytest.raises(KappaPlaceError, match="cpu or cuda, one a worker, not 'cuda:1'"):
+    with pytest.raises(KappaPlaceError, match="device must be cpu or cuda, got 'cuda:1'"):
         RayEmbedder(tiny, tiny.preprocessing, device="cuda:1")
     tiny.lock = threading.Lock()
     with pytest.raises(KappaPlaceError, match="cannot be sent to Ray workers"):
@@ -205,13 +205,13 @@ def test_auto_starts_a_cluster_where_none_runs(town_folder, tiny, tmp_path):
             check=False,
         )
     assert ran.returncode == 0, ran.stderr
-    assert "No Ray cluster is running: one of" in ran.stderr
+    assert "No Ray cluster is running. Started one with" in ran.stderr
     assert "56 images added" in ran.stdout
 
 
 def test_workers_of_another_version_refuse(tiny):
     said = embed_block("0.0.1", (None,), tiny.preprocessing.to_dict(), {}, [b""])
-    assert "install the same on both sides" in str(said)
+    assert "Install the same version on both" in str(said)
 
 
 class Eager(Here):

@@ -223,7 +223,7 @@ def test_what_cannot_be_is_told_and_nothing_is_lost(made: PlaceMap, monkeypatch)
     with pytest.raises(KappaPlaceError, match=r"'zip'\. Choose from: float32, float16, int8, pq"):
         made.compact("zip")
     monkeypatch.setattr(codes, "FEWEST", 5000)
-    with pytest.raises(KappaPlaceError, match="at least 5,000 references, and here are 1,040"):
+    with pytest.raises(KappaPlaceError, match="at least 5,000 references, got 1,040"):
         made.compact("pq")
     monkeypatch.undo()
     monkeypatch.setattr(

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kappaplace.models.aggregation import gem, normalise_channels
+from kappaplace.models.aggregation import gem, normalize_channels
 
 
 @settings(deadline=None, max_examples=25)
@@ -39,5 +39,5 @@ def test_gem_stays_in_float32_under_autocast() -> None:
 
 
 def test_channels_have_unit_length() -> None:
-    normalised = normalise_channels(torch.randn(2, 7, 3, 4))
-    torch.testing.assert_close(normalised.norm(dim=1), torch.ones(2, 3, 4))
+    normalized = normalize_channels(torch.randn(2, 7, 3, 4))
+    torch.testing.assert_close(normalized.norm(dim=1), torch.ones(2, 3, 4))

@@ -1,4 +1,4 @@
-"""The registry: every record is true of the backbone it builds."""
+"""The registry: every record is correct for the backbone it builds."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def test_record_of_timm_backbones(name: str) -> None:
 def test_lite0_is_timms_to_the_last_bit() -> None:
     timm = import_timm()
 
-    theirs = timm.create_model("tf_efficientnet_lite0", pretrained=False).eval()
+    reference = timm.create_model("tf_efficientnet_lite0", pretrained=False).eval()
     ours = build_backbone("efficientnet_lite0").eval()
-    ours.load_state_dict({k: v for k, v in theirs.state_dict().items() if not k.startswith("classifier")})
-    images = torch.randn(2, 3, 97, 130)  # odd sides show every padding rule
-    torch.testing.assert_close(ours(images), theirs.forward_features(images), rtol=0, atol=0)
+    ours.load_state_dict({k: v for k, v in reference.state_dict().items() if not k.startswith("classifier")})
+    images = torch.randn(2, 3, 97, 130)  # odd sides test every padding rule
+    torch.testing.assert_close(ours(images), reference.forward_features(images), rtol=0, atol=0)
 
 
 @needs_timm
@@ -58,15 +58,15 @@ def test_lite0_is_timms_to_the_last_bit() -> None:
 @torch.no_grad()
 def test_native_backbones_are_torchvisions(name: str) -> None:
     models = import_torchvision().models
-    theirs = getattr(models, name)(weights=None).eval()
+    reference = getattr(models, name)(weights=None).eval()
     ours = build_backbone(name).eval()
-    state = {k: v for k, v in theirs.state_dict().items() if not k.startswith(("fc.", "classifier."))}
+    state = {k: v for k, v in reference.state_dict().items() if not k.startswith(("fc.", "classifier."))}
     ours.load_state_dict(state)
     images = torch.randn(1, 3, 64, 96)
     if name == "vgg16":
-        expected = theirs.features[:-2](images)
+        expected = reference.features[:-2](images)
     else:
-        trunk = torch.nn.Sequential(*list(theirs.children())[:-2])
+        trunk = torch.nn.Sequential(*list(reference.children())[:-2])
         expected = trunk(images)
     torch.testing.assert_close(ours(images), expected)
 
@@ -83,7 +83,7 @@ def test_partial_freezing_of_a_resnet_leaves_layer3_and_layer4() -> None:
     freeze_stages(backbone, BACKBONES["resnet18"].frozen_stages)
     training = {name.split(".")[0] for name, p in backbone.named_parameters() if p.requires_grad}
     assert training == {"layer3", "layer4"}
-    with pytest.raises(KappaPlaceError, match="from 0 to 5"):
+    with pytest.raises(KappaPlaceError, match="between 0 and 5, got 6"):
         freeze_stages(backbone, 6)
 
 
@@ -98,13 +98,13 @@ def test_lite0_weights_come_from_their_package() -> None:
     backbone = build_backbone("efficientnet_lite0", pretrained=True).eval()
     with torch.no_grad():
         features = backbone(torch.zeros(1, 3, 96, 96))
-    # A trained network is selective: most channels are silent on a grey image, some are not.
+    # A trained network is selective: most channels are near zero for a gray image, but not all.
     assert 0.02 < float((features.amax((-2, -1)) > 0.5).float().mean()) < 0.6
     assert float(backbone.bn1.running_var.std()) > 0  # untrained statistics are all ones
 
 
 def test_unknown_backbone_names_the_known_ones() -> None:
-    with pytest.raises(KappaPlaceError, match="Unknown backbone 'resnet51'; choose one of: resnet18"):
+    with pytest.raises(KappaPlaceError, match=r"Unknown backbone 'resnet51'\. Choose from: resnet18"):
         build_backbone("resnet51")
 
 
@@ -127,7 +127,7 @@ def test_an_unreachable_hub_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    weights._do_not_wait_for_a_missing_network()
+    weights._check_network()
     assert constants.HF_HUB_OFFLINE
 
 
@@ -147,7 +147,7 @@ def test_no_network_for_timm_is_one_sentence(monkeypatch: pytest.MonkeyPatch) ->
     def refuse(*args: object, **kwargs: object) -> None:
         raise OSError("the hub cannot be reached")
 
-    monkeypatch.setattr(weights, "_do_not_wait_for_a_missing_network", lambda: None)
+    monkeypatch.setattr(weights, "_check_network", lambda: None)
     untouched = timm.create_model
     monkeypatch.setattr(
         timm, "create_model", lambda *a, **k: refuse() if k.get("pretrained") else untouched(*a, **k)
@@ -157,13 +157,13 @@ def test_no_network_for_timm_is_one_sentence(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_backbone_without_weights_says_so() -> None:
-    with pytest.raises(KappaPlaceError, match="no ImageNet weights to fetch for backbone 'resnet_tiny'"):
+    with pytest.raises(KappaPlaceError, match="The backbone 'resnet_tiny' has no ImageNet weights"):
         build_backbone("resnet_tiny", pretrained=True)
 
 
 def test_weights_that_do_not_fit_by_order_are_refused() -> None:
     own = {"a": torch.zeros(2), "b": torch.zeros(3)}
-    with pytest.raises(KappaPlaceError, match="'b' should be \\(3,\\), found \\(4,\\)"):
+    with pytest.raises(KappaPlaceError, match="'b' must have shape \\(3,\\), got \\(4,\\)"):
         weights.match_by_order(own, {"x": torch.zeros(2), "y": torch.zeros(4)})
 
 

@@ -1,4 +1,4 @@
-"""Foreign layouts, rebuilt here from their documented keys, and files that must not be loaded."""
+"""Layouts of other projects, rebuilt from their documented keys, and files that must not be loaded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NUMBERS = {"conv1": "0", "bn1": "1", "layer1": "4", "layer2": "5", "layer3": "6"
 
 
 def cosplace_state(model: PlaceModel) -> dict[str, Tensor]:
-    """A model's weights under the names that CosPlace publishes."""
+    """Weights of a model under the names in CosPlace's files."""
     state = {}
     for name, value in model.backbone.state_dict().items():
         child, _, rest = name.partition(".")
@@ -33,9 +33,9 @@ def cosplace_state(model: PlaceModel) -> dict[str, Tensor]:
 def same(one: PlaceModel, other: PlaceModel) -> None:
     images = torch.randn(1, 3, 64, 64)
     with torch.no_grad():
-        for mine, theirs in zip(one.eval()(images), other.eval()(images), strict=True):
-            if mine is not None:
-                torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
+        for own, reference in zip(one.eval()(images), other.eval()(images), strict=True):
+            if own is not None:
+                torch.testing.assert_close(own, reference, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("backbone", ["resnet18", "resnet50", "vgg16"])
@@ -95,7 +95,7 @@ def test_an_unknown_head_is_refused(tmp_path: Path) -> None:
     model = PlaceModel.create("resnet18", dim=32)
     head = {"var_head.0.weight": torch.zeros(7, 9), "var_head.0.bias": torch.zeros(7)}
     release_file(model, head, tmp_path / "release.pth")
-    with pytest.raises(KappaPlaceError, match="unknown form"):
+    with pytest.raises(KappaPlaceError, match="unknown uncertainty head"):
         load_model(tmp_path / "release.pth")
 
 
@@ -103,7 +103,7 @@ def test_an_unknown_head_is_refused(tmp_path: Path) -> None:
 def test_torchvision_resnet_in_half_precision(suffix: str, tmp_path: Path) -> None:
     model = PlaceModel.create("resnet18", dim=16)
     state = {k: v.half() if v.is_floating_point() else v for k, v in model.backbone.state_dict().items()}
-    if suffix == ".pth":  # files older than BatchNorm's step counter
+    if suffix == ".pth":  # old files without the step counter of BatchNorm
         state = {k: v for k, v in state.items() if not k.endswith("num_batches_tracked")}
     state |= {"fc.weight": torch.zeros(1000, 512), "fc.bias": torch.zeros(1000)}
     file = tmp_path / f"resnet18{suffix}"
@@ -124,7 +124,7 @@ def test_backbone_can_be_stated(tmp_path: Path) -> None:
 
 def test_another_dimension_is_refused(tmp_path: Path) -> None:
     torch.save(cosplace_state(PlaceModel.create("resnet18", dim=64, head="none")), tmp_path / "w.pth")
-    with pytest.raises(KappaPlaceError, match="64-dimensional descriptors, 512 were asked for"):
+    with pytest.raises(KappaPlaceError, match="64-dimensional descriptors, expected 512"):
         load_model(tmp_path / "w.pth", dim=512)
 
 
@@ -137,7 +137,7 @@ def test_code_in_a_weights_file_never_runs(tmp_path: Path, capsys: pytest.Captur
     torch.save({"conv1.weight": Exploit()}, tmp_path / "evil.pth")
     (tmp_path / "evil.pkl").write_bytes(pickle.dumps(Exploit()))
     for file in ("evil.pth", "evil.pkl"):
-        with pytest.raises(KappaPlaceError, match="holds more than tensors"):
+        with pytest.raises(KappaPlaceError, match="contains more than tensors"):
             load_model(tmp_path / file)
     assert "never run" not in capsys.readouterr().out
 
@@ -164,11 +164,11 @@ def test_incomplete_files_name_what_is_missing(tmp_path: Path) -> None:
         with pytest.raises(KappaPlaceError, match=key):
             load_model(tmp_path / "w.pth")
     torch.save({"classifiers_state_dict": [{"centre": torch.zeros(2, 2)}]}, tmp_path / "w.pth")
-    with pytest.raises(KappaPlaceError, match="no 'weight'"):
+    with pytest.raises(KappaPlaceError, match="'weight' is missing"):
         read_prototypes(tmp_path / "w.pth")
 
 
 def test_prototypes_missing(tmp_path: Path) -> None:
     torch.save({"model_state_dict": {}}, tmp_path / "w.pth")
-    with pytest.raises(KappaPlaceError, match="no class prototypes"):
+    with pytest.raises(KappaPlaceError, match="does not contain class prototypes"):
         read_prototypes(tmp_path / "w.pth")

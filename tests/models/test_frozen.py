@@ -13,7 +13,7 @@ from kappaplace.models.frozen import FrozenEncoder
 
 
 class Tokens(nn.Module):
-    """A stand-in for a transformer: one prefix token and one token a patch."""
+    """A stand-in for a transformer: one prefix token and one token per patch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ def test_embed_works_like_a_place_model(pictures: np.ndarray) -> None:
 
 
 def test_probe_uses_the_preprocessings_size() -> None:
-    """Encoders such as MixVPR have layers that fit one image size only."""
+    """Encoders such as MixVPR have layers for only one image size."""
     encoder = nn.Sequential(nn.Conv2d(3, 4, 16, 16), nn.Flatten(), nn.Linear(4 * 20 * 20, 6))
     assert FrozenEncoder(encoder, layer="0", preprocessing=Preprocessing(320, "exact")).dim == 6
     with pytest.raises(KappaPlaceError, match="fails on an image of 512×512 pixels"):
@@ -121,17 +121,17 @@ def test_probe_uses_the_preprocessings_size() -> None:
 
 
 def test_a_wrong_channel_count_is_one_sentence() -> None:
-    with pytest.raises(KappaPlaceError, match="Expected a batch of RGB images"):
+    with pytest.raises(KappaPlaceError, match="Expected RGB images of shape"):
         FrozenEncoder(convolutional(), layer="0")(torch.zeros(2, 1, 64, 64))
 
 
 def test_unknown_layer_lists_the_first_ones() -> None:
-    with pytest.raises(KappaPlaceError, match=r"no layer 'layer9'; its first layers are: 0, 0\.0"):
+    with pytest.raises(KappaPlaceError, match=r"no layer 'layer9'\. Its first layers are: 0, 0\.0"):
         FrozenEncoder(convolutional(), layer="layer9")
 
 
 def test_an_encoder_without_a_descriptor_is_refused() -> None:
-    with pytest.raises(KappaPlaceError, match="B×d, it returned"):
+    with pytest.raises(KappaPlaceError, match="B×d, got"):
         FrozenEncoder(nn.Conv2d(3, 4, 3))
 
 

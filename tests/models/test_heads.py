@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.models.aggregation import Aggregation, normalise_channels
+from kappaplace.models.aggregation import Aggregation, normalize_channels
 from kappaplace.models.heads import (
     DropoutHead,
     FoldedKappaHead,
@@ -32,13 +32,13 @@ CHANNELS, DIM = 48, 16
 def inputs(seed: int = 0, batch: int = 5) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     features = torch.rand(batch, CHANNELS, 4, 6, generator=generator)
-    normalised = normalise_channels(features)
+    normalized = normalize_channels(features)
     aggregation = Aggregation(CHANNELS, DIM)
-    pooled = aggregation.gem(normalised)
-    return normalised, pooled, aggregation.project(pooled)
+    pooled = aggregation.gem(normalized)
+    return normalized, pooled, aggregation.project(pooled)
 
 
-def by_hand(head: MirroredKappaHead, normalised: torch.Tensor) -> np.ndarray:
+def by_hand(head: MirroredKappaHead, normalized: torch.Tensor) -> np.ndarray:
     """The mirrored head re-derived with NumPy loops over images and channels."""
     p = float(head.aggregation.gem.p.detach())
     first = [
@@ -46,7 +46,7 @@ def by_hand(head: MirroredKappaHead, normalised: torch.Tensor) -> np.ndarray:
     ]
     last = [x.detach().double().numpy() for x in (head.last.weight, head.last.bias)]
     kappa = []
-    for image in normalised.double().numpy():
+    for image in normalized.double().numpy():
         pooled = [np.mean(np.maximum(channel, 1e-6) ** p) ** (1 / p) for channel in image]
         x = float((last[0] @ (first[0] @ pooled + first[1]) + last[1])[0])
         kappa.append(math.log1p(math.exp(x)) + 1e-6)
@@ -55,14 +55,14 @@ def by_hand(head: MirroredKappaHead, normalised: torch.Tensor) -> np.ndarray:
 
 def test_mirrored_head_matches_its_definition() -> None:
     head = MirroredKappaHead(CHANNELS, DIM)
-    normalised, pooled, raw = inputs()
-    np.testing.assert_allclose(head(normalised, pooled, raw).detach(), by_hand(head, normalised), rtol=1e-5)
+    normalized, pooled, raw = inputs()
+    np.testing.assert_allclose(head(normalized, pooled, raw).detach(), by_hand(head, normalized), rtol=1e-5)
 
 
 @settings(deadline=None, max_examples=30)
 @given(p=st.floats(1.0, 8.0), kappa=st.floats(0.01, 2000.0), seed=st.integers(0, 1000), tied=st.booleans())
 def test_folded_equals_unfolded(p: float, kappa: float, seed: int, tied: bool) -> None:
-    """To 1e-5 relative in float32, for trained exponents and biases too."""
+    """Relative error of at most 1e-5 in float32, also for trained exponents and biases."""
     torch.manual_seed(seed)
     head = MirroredKappaHead(CHANNELS, DIM, tied)
     head.start_at(kappa)
@@ -102,8 +102,8 @@ def test_copy_aggregation_takes_over_trained_weights() -> None:
     source, head = Aggregation(CHANNELS, DIM), MirroredKappaHead(CHANNELS, DIM)
     source.gem.p.data.fill_(2.2)
     head.copy_aggregation(source)
-    normalised = inputs()[0]
-    torch.testing.assert_close(head.aggregation(normalised), source(normalised))
+    normalized = inputs()[0]
+    torch.testing.assert_close(head.aggregation(normalized), source(normalized))
     tied = MirroredKappaHead(CHANNELS, DIM, tied=True)
     tied.copy_aggregation(source)
     torch.testing.assert_close(tied.aggregation.weight, source.project.weight)
@@ -121,7 +121,7 @@ def test_unknown_head_names_the_known_ones() -> None:
 
 
 def test_start_at_refuses_zero() -> None:
-    with pytest.raises(KappaPlaceError, match="above zero"):
+    with pytest.raises(KappaPlaceError, match="must be positive"):
         FoldedKappaHead(CHANNELS).start_at(0.0)
 
 
@@ -138,7 +138,7 @@ def test_a_pass_is_what_the_head_reads_and_then_the_rest(name: str) -> None:
 
 
 def _used_after(head: torch.nn.Module, reduced: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
-    """Weights that the second step depends on: features kept from the first stay right while they move."""
+    """Parameters of the second step only: features of the first step stay valid while these train."""
     head.zero_grad()
     head.from_reduced(reduced.detach()).sum().backward()
     return [(name, p) for name, p in head.named_parameters() if p.grad is not None]
@@ -154,22 +154,22 @@ def test_heads_say_what_they_mean_and_models_pass_it_on() -> None:
     ):
         model = PlaceModel.create("resnet_tiny", DIM, name).eval()  # type: ignore[arg-type]
         assert model.head.spread == spread
-        found, own = model(images), model.outputs(images)[1]
-        assert (found.kappa is None, found.variance is None) == (spread != "kappa", spread == "kappa")
+        output, own = model(images), model.outputs(images)[1]
+        assert (output.kappa is None, output.variance is None) == (spread != "kappa", spread == "kappa")
         if spread == "log-variance":
-            np.testing.assert_allclose(found.variance.detach(), own.detach().exp().mean(1), rtol=1e-6)
+            np.testing.assert_allclose(output.variance.detach(), own.detach().exp().mean(1), rtol=1e-6)
         else:
-            torch.testing.assert_close(found.kappa if spread == "kappa" else found.variance, own)
+            torch.testing.assert_close(output.kappa if spread == "kappa" else output.variance, own)
 
 
 def test_variance_head_is_the_mirrored_one_under_another_meaning() -> None:
     head = VarianceHead(CHANNELS, DIM)
-    normalised, pooled, raw = inputs()
-    variance = head(normalised, pooled, raw)
-    np.testing.assert_allclose(variance.detach(), by_hand(head, normalised), rtol=1e-5)
+    normalized, pooled, raw = inputs()
+    variance = head(normalized, pooled, raw)
+    np.testing.assert_allclose(variance.detach(), by_hand(head, normalized), rtol=1e-5)
     assert (variance > 0).all()
     head.start_at(0.3)
-    assert float(head(normalised, pooled, raw).detach().mean()) == pytest.approx(0.3, abs=0.2)
+    assert float(head(normalized, pooled, raw).detach().mean()) == pytest.approx(0.3, abs=0.2)
 
 
 def test_a_variance_is_not_folded_into_a_kappa() -> None:
@@ -249,14 +249,14 @@ def test_training_drops_at_random_and_evaluation_does_not() -> None:
 
 def test_stage_statistics_are_mean_and_deviation_of_every_channel() -> None:
     maps = [torch.randn(2, 3, 4, 5), torch.randn(2, 2, 2, 2)]
-    found = stage_statistics(maps).numpy()
+    statistics = stage_statistics(maps).numpy()
     for image in range(2):
-        wanted = []
+        expected = []
         for one in maps:
             channels = one[image].double().numpy()
-            wanted += [channel.mean() for channel in channels]
-            wanted += [math.sqrt(channel.var() + 1e-6) for channel in channels]
-        np.testing.assert_allclose(found[image], wanted, rtol=1e-5)
+            expected += [channel.mean() for channel in channels]
+            expected += [math.sqrt(channel.var() + 1e-6) for channel in channels]
+        np.testing.assert_allclose(statistics[image], expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["layers", "layers-mlp"])
@@ -284,15 +284,15 @@ def test_layers_head_reads_pooled_features_and_stages(backbone: str, name: str) 
 
 
 def test_layers_head_is_refused_where_stages_are_hidden() -> None:
-    with pytest.raises(KappaPlaceError, match="does not show its own"):
+    with pytest.raises(KappaPlaceError, match="which vgg16 does not provide"):
         PlaceModel.create("vgg16", 16, "layers")
     head = LayersKappaHead(4, 6)
-    with pytest.raises(KappaPlaceError, match="reads the backbone's stages"):
+    with pytest.raises(KappaPlaceError, match="reads the stages of a backbone"):
         head(torch.zeros(1, 4, 2, 2), torch.zeros(1, 4), torch.zeros(1, 8))
 
 
 def test_patch_maps_are_a_stage_at_a_sixteenth() -> None:
     model = PlaceModel.create("efficientnet_lite0", 16, "none").eval()
     assert model.patch_maps(torch.zeros(1, 3, 64, 96)).shape == (1, 112, 4, 6)
-    with pytest.raises(KappaPlaceError, match="does not show its stages"):
+    with pytest.raises(KappaPlaceError, match="does not provide patch maps"):
         PlaceModel.create("vgg16", 16, "none").patch_maps(torch.zeros(1, 3, 64, 64))

@@ -29,7 +29,7 @@ class Quiet(SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[tuple[str, Path]]:
-    """Address of a local file server and the folder it serves."""
+    """URL of a local file server and the folder it serves."""
     folder = tmp_path / "served"
     folder.mkdir()
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as httpd:
@@ -56,7 +56,7 @@ def test_download_once_then_from_the_cache(
     torch.save(cosplace_state(model), folder / "model.pth")
     monkeypatch.setitem(HUB, "mine", entry(address))
     first = load_model("mine")
-    (folder / "model.pth").unlink()  # the second time nothing is asked of the server
+    (folder / "model.pth").unlink()  # the second time, the server is not queried
     again = load_model("mine")
     images = torch.randn(1, 3, 64, 64)
     torch.testing.assert_close(first(images).descriptor, again(images).descriptor)
@@ -85,7 +85,7 @@ def test_not_found_and_no_network_are_one_sentence(server: tuple[str, Path], cac
     address, _ = server
     with pytest.raises(KappaPlaceError, match=r"Could not download 'cosplace-resnet18-512'.*not found"):
         fetch(entry(address))
-    with pytest.raises(KappaPlaceError, match=r"refused.*or place the file at"):
+    with pytest.raises(KappaPlaceError, match=r"refused.*or save the file as"):
         fetch(entry("http://127.0.0.1:9"))
     assert not list(cache.glob("*.pth"))
 
@@ -105,7 +105,7 @@ def test_a_broken_connection_leaves_nothing_behind(cache: Path, monkeypatch: pyt
             return self.parts.pop(0)
 
     monkeypatch.setattr(hub.urllib.request, "urlopen", lambda *args, **kwargs: Half())
-    with pytest.raises(KappaPlaceError, match="broke off after 40 of 100 bytes"):
+    with pytest.raises(KappaPlaceError, match="was lost after 40 of 100 bytes"):
         fetch(entry("http://127.0.0.1:9"))
     assert not list(cache.iterdir())
 
@@ -128,7 +128,7 @@ def test_a_broken_server_is_not_blamed_on_the_disk(answer: str, cache: Path) -> 
         connection.close()
 
     threading.Thread(target=serve, daemon=True).start()
-    with pytest.raises(KappaPlaceError, match="the connection broke off"):
+    with pytest.raises(KappaPlaceError, match="the connection was lost"):
         fetch(entry(f"http://127.0.0.1:{listener.getsockname()[1]}"))
     assert not list(cache.iterdir())
 
@@ -136,7 +136,7 @@ def test_a_broken_server_is_not_blamed_on_the_disk(answer: str, cache: Path) -> 
 @pytest.mark.parametrize(
     ("error", "sentence"),
     [
-        (OSError("no route to host"), "no route to host; connect to the network"),
+        (OSError("no route to host"), "no route to host. Connect to the network"),
         (Exception("Untrusted repository."), "confirm in a terminal that you trust"),
         (ModuleNotFoundError("No module named 'lightning'"), "needs a package that is not installed"),
     ],

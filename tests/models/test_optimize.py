@@ -1,4 +1,4 @@
-"""Optimised models: the same answers, whatever the head and the form."""
+"""Optimized models: the same outputs for every head and form."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.models import fast as module
-from kappaplace.models.aggregation import normalise_channels
+from kappaplace.models.aggregation import normalize_channels
 from kappaplace.models.fast import ENOUGH, OptimizedModel, fidelity, for_many
 from kappaplace.models.fast.fused import FusedResNet, InPrecision, Tail, fold_batch_norms
 from kappaplace.models.network import unit, with_spread
@@ -17,7 +17,7 @@ from kappaplace.models.place_model import PlaceModel
 
 
 def with_statistics(model: PlaceModel) -> PlaceModel:
-    """BatchNorms that do something: as fresh ones they are nearly the identity."""
+    """Random BatchNorm statistics: untrained BatchNorms are nearly the identity."""
     for layer in model.modules():
         if isinstance(layer, nn.BatchNorm2d):
             layer.running_mean.uniform_(-0.3, 0.3)
@@ -50,21 +50,21 @@ def test_an_optimised_model_answers_as_the_model_does(head: str) -> None:
         images = torch.randn(shape[0], 3, *shape[1:])
         with torch.no_grad():
             expected = model(images)
-        got = fast(images)
-        assert [None if x is None else x.shape for x in got] == [
+        actual = fast(images)
+        assert [None if x is None else x.shape for x in actual] == [
             None if x is None else x.shape for x in expected
         ]
-        apart = fidelity(expected, got)
-        assert apart.cosine > 0.999999
-        assert apart.spread < 1e-4
+        difference = fidelity(expected, actual)
+        assert difference.cosine > 0.999999
+        assert difference.spread < 1e-4
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 def test_it_embeds_and_shows_patches_as_the_model_does(tiny: PlaceModel, pictures: np.ndarray) -> None:
     fast = with_statistics(tiny).optimize()
-    made, expected = (m.embed(pictures, batch_size=4, progress=False) for m in (fast, tiny))
-    np.testing.assert_allclose(made.descriptor, expected.descriptor, atol=1e-5)
-    np.testing.assert_allclose(made.kappa, expected.kappa, rtol=1e-4)
+    result, expected = (m.embed(pictures, batch_size=4, progress=False) for m in (fast, tiny))
+    np.testing.assert_allclose(result.descriptor, expected.descriptor, atol=1e-5)
+    np.testing.assert_allclose(result.kappa, expected.kappa, rtol=1e-4)
     images = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
         torch.testing.assert_close(fast.patch_maps(images), tiny.patch_maps(images), rtol=1e-3, atol=1e-4)
@@ -74,14 +74,14 @@ def test_it_embeds_and_shows_patches_as_the_model_does(tiny: PlaceModel, picture
 
 def test_fidelity_sees_every_difference(tiny: PlaceModel) -> None:
     with torch.no_grad():
-        made = tiny(torch.randn(3, 3, 64, 64))
-    assert fidelity(made, made).good
-    turned = made._replace(descriptor=made.descriptor.roll(1, dims=1))
-    assert not fidelity(made, turned).good
-    assert not fidelity(made, made._replace(kappa=made.kappa * 1.011)).good
-    assert fidelity(made, made._replace(kappa=made.kappa * 1.009)).good
-    assert not fidelity(made, made._replace(kappa=made.kappa * torch.nan)).good
-    assert not fidelity(made, made._replace(descriptor=made.descriptor[:, :-1])).good
+        result = tiny(torch.randn(3, 3, 64, 64))
+    assert fidelity(result, result).good
+    rotated = result._replace(descriptor=result.descriptor.roll(1, dims=1))
+    assert not fidelity(result, rotated).good
+    assert not fidelity(result, result._replace(kappa=result.kappa * 1.011)).good
+    assert fidelity(result, result._replace(kappa=result.kappa * 1.009)).good
+    assert not fidelity(result, result._replace(kappa=result.kappa * torch.nan)).good
+    assert not fidelity(result, result._replace(descriptor=result.descriptor[:, :-1])).good
 
 
 def test_a_backbone_that_cannot_be_folded_stays_as_it_is(
@@ -99,7 +99,7 @@ def test_a_backbone_that_cannot_be_folded_stays_as_it_is(
 
 @pytest.mark.parametrize("backbone", ["resnet_tiny", "resnet50_v1"])
 def test_the_fused_form_is_the_same_network(backbone: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """cuDNN's kernels themselves need a GPU; here their definitions stand in for them."""
+    """cuDNN's kernels need a GPU; this test replaces them by their definitions."""
     from kappaplace.models.fast import fused as fused_resnet
 
     def plain_relu(conv: nn.Conv2d, x: torch.Tensor) -> torch.Tensor:
@@ -115,19 +115,19 @@ def test_the_fused_form_is_the_same_network(backbone: str, monkeypatch: pytest.M
     with torch.no_grad():
         expected, maps = resnet.forward_stages(images)
         fold_batch_norms(resnet, images)
-        got, fused_maps = InPrecision(FusedResNet(resnet), torch.float32).forward_stages(images)
-    for wanted, have in zip([expected, *maps], [got, *fused_maps], strict=True):
-        torch.testing.assert_close(have, wanted, rtol=1e-3, atol=1e-3 * float(wanted.abs().max()))
+        actual, fused_maps = InPrecision(FusedResNet(resnet), torch.float32).forward_stages(images)
+    for target, have in zip([expected, *maps], [actual, *fused_maps], strict=True):
+        torch.testing.assert_close(have, target, rtol=1e-3, atol=1e-3 * float(target.abs().max()))
 
 
 class CountedCall:
-    """What a CUDA graph is to its user: one function for one shape, the caller keeps what it gave."""
+    """Stand-in for a CUDA graph: one function for one shape, whose results belong to the caller."""
 
-    made: list[tuple[int, ...]] = []  # noqa: RUF012
+    shapes: list[tuple[int, ...]] = []  # noqa: RUF012
 
     def __init__(self, call, example: torch.Tensor) -> None:
         self.call, self.shape = call, example.shape
-        CountedCall.made.append(tuple(example.shape))
+        CountedCall.shapes.append(tuple(example.shape))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         assert x.shape == self.shape
@@ -138,17 +138,17 @@ def test_shapes_are_recorded_once_and_a_short_batch_is_filled_up(
     tiny: PlaceModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "GraphedCall", CountedCall)
-    monkeypatch.setattr(CountedCall, "made", [])
+    monkeypatch.setattr(CountedCall, "shapes", [])
     monkeypatch.setattr(module, "MOST_SHAPES", 3)
     fast = tiny.optimize()
-    monkeypatch.setattr(fast, "_run", lambda laid: fast._recorded(tuple(laid.shape), laid))
-    for count in (4, 3, 4, 3, 1, 6, 7):  # 3 fills 4 up the first time only; 7 is one shape too many
+    monkeypatch.setattr(fast, "_run", lambda batch: fast._recorded(tuple(batch.shape), batch))
+    for count in (4, 3, 4, 3, 1, 6, 7):  # 3 is padded to 4 only the first time; 7 is one shape too many
         images = torch.randn(count, 3, 64, 64)
         with torch.no_grad():
             assert fidelity(tiny(images), fast(images)).good
-    assert [shape[0] for shape in CountedCall.made] == [4, 3, 6]
+    assert [shape[0] for shape in CountedCall.shapes] == [4, 3, 6]
     fast.to("cpu")
-    assert len(fast._graphs) == 3  # nothing has moved
+    assert len(fast._graphs) == 3  # no weight has moved
     fast.double()
     assert not fast._graphs
 
@@ -175,14 +175,14 @@ def test_the_tail_is_aggregation_and_head_in_one(head: str) -> None:
         model.head.start_at(321.0)
     features = torch.randn(3, 192, 4, 5).relu().to(memory_format=torch.channels_last)
     with torch.no_grad():
-        pooled = model.aggregation.gem(normalise_channels(features))
+        pooled = model.aggregation.gem(normalize_channels(features))
         raw = model.aggregation.from_pooled(pooled)
         expected = with_spread(
-            unit(raw), model.head, model.head and model.head(normalise_channels(features), pooled, raw)
+            unit(raw), model.head, model.head and model.head(normalize_channels(features), pooled, raw)
         )
-        got = Tail(model.aggregation, model.head)(features)
-    torch.testing.assert_close(got.descriptor, expected.descriptor, rtol=0, atol=1e-6)
+        actual = Tail(model.aggregation, model.head)(features)
+    torch.testing.assert_close(actual.descriptor, expected.descriptor, rtol=0, atol=1e-6)
     if head == "none":
-        assert got.kappa is None
+        assert actual.kappa is None
     else:
-        torch.testing.assert_close(got.kappa, expected.kappa, rtol=1e-5, atol=0)
+        torch.testing.assert_close(actual.kappa, expected.kappa, rtol=1e-5, atol=0)

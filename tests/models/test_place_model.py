@@ -112,7 +112,7 @@ def test_embed_gives_the_model_back_in_training_mode(tiny: PlaceModel, pictures:
 @pytest.mark.parametrize(
     ("images", "sentence"),
     [
-        ([], "list of images is empty"),
+        ([], "no images to embed"),
         (5, "Cannot embed a int"),
         (["/no/such/picture.jpg"], "No image file at /no/such/picture.jpg"),
         ([np.zeros((4, 4, 2), np.uint8)], "H×W×3"),
@@ -131,7 +131,7 @@ def test_corrupt_picture_is_named(tiny: PlaceModel, tmp_path) -> None:
 
 
 def test_forward_names_a_wrong_shape(tiny: PlaceModel) -> None:
-    with pytest.raises(KappaPlaceError, match="B×3×H×W, got shape \\(2, 1, 64, 64\\)"):
+    with pytest.raises(KappaPlaceError, match="B×3×H×W, got \\(2, 1, 64, 64\\)"):
         tiny(torch.zeros(2, 1, 64, 64))
 
 
@@ -146,15 +146,15 @@ def test_bfloat16_autocast_keeps_outputs_in_float32(tiny: PlaceModel) -> None:
 
 @pytest.mark.parametrize("head", ["mirrored", "mirrored-tied", "folded", "folded-tied", "linear"])
 def test_autocast_does_not_round_kappa(head: str) -> None:
-    """In bfloat16 κ near 300 has steps of 2: the head must compute in float32 whatever autocast says."""
+    """bfloat16 has steps of 2 near κ = 300, so the head must compute in float32 under autocast."""
     net = PlaceModel.create("resnet_tiny", dim=16, head=head).eval()
     net.head.start_at(300.0)
-    normalised = torch.nn.functional.normalize(torch.rand(8, 192, 3, 3), dim=1)
-    pooled = net.aggregation.gem(normalised)
+    normalized = torch.nn.functional.normalize(torch.rand(8, 192, 3, 3), dim=1)
+    pooled = net.aggregation.gem(normalized)
     raw = torch.randn(8, 16)
     with torch.autocast("cpu", torch.bfloat16):
-        rounded = net.head(normalised, pooled, raw)
-    torch.testing.assert_close(rounded, net.head(normalised, pooled, raw), rtol=1e-6, atol=0)
+        rounded = net.head(normalized, pooled, raw)
+    torch.testing.assert_close(rounded, net.head(normalized, pooled, raw), rtol=1e-6, atol=0)
     assert len(rounded.unique()) > 4
 
 
@@ -165,7 +165,7 @@ def test_partial_freezing_after_post_training_lets_the_encoder_learn_again() -> 
     assert all(p.requires_grad for p in model.aggregation.parameters())
     assert model.backbone.layer4[0].bn1.training
     assert not model.backbone.layer2[0].bn1.training
-    with pytest.raises(KappaPlaceError, match="Cannot freeze 99 stages"):
+    with pytest.raises(KappaPlaceError, match="frozen stages must be between 0 and 5, got 99"):
         model.freeze_partially(99)
     assert model.backbone.layer4[0].bn1.training
 

@@ -17,7 +17,7 @@ from kappaplace.cli.main import main
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import PlaceMap
 from kappaplace.models import checkpoint, shipped
-from kappaplace.models.checkpoint import ModelCard, load_checkpoint, load_model, rounded, save_model
+from kappaplace.models.checkpoint import ModelCard, _round, load_checkpoint, load_model, save_model
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.models.shipped import DEFAULT, MOST_BYTES, PAGE, installed, shipped_folder, size_bytes
 
@@ -26,14 +26,14 @@ REAL = shipped.FOLDER / DEFAULT
 
 @pytest.fixture
 def nothing_shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An installation without the model's files."""
+    """An installation without the files of the model."""
     monkeypatch.setattr(shipped, "FOLDER", tmp_path / "shipped")
     return tmp_path / "shipped"
 
 
 @pytest.fixture
 def stand_in(nothing_shipped: Path, tiny: PlaceModel) -> Path:
-    """The same with a small untrained model in its place."""
+    """An installation with a small untrained model instead."""
     card = ModelCard("nothing", "Apache-2.0", {"R@1 nowhere": 0.25})
     folder = save_model(tiny, nothing_shipped / DEFAULT, card, half=True)
     (folder / PAGE).write_text("# Stand-in\n\nIt must not be used.\n")
@@ -60,7 +60,7 @@ def test_the_shipped_folder_is_whole_and_light() -> None:
     assert card["metrics"]
     page = shipped.model_page(DEFAULT)
     assert "must not be used" in page
-    assert "{" not in page  # nothing of the template is left open
+    assert "{" not in page  # no placeholder of the template is left
 
 
 def test_the_shipped_calibration_belongs_to_the_shipped_model() -> None:
@@ -68,10 +68,10 @@ def test_the_shipped_calibration_belongs_to_the_shipped_model() -> None:
     from kappaplace.calibration.sources import calibration_with
 
     model = load_model()
-    made = calibration_with(model.fingerprint, model.preprocessing)
-    assert made is not None
-    assert set(made.scores) <= {*QUERY_SIGNALS, *PATCH_SIGNALS}  # what every map computes
-    assert made.rerank == 10  # patches need matches that were compared
+    result = calibration_with(model.fingerprint, model.preprocessing)
+    assert result is not None
+    assert set(result.scores) <= {*QUERY_SIGNALS, *PATCH_SIGNALS}  # what every map computes
+    assert result.rerank == 10  # patch scores need patch matching
 
 
 def test_lite0_in_half_precision_keeps_within_the_limit(tmp_path: Path) -> None:
@@ -90,20 +90,20 @@ def test_lite0_in_half_precision_keeps_within_the_limit(tmp_path: Path) -> None:
 def test_half_leaves_small_tensors_and_large_numbers_alone(tmp_path: Path) -> None:
     model = PlaceModel.create("resnet_tiny", dim=32)
     with torch.no_grad():
-        model.head.last.bias.fill_(300.1)  # float16 would make 300.0 of it
+        model.head.last.bias.fill_(300.1)  # float16 would round this to 300.0
     save_model(model, tmp_path, half=True)
     (file,) = tmp_path.glob("model-*.safetensors")
     stored = load_file(file)
     assert {v.dtype for v in stored.values() if v.numel() > checkpoint.SMALL} == {torch.float16}
     assert float(load_model(tmp_path).head.last.bias[0].detach()) == pytest.approx(300.1, rel=1e-7)
     wild = torch.full((checkpoint.SMALL + 1,), 1e6)
-    assert rounded(wild) is wild
+    assert _round(wild) is wild
     counters = torch.zeros(checkpoint.SMALL + 1, dtype=torch.int64)
-    assert rounded(counters) is counters
+    assert _round(counters) is counters
 
 
 def test_half_is_stable_and_checked(tiny: PlaceModel, tmp_path: Path) -> None:
-    """Saved again, what was rounded stays; a changed byte is noticed as ever."""
+    """Rounded weights do not change when saved again; a changed byte is detected."""
     save_model(tiny, tmp_path / "a", half=True)
     save_model(load_model(tmp_path / "a"), tmp_path / "b", half=True)
     (one,), (other,) = ((tmp_path / part).glob("model-*.safetensors") for part in "ab")
@@ -120,7 +120,7 @@ def test_the_default_model_is_the_shipped_one(stand_in: Path, pictures: np.ndarr
     expected = by_folder.embed(pictures).descriptor
     for model in (by_default, by_name):
         np.testing.assert_array_equal(model.embed(pictures).descriptor, expected)
-    with pytest.raises(KappaPlaceError, match="32-dimensional descriptors, 512 were asked for"):
+    with pytest.raises(KappaPlaceError, match="32-dimensional descriptors, expected 512"):
         load_model(dim=512)
 
 
@@ -210,7 +210,7 @@ def test_commands_use_it_where_no_model_is_named(
 
 
 def test_the_wheel_carries_every_file(tmp_path: Path) -> None:
-    """What pyproject.toml says of package data, on the folder as `pack.py` writes it."""
+    """The package data in pyproject.toml match the folder that `pack.py` writes."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:

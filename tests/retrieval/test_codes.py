@@ -1,4 +1,4 @@
-"""Product-quantised codes: what they promise, on descriptors whose energy falls as that of real ones."""
+"""Product-quantized codes, on descriptors with the energy distribution of real ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.retrieval import Coded, Columns, codes, open_engine
-from kappaplace.retrieval.codes import Codebook, balanced_rotation, learn_codebook
+from kappaplace.retrieval.codes import Codebook, learn_codebook
+from kappaplace.retrieval.faiss import balanced_rotation
 
 
 def descriptors(count: int, dim: int, seed: int = 0) -> np.ndarray:
@@ -29,25 +30,25 @@ def book() -> Codebook:
 
 def test_codes_are_the_nearest_centres_and_decode_to_what_they_were(book: Codebook) -> None:
     rows = descriptors(300, 24, seed=1)
-    made = book.encode(rows)
-    assert (made.dtype, made.shape, book.width) == (np.uint8, (300, 25), 25)
+    result = book.encode(rows)
+    assert (result.dtype, result.shape, book.width) == (np.uint8, (300, 25), 25)
     assert book.weights is not None
     edges = np.cumsum([0, *book.sizes])
     for byte, (first, end) in enumerate(pairwise(edges)):
         gaps = book.turn(rows)[:, None, first:end].astype(np.float64) - book.values[None, :, first:end]
         errors = (book.weights[first:end] * gaps**2).sum(2)
-        np.testing.assert_allclose(errors[np.arange(300), made[:, byte]], errors.min(1), atol=1e-6)
-    back = book.decode(made)
+        np.testing.assert_allclose(errors[np.arange(300), result[:, byte]], errors.min(1), atol=1e-6)
+    back = book.decode(result)
     assert np.einsum("nd,nd->n", back, rows).mean() > 0.995
-    # In the space of the codes similarities are the same.
-    turned = book.turn(rows) @ book.decode(made, turned=True).T
+    # Similarities in the space of the codes are the same.
+    turned = book.turn(rows) @ book.decode(result, turned=True).T
     np.testing.assert_allclose(turned, rows @ back.T, atol=1e-5)
-    np.testing.assert_array_equal(book.decode(made.reshape(100, 3, 25)), back.reshape(100, 3, 24))
-    assert book.decode(made[:0]).shape == (0, 24)
+    np.testing.assert_array_equal(book.decode(result.reshape(100, 3, 25)), back.reshape(100, 3, 24))
+    assert book.decode(result[:0]).shape == (0, 24)
 
 
 def plain(rows: np.ndarray) -> Codebook:
-    """Codes as they were before there were weights: as many numbers in every byte, and unit length."""
+    """Codes of old maps without weights: equal numbers per byte, and unit length."""
     width, together = codes._cut(rows.shape[1])
     turn = balanced_rotation(rows, width, together)
     pieces = codes._pieces(rows @ turn, (together,) * width)
@@ -66,7 +67,7 @@ def test_similarities_of_codes_are_right_on_average_and_err_less_than_those_of_p
     error = [np.einsum("nd,nd->n", queries, book.decode(book.encode(rows))) - true for book in (new, old)]
     assert abs(error[0].mean()) < 0.3 * abs(error[1].mean())
     assert error[0].std() < 0.8 * error[1].std()
-    # The product with itself is what the last byte is for.
+    # The last byte corrects the product with itself.
     own = np.einsum("nd,nd->n", rows, new.decode(new.encode(rows)))
     assert abs(own - 1).mean() < 1e-3
 
@@ -96,10 +97,10 @@ def test_codebooks_from_before_there_were_weights_are_read(dim: int) -> None:
     old = plain(rows)
     assert old.to_array().shape == (dim + 256, sum(old.sizes))
     again = Codebook.from_array(old.to_array(), dim)
-    made = again.encode(rows)
-    assert made.shape == (600, codes._cut(dim)[0])
-    np.testing.assert_array_equal(made, old.encode(rows))
-    np.testing.assert_allclose(np.linalg.norm(again.decode(made), axis=1), 1, atol=1e-5)
+    result = again.encode(rows)
+    assert result.shape == (600, codes._cut(dim)[0])
+    np.testing.assert_array_equal(result, old.encode(rows))
+    np.testing.assert_allclose(np.linalg.norm(again.decode(result), axis=1), 1, atol=1e-5)
 
 
 @settings(deadline=None, max_examples=60)
@@ -109,13 +110,13 @@ def test_no_more_than_127_bytes_hold_directions_and_none_is_in_two(
 ) -> None:
     spread = np.arange(1, dim + 1) ** -fall
     spread[int((1 - dead) * dim) + 1 :] = 1e-9
-    dealt = codes._dealt(spread, min(127, dim))
-    flat = [direction for piece in dealt for direction in piece]
-    assert len(dealt) <= min(127, dim)
-    assert all(dealt)
+    groups = codes._groups(spread, min(127, dim))
+    flat = [direction for piece in groups for direction in piece]
+    assert len(groups) <= min(127, dim)
+    assert all(groups)
     assert len(set(flat)) == len(flat) > 0
-    kept = np.isin(np.arange(dim), flat)
-    assert spread[kept].min() >= spread[~kept].max(initial=0)  # what is left out is the weakest
+    selected = np.isin(np.arange(dim), flat)
+    assert spread[selected].min() >= spread[~selected].max(initial=0)  # the weakest are omitted
 
 
 @settings(deadline=None, max_examples=20)
@@ -144,9 +145,7 @@ def test_the_same_descriptors_give_the_same_codebook_and_too_few_are_refused() -
     rows = descriptors(1000, 8)
     one, two = learn_codebook(rows, rounds=1), learn_codebook(rows, rounds=1)
     np.testing.assert_array_equal(one.to_array(), two.to_array())
-    with pytest.raises(
-        KappaPlaceError, match=r"at least 1,000 references, and here are 999.*float16 or int8"
-    ):
+    with pytest.raises(KappaPlaceError, match=r"at least 1,000 references, got 999.*float16 or int8"):
         learn_codebook(rows[:999])
     rows[0] = np.inf
     with pytest.raises(KappaPlaceError, match="NaN or infinite"):
@@ -155,21 +154,21 @@ def test_the_same_descriptors_give_the_same_codebook_and_too_few_are_refused() -
 
 def test_codes_are_searched_like_any_descriptors(book: Codebook) -> None:
     rows = descriptors(400, 24, seed=2)
-    made = book.encode(rows)
-    mixed = Columns([Coded(made[:150], book), rows[150:]])
+    result = book.encode(rows)
+    mixed = Columns([Coded(result[:150], book), rows[150:]])
     assert mixed.shape == (400, 24)
-    np.testing.assert_array_equal(mixed[np.array([399, 3])], np.stack([rows[399], book.decode(made[3:4])[0]]))
-    found = open_engine(Coded(made, book)).search(rows[:50], 1)
-    assert (found.indices[:, 0] == np.arange(50)).all()
+    np.testing.assert_array_equal(mixed[np.array([399, 3])], np.stack([rows[399], book.decode(result[3])]))
+    matches = open_engine(Coded(result, book)).search(rows[:50], 1)
+    assert (matches.indices[:, 0] == np.arange(50)).all()
     other = replace(book, values=book.values + 1e-6)
-    assert Columns(Coded(made, book)).fingerprint() != Columns(Coded(made, other)).fingerprint()
-    with pytest.raises(KappaPlaceError, match="25 bytes a row"):
-        Columns(Coded(made[:, :5], book))
+    assert Columns(Coded(result, book)).fingerprint() != Columns(Coded(result, other)).fingerprint()
+    with pytest.raises(KappaPlaceError, match="25 bytes per row"):
+        Columns(Coded(result[:, :5], book))
 
 
 @pytest.mark.slow
 def test_codes_lose_at_most_half_a_point() -> None:
-    """Districts, in them places, of each some images, one of which asks for the others: 512 numbers each.
+    """Districts with places; one image of each place is a query for the others, with 512 numbers each.
 
     Where exact search itself is often wrong, codes lose more: 3 points of 73 % in a trial with more noise.
     """
@@ -196,15 +195,15 @@ def test_codes_lose_at_most_half_a_point() -> None:
 def test_products_that_are_looked_up_are_those_of_the_decoded(book: Codebook, weighted: bool) -> None:
     rows = descriptors(1200, 24)
     used = book if weighted else plain(rows)
-    made, query = used.encode(rows), used.turn(descriptors(3, 24, seed=4))[2]
-    expected = used.decode(made, turned=True).astype(np.float64) @ query
-    np.testing.assert_allclose(used.products(query, made), expected, atol=1e-6)
+    result, query = used.encode(rows), used.turn(descriptors(3, 24, seed=4))[2]
+    expected = used.decode(result, turned=True).astype(np.float64) @ query
+    np.testing.assert_allclose(used.products(query, result), expected, atol=1e-6)
 
 
 def test_one_query_finds_what_it_finds_among_many(book: Codebook) -> None:
     rows = descriptors(700, 24)
-    made = book.encode(rows)
-    engine = open_engine([Coded(made[:400], book), Coded(made[400:], book)])
+    result = book.encode(rows)
+    engine = open_engine([Coded(result[:400], book), Coded(result[400:], book)])
     queries = descriptors(9, 24, seed=5)
     many = engine.search(queries, 7)
     for i, query in enumerate(queries):
@@ -219,5 +218,5 @@ def test_one_odd_descriptor_does_not_spoil_the_others() -> None:
     rows[:, 0] += 1
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     mixed = np.concatenate([rows, -rows.mean(0, keepdims=True) / np.linalg.norm(rows.mean(0))])
-    steps = [np.diff(learn_codebook(learnt, rounds=2).gains).item() for learnt in (rows, mixed)]
-    assert steps[1] < 1.5 * steps[0]  # with room for its gain, forty times
+    steps = [np.diff(learn_codebook(sample, rounds=2).gains).item() for sample in (rows, mixed)]
+    assert steps[1] < 1.5 * steps[0]  # without clipping, forty times

@@ -31,7 +31,7 @@ def postgres_uri(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(params=["milvus", "postgres"])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
-    """Opens the engine of one address; each test has its own collection."""
+    """Opens the engine of a URL; each test has its own collection."""
     if request.param == "milvus":
         pytest.importorskip("pymilvus")
         pytest.importorskip("milvus_lite")
@@ -51,15 +51,15 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
 def test_same_matches_as_the_exact_engine(opened: Opener) -> None:
     rows, positions, queries = city()
     positions[5] = np.nan
-    rows[100:160] = rows[100]  # ties that run beyond any short list
+    rows[100:160] = rows[100]  # more ties than any short list
     queries[0] = rows[100]
     truth = open_engine(rows, positions)
     engine = opened(rows, positions)
     assert (engine.exact, len(engine)) == (True, 1500)
     for near in (None, (50.0, 50.0, 20.0), (10.0, 90.0, 3.0), (-500.0, 0.0, 1.0)):
-        mine, theirs = engine.search(queries, 12, area=near), truth.search(queries, 12, area=near)
-        np.testing.assert_array_equal(mine.indices, theirs.indices)
-        np.testing.assert_allclose(mine.similarities, theirs.similarities, atol=1e-6)
+        own, reference = engine.search(queries, 12, area=near), truth.search(queries, 12, area=near)
+        np.testing.assert_array_equal(own.indices, reference.indices)
+        np.testing.assert_allclose(own.similarities, reference.similarities, atol=1e-6)
     engine.close()
 
 
@@ -70,7 +70,7 @@ def test_importing_again_changes_nothing_and_other_maps_are_refused(opened: Open
     positions[7], kappa[8] = np.nan, np.nan
     engine = opened(rows[:200], positions[:200], kappa=kappa[:200], names=names[:200])
     whole = References(rows, positions, kappa, names)
-    assert engine.add(whole, batch=64) == 100  # a map that grew: what is new
+    assert engine.add(whole, batch=64) == 100  # the new rows of a larger map
     assert engine.add(whole) == 0
     assert len(engine) == 300
     some = np.array([250, 7, 8, 7])
@@ -78,15 +78,15 @@ def test_importing_again_changes_nothing_and_other_maps_are_refused(opened: Open
     np.testing.assert_array_equal(records.kappa, kappa[some])
     np.testing.assert_array_equal(records.positions, positions[some])
     assert records.names == [names[row] for row in some]
-    with pytest.raises(KappaPlaceError, match="holds no reference 300"):
+    with pytest.raises(KappaPlaceError, match="does not contain reference 300"):
         engine.fetch(np.array([300]))
     with pytest.raises(KappaPlaceError, match="row 0 differs"):
         engine.add(References(rows[::-1].copy(), positions, kappa, names))
-    with pytest.raises(KappaPlaceError, match="more than the 50 given"):
+    with pytest.raises(KappaPlaceError, match="more than the 50 of this map"):
         engine.add(References(rows[:50]))
     with pytest.raises(KappaPlaceError, match="24 dimensions, these descriptors have 3"):
         engine.add(References(np.ones((400, 3), np.float32)))
-    # A process without descriptors searches what is there.
+    # A process without descriptors can search.
     again = opened()
     np.testing.assert_array_equal(
         again.search(queries, 5).indices, open_engine(rows).search(queries, 5).indices
@@ -99,7 +99,7 @@ def test_importing_again_changes_nothing_and_other_maps_are_refused(opened: Open
 
 @pytest.mark.slow
 def test_an_empty_collection_is_told(opened: Opener) -> None:
-    with pytest.raises(KappaPlaceError, match="holds no references yet"):
+    with pytest.raises(KappaPlaceError, match="contains no references"):
         opened(collection="nothing_here")
 
 
@@ -117,7 +117,7 @@ def test_milvus_import_survives_failures_and_gives_up_in_a_sentence(
     def shaky(*args: Any, **more: Any) -> Any:
         calls.append(1)
         result = upsert(*args, **more)
-        if len(calls) % 2:  # written, but the answer is lost: the repeated attempt must not double it
+        if len(calls) % 2:  # written, but the answer is lost: the second attempt must not duplicate rows
             raise pymilvus.MilvusException(message="lost")
         return result
 
@@ -129,7 +129,7 @@ def test_milvus_import_survives_failures_and_gives_up_in_a_sentence(
         raise pymilvus.MilvusException(message="gone")
 
     monkeypatch.setattr(engine.client, "upsert", dead)
-    with pytest.raises(KappaPlaceError, match=r"repeat the import \(gone\)"):
+    with pytest.raises(KappaPlaceError, match=r"\(gone\)\. Repeat the import"):
         engine.add(References(city(400)[0]), replace=True)
     engine.close()
 
@@ -159,14 +159,14 @@ def test_postgres_import_survives_a_lost_connection(
     truth = open_engine(rows, positions)
     near = (50.0, 50.0, 20.0)
     for circle in (None, near):
-        mine, theirs = (each.search(queries, 5, area=circle).indices for each in (engine, truth))
-        np.testing.assert_array_equal(mine, theirs)
+        own, reference = (each.search(queries, 5, area=circle).indices for each in (engine, truth))
+        np.testing.assert_array_equal(own, reference)
 
     def dead(*args: Any) -> None:
         raise psycopg.OperationalError("gone")
 
     monkeypatch.setattr(engine, "_write", dead)
-    with pytest.raises(KappaPlaceError, match=r"repeat the import \(gone\)"):
+    with pytest.raises(KappaPlaceError, match=r"\(gone\)\. Repeat the import"):
         engine.add(References(city(400)[0]), replace=True)
     engine.close()
 
@@ -180,8 +180,8 @@ def test_postgres_with_an_index_is_approximate_and_says_so(postgres_uri: str) ->
     assert not engine.exact
     truth = open_engine(rows, positions)
     for near in (None, (50.0, 50.0, 40.0)):
-        mine, theirs = (each.search(queries, 10, area=near).indices for each in (engine, truth))
-        assert np.mean([len(set(a) & set(b)) / 10 for a, b in zip(mine, theirs, strict=True)]) > 0.97
+        own, reference = (each.search(queries, 10, area=near).indices for each in (engine, truth))
+        assert np.mean([len(set(a) & set(b)) / 10 for a, b in zip(own, reference, strict=True)]) > 0.97
     assert not open_engine(None, kind="postgres", options=EngineOptions(postgres_uri, "Indexed")).exact
     engine.close()
 
@@ -197,9 +197,9 @@ def test_unreachable_servers_are_told_quickly(tmp_path: Path) -> None:
     with pytest.raises(KappaPlaceError, match=r"must end in \.db"):
         open_engine(rows, kind="milvus", options=EngineOptions("host"))
     pytest.importorskip("psycopg")
-    with pytest.raises(KappaPlaceError, match="cannot be reached") as told:
+    with pytest.raises(KappaPlaceError, match="cannot be reached") as error_info:
         open_engine(rows, kind="postgres", options=EngineOptions("postgresql://me:secret@127.0.0.1:1/db"))
-    assert "secret" not in str(told.value)
+    assert "secret" not in str(error_info.value)
     with pytest.raises(KappaPlaceError, match="index of a table"):
         PostgresEngine("postgresql://h/db", index="btree")  # type: ignore[arg-type]
     assert time.monotonic() - start < 10

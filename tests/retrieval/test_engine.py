@@ -29,8 +29,8 @@ from kappaplace.retrieval.database import (
     References,
     checked_name,
     deepen,
-    retried,
-    to_write,
+    offsets_to_write,
+    retry,
     without_password,
 )
 
@@ -47,9 +47,9 @@ def city(references: int = 1500, dim: int = 24, seed: int = 0) -> tuple[np.ndarr
     return wide.astype(np.float32), rng.uniform(0, 100, (references, 2)), queries.astype(np.float32)
 
 
-def sorted_fully(queries: np.ndarray, rows: np.ndarray, chosen: np.ndarray, k: int) -> np.ndarray:
-    similarity = queries.astype(np.float64) @ rows[chosen].astype(np.float64).T
-    return chosen[np.argsort(-similarity, axis=1, kind="stable")[:, :k]]
+def sorted_fully(queries: np.ndarray, rows: np.ndarray, selected_rows: np.ndarray, k: int) -> np.ndarray:
+    similarity = queries.astype(np.float64) @ rows[selected_rows].astype(np.float64).T
+    return selected_rows[np.argsort(-similarity, axis=1, kind="stable")[:, :k]]
 
 
 def test_the_exact_engine_equals_a_full_sort() -> None:
@@ -57,12 +57,12 @@ def test_the_exact_engine_equals_a_full_sort() -> None:
     with open_engine(rows, positions, "exact") as engine:
         assert isinstance(engine, Engine)
         assert (engine.name, engine.exact, len(engine)) == ("exact", True, 1500)
-        found = engine.search(queries, 7)
-        np.testing.assert_array_equal(found.indices, sorted_fully(queries, rows, np.arange(1500), 7))
-        assert (found.indices.dtype, found.similarities.dtype) == (np.int64, np.float32)
-        chosen = np.flatnonzero(np.hypot(*(positions - [40, 60]).T) <= 20)
+        matches = engine.search(queries, 7)
+        np.testing.assert_array_equal(matches.indices, sorted_fully(queries, rows, np.arange(1500), 7))
+        assert (matches.indices.dtype, matches.similarities.dtype) == (np.int64, np.float32)
+        selected_rows = np.flatnonzero(np.hypot(*(positions - [40, 60]).T) <= 20)
         inside = engine.search(queries, 7, area=(40, 60, 20))
-        np.testing.assert_array_equal(inside.indices, sorted_fully(queries, rows, chosen, 7))
+        np.testing.assert_array_equal(inside.indices, sorted_fully(queries, rows, selected_rows, 7))
 
 
 @settings(deadline=None, max_examples=20)
@@ -71,8 +71,8 @@ def test_ties_go_to_the_lower_row_however_many(seed: int, k: int) -> None:
     rng = np.random.default_rng(seed)
     rows = rng.integers(-1, 2, (60, 3)).astype(np.float32)  # sixty rows, at most 27 different ones
     queries = rng.integers(-1, 2, (5, 3)).astype(np.float32)
-    found = open_engine(rows, kind="exact").search(queries, k)
-    np.testing.assert_array_equal(found.indices, sorted_fully(queries, rows, np.arange(60), k))
+    matches = open_engine(rows, kind="exact").search(queries, k)
+    np.testing.assert_array_equal(matches.indices, sorted_fully(queries, rows, np.arange(60), k))
 
 
 @needs_faiss
@@ -80,18 +80,18 @@ def test_the_approximate_engine_finds_nearly_all_with_true_cosines() -> None:
     rows, positions, queries = city()
     engine = open_engine(rows, positions, "ivf-pq")
     truth = exact.search(queries, rows, 10)
-    found = engine.search(queries, 10)
+    matches = engine.search(queries, 10)
     assert not engine.exact
-    shared = [len(set(a) & set(b)) / 10 for a, b in zip(found.indices, truth.indices, strict=True)]
+    shared = [len(set(a) & set(b)) / 10 for a, b in zip(matches.indices, truth.indices, strict=True)]
     assert np.mean(shared) > 0.97
-    cosines = np.einsum("nd,nkd->nk", queries, rows[found.indices])
-    np.testing.assert_allclose(found.similarities, cosines, atol=1e-6)
-    assert (np.diff(found.similarities, axis=1) <= 0).all()
-    # In a circle the comparison is complete.
-    chosen = np.flatnonzero(np.hypot(*(positions - 50).T) <= 30)
+    cosines = np.einsum("nd,nkd->nk", queries, rows[matches.indices])
+    np.testing.assert_allclose(matches.similarities, cosines, atol=1e-6)
+    assert (np.diff(matches.similarities, axis=1) <= 0).all()
+    # In a circle, all references are compared.
+    selected_rows = np.flatnonzero(np.hypot(*(positions - 50).T) <= 30)
     inside = engine.search(queries, 10, area=(50, 50, 30))
-    np.testing.assert_array_equal(inside.indices, sorted_fully(queries, rows, chosen, 10))
-    everything = engine.search(queries, 1500).indices  # more than the probed lists hold
+    np.testing.assert_array_equal(inside.indices, sorted_fully(queries, rows, selected_rows, 10))
+    everything = engine.search(queries, 1500).indices  # more than in the probed lists
     assert (np.sort(everything, axis=1) == np.arange(1500)).all()
 
 
@@ -121,16 +121,16 @@ def test_engines_no_longer_offered_are_replaced_with_a_notice(
 def test_removed_rows_are_skipped_and_parts_counted_anew() -> None:
     rows, positions, queries = city()
     live = np.delete(np.arange(1500), [0, 401, 1499])
-    left = Columns([rows[:400], quantize(rows[400:])], live)
-    assert left.shape == (1497, 24)
-    everything = left.with_removed()
-    np.testing.assert_array_equal(left[:], everything[:][live])
-    np.testing.assert_array_equal(left[10:700], everything[:][live][10:700])
-    np.testing.assert_array_equal(left[np.array([[3, 1496]])], everything[:][live][[[3, 1496]]])
-    np.testing.assert_array_equal(left.only(np.array([2, 900]))[:], everything[:][live][[2, 900]])
+    remaining = Columns([rows[:400], quantize(rows[400:])], live)
+    assert remaining.shape == (1497, 24)
+    everything = remaining.with_removed()
+    np.testing.assert_array_equal(remaining[:], everything[:][live])
+    np.testing.assert_array_equal(remaining[10:700], everything[:][live][10:700])
+    np.testing.assert_array_equal(remaining[np.array([[3, 1496]])], everything[:][live][[[3, 1496]]])
+    np.testing.assert_array_equal(remaining.only(np.array([2, 900]))[:], everything[:][live][[2, 900]])
     np.testing.assert_array_equal(everything[1:9:3], everything[:][1:9:3])
-    found = open_engine(left, positions[live]).search(queries, 5)
-    np.testing.assert_array_equal(found.indices, sorted_fully(queries, left[:], np.arange(1497), 5))
+    matches = open_engine(remaining, positions[live]).search(queries, 5)
+    np.testing.assert_array_equal(matches.indices, sorted_fully(queries, remaining[:], np.arange(1497), 5))
     assert Columns([], dim=24)[:].shape == (0, 24)
 
 
@@ -143,16 +143,16 @@ def test_segments_and_number_formats_are_one_array() -> None:
     np.testing.assert_allclose(np.linalg.norm(together[401:], axis=1), 1, atol=1e-6)
     some = np.array([1499, 0, 400, 399, 401, 0])
     np.testing.assert_array_equal(together[some], together[:][some])
-    found = open_engine(mixed, positions).search(queries, 5)
-    np.testing.assert_array_equal(found.indices, sorted_fully(queries, together[:], np.arange(1500), 5))
+    matches = open_engine(mixed, positions).search(queries, 5)
+    np.testing.assert_array_equal(matches.indices, sorted_fully(queries, together[:], np.arange(1500), 5))
 
 
 def test_memory_maps_are_searched_where_they_lie(tmp_path: Path) -> None:
     rows, _, queries = city()
     np.save(tmp_path / "rows.npy", rows.astype(np.float16))
     mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
-    found = open_engine(mapped).search(queries, 5)
-    np.testing.assert_array_equal(found.indices, exact.search(queries, rows.astype(np.float16), 5).indices)
+    matches = open_engine(mapped).search(queries, 5)
+    np.testing.assert_array_equal(matches.indices, exact.search(queries, rows.astype(np.float16), 5).indices)
 
 
 def test_circle_includes_its_rim_and_skips_unknown_positions() -> None:
@@ -190,7 +190,7 @@ def test_an_index_is_kept_and_refused_for_other_descriptors(
     file = tmp_path / f"{kind}.index"
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
     file.write_bytes(file.read_bytes()[:-1000])
-    with pytest.raises(KappaPlaceError, match="cut off or damaged"):
+    with pytest.raises(KappaPlaceError, match="truncated or damaged"):
         open_engine(changed, kind=kind, folder=tmp_path)
     file.write_bytes(b"something else")
     with pytest.raises(KappaPlaceError, match="not an index of this version"):
@@ -210,7 +210,7 @@ def test_a_full_disk_leaves_the_index_that_was_there(tmp_path: Path, monkeypatch
 
         return refuse
 
-    monkeypatch.setattr(faiss, "_noting", full)
+    monkeypatch.setattr(faiss, "_recorder", full)
     with pytest.raises(KappaPlaceError, match="No space left"):
         open_engine(rows, kind="ivf-pq", folder=tmp_path, options=EngineOptions(rebuild=True))
     assert (tmp_path / faiss.INDEX_FILE).read_bytes() == before
@@ -259,8 +259,8 @@ def test_bad_input_is_told_in_a_sentence() -> None:
     with pytest.raises(KappaPlaceError, match="no positions"):
         open_engine(rows).search(rows, 1, area=(0, 0, 1))
     for descriptors, message in (
-        (rows.astype(np.int8), "int8 needs its scales"),
-        (Quantized(rows.astype(np.int8), np.ones(3, np.float32)), "one scale a row"),
+        (rows.astype(np.int8), "pass Quantized"),
+        (Quantized(rows.astype(np.int8), np.ones(3, np.float32)), "one scale per row"),
         ([], "no references"),
         (rows[:0], "no references"),
         ([rows, rows[:, :2]], "2 and 4 dimensions"),
@@ -282,39 +282,39 @@ def test_faiss_refuses_what_it_cannot_index() -> None:
     with pytest.raises(KappaPlaceError, match="ivf-pq needs at least 1000 references"):
         open_engine(np.eye(4, dtype=np.float32), kind="ivf-pq")
     rows, _, _ = city(100_000, 4)
-    rows[-1] = np.nan  # not in the sample that the codes are learnt from
+    rows[-1] = np.nan  # not in the sample that the codes are fitted on
     with pytest.raises(KappaPlaceError, match="NaN or infinite"):
         open_engine(rows, kind="ivf-pq")
 
 
 def test_asking_deeper_until_the_best_are_certain() -> None:
     similarities = np.sort(np.random.default_rng(0).random(1000).astype(np.float32))[::-1].copy()
-    similarities[3:90] = similarities[3]  # a long tie across the first list's end
+    similarities[3:90] = similarities[3]  # a long tie across the end of the first list
     passes = np.arange(1000) % 7 == 0
     limits = []
 
     def ask(queries: np.ndarray, limit: int) -> list[Hits]:
         limits.append(limit)
-        order = np.lexsort((-np.arange(1000), -similarities))[:limit]  # ties the wrong way round
+        order = np.lexsort((-np.arange(1000), -similarities))[:limit]  # ties in reverse order
         return [Hits(order, similarities[order], passes[order])] * len(queries)
 
-    found = deepen(ask, np.zeros((2, 3), np.float32), 5, most=1000, where="Here")
-    assert found.indices.tolist() == [[0, 7, 14, 21, 28]] * 2
+    matches = deepen(ask, np.zeros((2, 3), np.float32), 5, most=1000, location="Here")
+    assert matches.indices.tolist() == [[0, 7, 14, 21, 28]] * 2
     assert limits == [26, 104]
     with pytest.raises(KappaPlaceError, match="Here lists at most 50"):
-        deepen(ask, np.zeros((1, 3), np.float32), 5, most=50, where="Here")
+        deepen(ask, np.zeros((1, 3), np.float32), 5, most=50, location="Here")
 
 
 def test_imports_write_only_what_is_missing() -> None:
     rows, positions, _ = (part[:30] for part in city(200))
     (batch,) = References(rows, positions, np.ones(30), [f"{row}.jpg" for row in range(30)]).batches(100)
     stored = dict(zip(batch.ids, batch.digests, strict=True))
-    assert to_write(batch, stored, "Here", replace=False) == []
+    assert offsets_to_write(batch, stored, "Here", replace=False) == []
     del stored[4]
     stored[7] += 1
     with pytest.raises(KappaPlaceError, match="row 7 differs"):
-        to_write(batch, stored, "Here", replace=False)
-    assert to_write(batch, stored, "Here", replace=True) == [4, 7]
+        offsets_to_write(batch, stored, "Here", replace=False)
+    assert offsets_to_write(batch, stored, "Here", replace=True) == [4, 7]
     (renamed,) = References(rows, positions, np.ones(30), ["a.jpg"] * 30).batches(100)
     assert not set(renamed.digests) & set(batch.digests)
 
@@ -327,9 +327,9 @@ def test_retries_end_and_bad_records_are_named() -> None:
             raise error
         return "done"
 
-    assert retried(call, OSError, wait=0) == "done"
+    assert retry(call, OSError, wait=0) == "done"
     with pytest.raises(ValueError, match="never"):
-        retried(lambda: int("never"), ValueError, wait=0)
+        retry(lambda: int("never"), ValueError, wait=0)
     rows = np.eye(4, dtype=np.float32)
     with pytest.raises(KappaPlaceError, match="3 names for 4 references"):
         References(rows, names=["a"] * 3)

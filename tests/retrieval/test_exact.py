@@ -26,18 +26,18 @@ def test_equals_a_full_sort_whatever_the_block(
     # Small integers: products are exact in any order, and ties, which must go to the lower row, are common.
     rng = np.random.default_rng(seed)
     q, r = (rng.integers(-2, 3, (rows, 5)).astype(np.float32) for rows in (7, references))
-    found = search(q, r, k, block=block)
+    matches = search(q, r, k, block=block)
     similarity = (q[:, None, :] * r[None]).sum(-1)
     for row in range(len(q)):
         expected = sorted(range(references), key=lambda index: (-similarity[row, index], index))[:k]
-        assert found.indices[row].tolist() == expected
-        assert found.similarities[row].tolist() == similarity[row, expected].tolist()
+        assert matches.indices[row].tolist() == expected
+        assert matches.similarities[row].tolist() == similarity[row, expected].tolist()
 
 
 def test_types_and_shapes() -> None:
-    found = search(unit(3, 8, 0), unit(20, 8, 1), 4)
-    assert found.indices.shape == found.similarities.shape == (3, 4)
-    assert (found.indices.dtype, found.similarities.dtype) == (np.int64, np.float32)
+    matches = search(unit(3, 8, 0), unit(20, 8, 1), 4)
+    assert matches.indices.shape == matches.similarities.shape == (3, 4)
+    assert (matches.indices.dtype, matches.similarities.dtype) == (np.int64, np.float32)
 
 
 @pytest.mark.parametrize("k", [0, -1, 21])
@@ -50,8 +50,8 @@ def test_queries_in_blocks_equal_one_block(monkeypatch: pytest.MonkeyPatch) -> N
     q, r = unit(13, 6, 0), unit(40, 6, 1)
     whole = search(q, r, 5)
     monkeypatch.setattr(exact, "QUERY_BLOCK", 4)
-    for mine, theirs in zip(search(q, r, 5, block=7), whole, strict=True):
-        np.testing.assert_allclose(mine, theirs, atol=1e-6)
+    for own, reference in zip(search(q, r, 5, block=7), whole, strict=True):
+        np.testing.assert_allclose(own, reference, atol=1e-6)
 
 
 def test_no_queries_give_no_matches_and_float64_is_taken() -> None:
@@ -90,12 +90,12 @@ def test_best_outside_equals_a_full_scan_whatever_the_block(
     def near(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         return np.abs(a - b) <= frames
 
-    found = best_outside(of_descriptors(q, r), rows, centres, references, near, columns=block)
+    matches = best_outside(of_descriptors(q, r), rows, centres, references, near, columns=block)
     of_table = best_outside(of_matrix(q @ r.T), rows, centres, references, near, columns=block)
-    for row, centre, ours in zip(rows, centres, found, strict=True):
+    for row, centre, ours in zip(rows, centres, matches, strict=True):
         far = [float(q[row] @ r[i]) for i in range(references) if abs(i - centre) > frames]
         assert ours == max(far, default=-np.inf)
-    np.testing.assert_array_equal(found, of_table)
+    np.testing.assert_array_equal(matches, of_table)
 
 
 def test_rows_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,15 +119,15 @@ def test_rows_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_few_pairs_are_asked_after_the_first_block() -> None:
     rng = np.random.default_rng(0)
     matrix = rng.standard_normal((8, 4000)).astype(np.float32)
-    asked = 0
+    calls = 0
 
     def near(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        nonlocal asked
-        asked += len(a)
+        nonlocal calls
+        calls += len(a)
         return a == b
 
     best_outside(of_matrix(matrix), np.arange(8), np.arange(8), 4000, near, columns=100)
-    assert asked < 8 * 100 + 8 * 100
+    assert calls < 8 * 100 + 8 * 100
 
 
 def test_the_matrix_is_left_as_it_was() -> None:

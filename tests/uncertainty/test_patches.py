@@ -104,9 +104,9 @@ def test_margin_asks_the_best_match_of_another_place(maps: dict[str, torch.Tenso
 
 
 def test_what_is_missing_is_told(maps: dict[str, torch.Tensor]) -> None:
-    with pytest.raises(KappaPlaceError, match="shows its stages"):
+    with pytest.raises(KappaPlaceError, match="needs feature maps"):
         PATCHES.query(evidence(maps, patch_maps=None))
-    with pytest.raises(KappaPlaceError, match="looks at the images"):
+    with pytest.raises(KappaPlaceError, match="needs the images"):
         PATCHES.query(evidence(maps, query_images=None))
 
 

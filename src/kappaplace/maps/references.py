@@ -23,8 +23,8 @@ from kappaplace.maps.store.writer import MapWriter
 from kappaplace.progress import track
 from kappaplace.retrieval import exact
 from kappaplace.retrieval.columns import Columns
-from kappaplace.retrieval.engine import Search
 from kappaplace.retrieval.exact import best_outside, of_descriptors, row_moments
+from kappaplace.retrieval.map_search import Search
 from kappaplace.retrieval.references import Floats, PatchMaps
 from kappaplace.types import Matches
 

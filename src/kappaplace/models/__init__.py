@@ -1,1 +1,1 @@
-"""Image batch → Embeddings: backbones, aggregation, kappa heads, checkpoints."""
+"""Models from image batches to embeddings: backbones, aggregation, kappa heads, checkpoints."""

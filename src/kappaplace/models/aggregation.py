@@ -1,7 +1,7 @@
-"""From feature map to descriptor: CosPlace's aggregation.
+"""Aggregation of a feature map into a descriptor, as in CosPlace.
 
-normalise channels → GeM → Linear → normalise. The first step is done once by the model and shared with
-the kappa head, which reads the same normalised map.
+The steps are: normalize channels, GeM, Linear, normalize. The model runs the first step once and shares the
+result with the kappa head.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ GEM_EPS = 1e-6
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Full precision; nothing is entered where autocast is off already: that costs as much as a kernel."""
+    """Return a context of full precision; an empty one if autocast is off, which saves time."""
     return (
         torch.autocast(device.type, enabled=False)
         if torch.is_autocast_enabled(device.type)
@@ -24,25 +24,33 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     )
 
 
-def normalise_channels(features: Tensor) -> Tensor:
-    """Unit length along the channels of a B×C×H×W map."""
+def normalize_channels(features: Tensor) -> Tensor:
+    """Scale the channels of a B×C×H×W map to unit length."""
     return F.normalize(features, p=2.0, dim=1)
 
 
 def gem(features: Tensor, p: Tensor | float, eps: float = GEM_EPS) -> Tensor:
-    """Generalised mean over the spatial axes: B×C×H×W → B×C; p = 1 is the mean, p → ∞ the maximum.
+    """Return the generalized mean over the spatial axes; p = 1 is the mean, p → ∞ the maximum.
 
-    Computed in float32 under autocast: ``eps**p`` underflows in half precision.
+    Computed in float32 under autocast, because ``eps**p`` underflows in half precision.
+
+    Args:
+        features: Feature maps B×C×H×W.
+        p: Exponent.
+        eps: Smallest value of a feature.
+
+    Returns:
+        Pooled features B×C.
     """
     with without_autocast(features.device):
         features = features if features.dtype == torch.float64 else features.float()
-        # `1 / p` of a tensor would be two kernels, and a small model notices each of them.
+        # `1 / p` of a tensor would be two kernels, a measurable cost in a small model.
         root = p.reciprocal() if isinstance(p, Tensor) else 1.0 / p
         return features.clamp(min=eps).pow(p).mean(dim=(-2, -1)).pow(root)
 
 
 class GeM(nn.Module):
-    """Generalised-mean pooling with a learnable exponent."""
+    """Generalized-mean pooling with a learnable exponent."""
 
     def __init__(self, p: float = 3.0) -> None:
         super().__init__()
@@ -53,7 +61,7 @@ class GeM(nn.Module):
 
 
 class Aggregation(nn.Module):
-    """GeM and a linear projection of a channel-normalised map; the caller normalises the result."""
+    """GeM and a linear projection of a channel-normalized map; the caller normalizes the result."""
 
     def __init__(self, channels: int, dim: int) -> None:
         super().__init__()
@@ -61,8 +69,8 @@ class Aggregation(nn.Module):
         self.project = nn.Linear(channels, dim)
 
     def from_pooled(self, pooled: Tensor) -> Tensor:
-        """The descriptor before its normalisation; GeM gives float32 even in a half-precision model."""
+        """Return the descriptor before its normalization; GeM returns float32 even in a float16 model."""
         return self.project(pooled.to(self.project.weight.dtype))
 
-    def forward(self, normalised: Tensor) -> Tensor:
-        return self.from_pooled(self.gem(normalised))
+    def forward(self, normalized: Tensor) -> Tensor:
+        return self.from_pooled(self.gem(normalized))

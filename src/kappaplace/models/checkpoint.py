@@ -1,7 +1,7 @@
-"""Own checkpoints: a folder with weights in safetensors and one JSON card. Nothing is ever unpickled.
+"""Checkpoints: a folder with weights in safetensors and a JSON card. Nothing is ever unpickled.
 
-The weights file carries the start of its checksum in its name and the card, written last, names it: a
-process killed between the two leaves the old card with the old weights.
+The name of the weights file contains the start of its checksum. The card, written last, contains this name. A
+process that is killed between the two leaves the old card with the old weights.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
-from kappaplace.files import make_folder, replace_file, sha256_of, telling
+from kappaplace.files import make_folder, replace_file, sha256_of, telling, write_file
 from kappaplace.models.encoder import check_dim, load_state, state_digest
 from kappaplace.models.exported import ExportedModel, kind_of, load_exported
 from kappaplace.models.frozen import FrozenArchitecture, FrozenEncoder
@@ -33,58 +33,69 @@ from kappaplace.version import package_version
 CARD = "card.json"
 FORMAT = 1
 SMALL = 4096
-"""Numbers in a tensor up to which half precision saves nothing: biases, BatchNorm's statistics, κ's head."""
+"""Largest tensor that is never rounded to half precision: biases, BatchNorm statistics, the kappa head."""
 _KEYS = ("kind", "architecture", "preprocessing", "data", "licence", "metrics", "notes", "weights", "sha256")
 
-
+CardRecord: TypeAlias = dict[str, Any]
+"""Content of a model card."""
 TrainableModel: TypeAlias = PlaceModel | FrozenEncoder
 AnyModel: TypeAlias = TrainableModel | ExportedModel
 
 
 @dataclass(frozen=True)
 class ModelCard:
-    """What a user must know about a model besides its weights."""
+    """Facts about a model for its users."""
 
     data: str = "not stated"
-    """What it was trained on."""
+    """Training data."""
     licence: str = "not stated"
+    """License of the weights."""
     metrics: dict[str, float] = field(default_factory=dict)
+    """Metrics of the model by name."""
     notes: str = ""
+    """Further facts."""
 
 
 def save_model(
-    model: PlaceModel | FrozenEncoder,
+    model: TrainableModel,
     folder: str | Path,
     card: ModelCard | None = None,
     *,
     half: bool = False,
 ) -> Path:
-    """Write weights and card; an interrupted write leaves the model that was there before.
+    """Write the weights and the card of a model; an interrupted write leaves the previous model.
 
-    Of a FrozenEncoder only the head is written, with a fingerprint of the encoder it belongs to. ``half``
-    rounds large tensors to float16, half the bytes; loading gives float32 again, of the rounded values.
+    Args:
+        model: The model. For a `FrozenEncoder`, only the head is written, with a fingerprint of its encoder.
+        folder: Folder to write; it is created if it does not exist.
+        card: Facts about the model.
+        half: Round large tensors to float16, which halves the size; `load_model` returns float32 again.
+
+    Returns:
+        The folder.
+
+    Raises:
+        KappaPlaceError: If the folder cannot be written.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     made = save_model(PlaceModel.create("resnet_tiny", dim=16), folder, ModelCard(data="my town"))
-    ...     model, card = load_checkpoint(made)
+    ...     path = save_model(PlaceModel.create("resnet_tiny", dim=16), folder, ModelCard(data="my town"))
+    ...     model, card = load_checkpoint(path)
     >>> model.dim, card.data
     (16, 'my town')
     """
     folder = make_folder(folder)
     card = card or ModelCard()
-    frozen = isinstance(model, FrozenEncoder)
-    part = model.head if isinstance(model, FrozenEncoder) else model
-    state = {name: value.contiguous().cpu() for name, value in part.state_dict().items()}
+    state = {name: value.contiguous().cpu() for name, value in _stored_part(model).state_dict().items()}
     if half:
-        state = {name: rounded(value) for name, value in state.items()}
+        state = {name: _round(value) for name, value in state.items()}
     digest = state_digest(state)
     weights = f"model-{digest[:12]}.safetensors"
     replace_file(folder / weights, lambda file: _write_weights(state, file))
     record = {
         "format": FORMAT,
         "kappaplace": package_version(),
-        "kind": "frozen-encoder" if frozen else "place-model",
+        "kind": "frozen-encoder" if isinstance(model, FrozenEncoder) else "place-model",
         "architecture": to_plain(model.architecture),
         "preprocessing": model.preprocessing.to_dict(),
         "data": card.data,
@@ -94,8 +105,7 @@ def save_model(
         "weights": weights,
         "sha256": sha256_of(folder / weights),
     }
-    text = json.dumps(record, indent=2, ensure_ascii=False) + "\n"
-    replace_file(folder / CARD, lambda file: file.write_text(text, encoding="utf-8"))
+    write_file(folder / CARD, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
     for old in folder.glob("model-*.safetensors"):
         if old.name != weights:
             old.unlink(missing_ok=True)
@@ -113,31 +123,31 @@ def load_model(
 
     Args:
         source: A folder written by `save_model`, a file of ``kappaplace export``, a weights file of another
-            project, or a name that ``kappaplace models`` lists. Default: the pretrained model that comes
-            with the package.
-        dim: Dimension of the descriptor that is expected; any other one is refused.
-        backbone: Backbone of a weights file, where it cannot be recognized (``resnet50_v1`` has the same
-            weights as ``resnet50``).
-        encoder: The module that a saved `FrozenEncoder` belongs to.
+            project, or a name that ``kappaplace models`` lists. Default: the pretrained model of the package.
+        dim: Expected dimension of the descriptor. Default: any.
+        backbone: Backbone of a weights file of another project, if it cannot be detected (``resnet50_v1`` has
+            the same weights as ``resnet50``).
+        encoder: The encoder that a saved `FrozenEncoder` belongs to.
 
     Returns:
         The model in evaluation mode.
 
     Raises:
-        KappaPlaceError: If there is no such model, or it cannot be read.
+        KappaPlaceError: If the model does not exist, cannot be read, or has another dimension.
 
     >>> model = load_model()
     >>> model.dim, model.preprocessing.fixed_size
     (512, (320, 320))
     """
     source = DEFAULT if source is None else source
-    # A name of ours comes before a folder that happens to be called so: a Path, or ./NAME, means the folder.
+    # The name of a shipped model has priority over a folder of this name; pass ./NAME for the folder.
     path = shipped_folder(source) if isinstance(source, str) and is_shipped(source) else Path(source)
     if path.is_file() and kind_of(path) is None:
         return load_foreign(path, dim=dim, backbone=backbone)
     if backbone is not None:
         raise KappaPlaceError(
-            f"A backbone can be stated for a foreign weights file only; '{source}' says itself what it is."
+            f"backbone is only for weights files of other projects, but '{source}' specifies its own. Omit "
+            "it."
         )
     if path.is_file():
         exported = load_exported(path)
@@ -148,8 +158,8 @@ def load_model(
     hub = HUB.get(str(source))
     if hub is None:
         raise KappaPlaceError(
-            f"No model '{source}': it is neither a folder, nor a weights file, nor a known name; "
-            "`kappaplace models` lists the names."
+            f"No model '{source}': this is not a folder, a weights file or the name of a model. List the "
+            "names with `kappaplace models`."
         )
     check_dim(hub.dim, dim, hub.name)
     if hub.kind == "torch.hub":
@@ -158,11 +168,11 @@ def load_model(
 
 
 def trainable(model: AnyModel) -> TrainableModel:
-    """A model whose weights are at hand; an exported file is refused."""
+    """Return a model that can be trained; raise an error for an exported file."""
     if isinstance(model, ExportedModel):
         raise KappaPlaceError(
-            f"The exported model {model.file} cannot be trained or fitted: its graph is fixed; give the "
-            f"model it was made of ({model.record.name})."
+            f"The exported model {model.file} cannot be trained or fitted. Use the original model "
+            f"({model.record.name})."
         )
     return model
 
@@ -171,20 +181,24 @@ def _from_folder(folder: Path, dim: int | None, encoder: nn.Module | None) -> An
     record = read_card(folder)
     if record["kind"] == "place-model":
         return load_checkpoint(folder, dim=dim)[0]
-    with telling(f"The model card of {folder} names no encoder"):
+    with telling(f"The model card of {folder} does not contain an encoder"):
         name = str(record["architecture"]["encoder"])
     if encoder is None and name in HUB:
         encoder = load_torch_hub(HUB[name]).encoder
     if encoder is None:
         raise KappaPlaceError(
-            f"The model {folder} is a kappa head for an encoder of yours; give it: "
-            "load_model(folder, encoder=your_module)."
+            f"The model {folder} is a kappa head for your own encoder. Pass it: load_model(folder, "
+            "encoder=your_module)."
         )
     return load_head(folder, encoder, dim=dim)
 
 
-def rounded(value: Tensor) -> Tensor:
-    """A large tensor in half precision; one that is small, or holds numbers beyond its range, as it is."""
+def _stored_part(model: TrainableModel) -> nn.Module:
+    return model.head if isinstance(model, FrozenEncoder) else model
+
+
+def _round(value: Tensor) -> Tensor:
+    """Round a large tensor to half precision, unless its numbers exceed the range of float16."""
     if value.dtype != torch.float32 or value.numel() <= SMALL:
         return value
     halved = value.half()
@@ -192,7 +206,15 @@ def rounded(value: Tensor) -> Tensor:
 
 
 def load_checkpoint(folder: str | Path, *, dim: int | None = None) -> tuple[PlaceModel, ModelCard]:
-    """Read a PlaceModel written by `save_model`; ``dim`` refuses a model of another dimension."""
+    """Read a `PlaceModel` and its card, as `save_model` wrote them.
+
+    Args:
+        folder: The folder.
+        dim: Expected dimension of the descriptor. Default: any.
+
+    Returns:
+        The model in evaluation mode, and its card.
+    """
     folder = Path(folder)
     record = read_card(folder)
     with telling(f"The model card {folder / CARD} does not describe a model"):
@@ -206,7 +228,16 @@ def load_checkpoint(folder: str | Path, *, dim: int | None = None) -> tuple[Plac
 
 
 def load_head(folder: Path, encoder: nn.Module, *, dim: int | None = None) -> FrozenEncoder:
-    """Put a saved kappa head back beside the encoder it was trained for; another encoder is refused."""
+    """Read a saved kappa head.
+
+    Args:
+        folder: The folder.
+        encoder: The encoder that the head was trained for.
+        dim: Expected dimension of the descriptor. Default: any.
+
+    Returns:
+        The model in evaluation mode.
+    """
     record = read_card(folder)
     with telling(f"The model card {folder / CARD} does not describe a head"):
         model = FrozenEncoder.of(
@@ -221,14 +252,13 @@ def load_head(folder: Path, encoder: nn.Module, *, dim: int | None = None) -> Fr
     return model.eval()
 
 
-def load_weights(model: PlaceModel | FrozenEncoder, folder: Path) -> None:
-    """Put the weights of a folder into a model of the same form."""
-    part = model.head if isinstance(model, FrozenEncoder) else model
-    load_state(part, _read_weights(folder, read_card(folder)), str(folder))
+def load_weights(model: TrainableModel, folder: Path) -> None:
+    """Load the weights of a folder into a model of the same structure."""
+    load_state(_stored_part(model), _read_weights(folder, read_card(folder)), str(folder))
 
 
-def read_card(folder: Path) -> dict[str, Any]:
-    """The card of a model folder, complete or refused."""
+def read_card(folder: Path) -> CardRecord:
+    """Read the card of a model folder; raise an error if a field is missing."""
     file = folder / CARD
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
@@ -237,14 +267,14 @@ def read_card(folder: Path) -> dict[str, Any]:
             record = {key: record[key] for key in _KEYS}
     except FileNotFoundError:
         raise KappaPlaceError(
-            f"No model at {folder}: there is no {CARD}; give a folder written by kappaplace."
+            f"No model at {folder}: there is no {CARD}. Pass a folder written by kappaplace."
         ) from None
     except (KeyError, TypeError, ValueError, OSError) as error:
         raise KappaPlaceError(f"The model card {file} cannot be read: {error!r}.") from None
     if newer:
         raise KappaPlaceError(
-            f"The checkpoint {folder} was written by kappaplace {record.get('kappaplace')}, which is newer; "
-            "upgrade this one."
+            f"The checkpoint {folder} was written by kappaplace {record.get('kappaplace')}, a newer version. "
+            "Upgrade kappaplace."
         )
     return record
 
@@ -252,25 +282,30 @@ def read_card(folder: Path) -> dict[str, Any]:
 def _write_weights(state: dict[str, Tensor], file: Path) -> None:
     try:
         save_file(state, file)
-    except SafetensorError as error:  # it wraps the disk's errors
-        raise KappaPlaceError(f"Cannot write {file.parent}: {error}; the model there is unchanged.") from None
+    except SafetensorError as error:  # safetensors wraps errors of the disk
+        raise KappaPlaceError(f"Cannot write {file.parent}: {error}. The old model is unchanged.") from None
 
 
-def checked_weights(folder: Path, record: dict[str, Any]) -> Path:
-    """The weights file that a card names, if it is the one the card was written for."""
-    # Only a plain file name: a card from elsewhere must not reach out of its folder.
+def checked_weights(folder: Path, record: CardRecord) -> Path:
+    """Return the weights file of a model, after checking its checksum.
+
+    Args:
+        folder: Folder of the model.
+        record: Its card.
+    """
+    # Only the file name: an untrusted card must not refer to files outside its folder.
     file = folder / Path(str(record["weights"])).name
-    with telling(f"The weights that {folder / CARD} names cannot be read"):
-        found = sha256_of(file)
-    if found != record["sha256"]:
+    with telling(f"The weights of {folder / CARD} cannot be read"):
+        checksum = sha256_of(file)
+    if checksum != record["sha256"]:
         raise KappaPlaceError(
-            f"The weights in {file} are not those its card was written for (checksum differs): "
-            "the file is damaged or was exchanged; restore the folder from a copy."
+            f"The weights in {file} do not match the model card (checksum differs): the file is damaged or "
+            "was replaced. Restore the folder from a copy."
         )
     return file
 
 
-def _read_weights(folder: Path, record: dict[str, Any]) -> dict[str, Tensor]:
+def _read_weights(folder: Path, record: CardRecord) -> dict[str, Tensor]:
     file = checked_weights(folder, record)
     try:
         return load_file(file)

@@ -1,11 +1,11 @@
-"""What every encoder has in common, and the checksum by which its embeddings are recognized."""
+"""Common interface of all encoders, and the checksums that identify their embeddings."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,17 +14,17 @@ from kappaplace.data.images import Preprocessing, Source
 from kappaplace.errors import KappaPlaceError
 from kappaplace.models.embedding import embed_images
 from kappaplace.models.heads import Head
-from kappaplace.types import Embeddings
+from kappaplace.types import Embeddings, Json
 
 
 class Encoder(Protocol):
-    """Images in, embeddings out: a trained, frozen, exported or optimized model."""
+    """Any model that embeds images: trained, frozen, exported or optimized."""
 
     preprocessing: Preprocessing
 
     @property
     def dim(self) -> int:
-        """Length of a descriptor."""
+        """Dimension of the descriptor."""
 
     @property
     def has_kappa(self) -> bool:
@@ -35,11 +35,19 @@ class Encoder(Protocol):
         """Checksum of everything that embeddings depend on."""
 
     def embed(self, images: Iterable[Source] | Source, *, batch_size: int = 32) -> Embeddings:
-        """Return descriptors and κ of images in input order."""
+        """Embed images.
+
+        Args:
+            images: Paths, Pillow images or H×W×3 arrays, or one of them.
+            batch_size: Number of images to embed at once.
+
+        Returns:
+            Descriptors and κ in input order.
+        """
 
 
 class EncoderModule(nn.Module):
-    """Base class of the encoders here."""
+    """Base class of the encoders of this package."""
 
     preprocessing: Preprocessing
 
@@ -61,7 +69,7 @@ class EncoderModule(nn.Module):
         Args:
             images: Paths, Pillow images or H×W×3 arrays, or one of them.
             batch_size: Number of images to embed at once.
-            device: Device to move the model to. Default: where it is.
+            device: Device to move the model to. Default: do not move it.
             progress: Show a progress bar.
 
         Returns:
@@ -75,8 +83,8 @@ class EncoderModule(nn.Module):
         )
 
 
-def fingerprint_of(module: nn.Module, description: dict[str, Any]) -> str:
-    """Return the checksum of a module's weights and of what it is built of."""
+def fingerprint_of(module: nn.Module, description: Mapping[str, Json]) -> str:
+    """Return the checksum of a module's weights and structure."""
     text = json.dumps([type(module).__name__, description, state_digest(module.state_dict())], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -91,31 +99,43 @@ def state_digest(state: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def check_dim(found: int, wanted: int | None, where: str) -> None:
-    """Refuse descriptors of another dimension than was asked for."""
-    if wanted is not None and wanted != found:
+def check_dim(dim: int, expected: int | None, source: str) -> None:
+    """Raise an error if descriptors do not have the expected dimension.
+
+    Args:
+        dim: Dimension of the descriptors.
+        expected: Expected dimension. None: any.
+        source: Name of the checkpoint, for the message.
+    """
+    if expected is not None and expected != dim:
         raise KappaPlaceError(
-            f"The checkpoint {where} has {found}-dimensional descriptors, {wanted} were asked for; "
-            "use a checkpoint of that dimension or train one."
+            f"The checkpoint {source} has {dim}-dimensional descriptors, expected {expected}. Use or train a "
+            "checkpoint of this dimension."
         )
 
 
-def load_state(model: nn.Module, state: dict[str, Tensor], where: str) -> None:
-    """`load_state_dict` with one sentence instead of a page when something does not fit."""
+def load_state(model: nn.Module, state: dict[str, Tensor], source: str) -> None:
+    """Call `load_state_dict`, with a short message if the weights do not fit.
+
+    Args:
+        model: The model.
+        state: The weights.
+        source: Name of the checkpoint, for the message.
+    """
     own = model.state_dict()
     for name, value in state.items():
         if name in own and own[name].shape != value.shape:
             raise KappaPlaceError(
-                f"The checkpoint {where} does not fit the model: '{name}' has shape {tuple(value.shape)}, "
-                f"expected {tuple(own[name].shape)}; was it made for another dimension or backbone?"
+                f"The checkpoint {source} does not fit the model: '{name}' has shape {tuple(value.shape)}, "
+                f"expected {tuple(own[name].shape)}. Check its dimension and backbone."
             )
-    # Files older than BatchNorm's step counter lack it; nothing at inference depends on it.
+    # Old files do not have the step counter of BatchNorm, which inference does not need.
     missing = sorted(name for name in set(own) - set(state) if not name.endswith("num_batches_tracked"))
     unexpected = sorted(set(state) - set(own))
     if missing or unexpected:
         example = missing[0] if missing else unexpected[0]
         raise KappaPlaceError(
-            f"The checkpoint {where} does not fit the model: {len(missing)} tensors are missing and "
-            f"{len(unexpected)} are unknown (for instance '{example}')."
+            f"The checkpoint {source} does not fit the model: {len(missing)} tensors are missing and "
+            f"{len(unexpected)} are unexpected (for example '{example}')."
         )
     model.load_state_dict(state, strict=False)

@@ -1,7 +1,7 @@
-"""ExportedModel: a model that lies in one file for another runtime, behind the interface of a PlaceModel.
+"""ExportedModel: a model file for another runtime, with the interface of a `PlaceModel`.
 
-Such a file (`kappaplace export`) carries a record of what it is: preprocessing, names of its outputs, the
-model it was made of, and its calibration. Reading it needs the runtime, and none of the model's own code.
+A file of `kappaplace export` contains a record with its preprocessing, the names of its outputs, its source
+model and its calibration. Loading it requires the runtime, but not the code of the model.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import io
 import json
 import struct
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from threading import Lock
-from typing import Any, Protocol
+from types import ModuleType
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,28 +25,31 @@ from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError, MissingExtra
 from kappaplace.models.embedding import check_images
 from kappaplace.models.encoder import EncoderModule
-from kappaplace.types import Embeddings
+from kappaplace.types import Embeddings, Json
 
 KEY = "kappaplace"
-"""Under it a file keeps its record: in ONNX's metadata, OpenVINO's rt_info."""
+"""Key of the record in a file: in the metadata of ONNX, in rt_info of OpenVINO."""
 XML, BIN = "model.xml", "model.bin"
-"""What the one file of an OpenVINO model holds: its two, as OpenVINO itself writes them."""
+"""Members of an OpenVINO model file: the two files that OpenVINO itself writes."""
 
 
 class Runtime(Protocol):
-    """An opened file."""
+    """An opened model file."""
 
     content: bytes
+    """Content of the file."""
     text: str | None
-    """Its record as JSON; None in a file of somebody else's."""
+    """Its record as JSON; None if the file was not written by kappaplace."""
 
-    def run(self, images: Tensor, names: Sequence[str]) -> list[Tensor]: ...
+    def run(self, images: Tensor, names: Sequence[str]) -> list[Tensor]:
+        """Return the named outputs for a batch of images."""
+        ...
 
 
 class OnnxRuntime:
-    """ONNX Runtime on the CPU, with as many threads as torch has."""
+    """ONNX Runtime on the CPU, with as many threads as torch."""
 
-    def __init__(self, content: bytes, where: str) -> None:
+    def __init__(self, content: bytes, source: str) -> None:
         ort = imported("onnxruntime")
         self.content = content
         options = ort.SessionOptions()
@@ -54,23 +58,23 @@ class OnnxRuntime:
         try:
             self.session = ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
             self.text: str | None = self.session.get_modelmeta().custom_metadata_map.get(KEY)
-        except Exception as error:  # its own kinds, one for each stage of loading
-            raise unreadable(where, error) from None
+        except Exception as error:  # one class per stage of loading
+            raise unreadable(source, error) from None
 
     def run(self, images: Tensor, names: Sequence[str]) -> list[Tensor]:
         (first,) = self.session.get_inputs()
-        made = self.session.run(list(names), {first.name: images.numpy()})
-        return [torch.from_numpy(part) for part in made]
+        outputs = self.session.run(list(names), {first.name: images.numpy()})
+        return [torch.from_numpy(output) for output in outputs]
 
 
 class OpenVino:
-    """OpenVINO on the CPU, tuned for latency.
+    """OpenVINO on the CPU, optimized for latency.
 
-    It computes in float32 unless the file was made for half precision: left to itself, it takes bfloat16
-    where the processor has it, and κ would differ from machine to machine.
+    It computes in float32 unless the file was exported in half precision. By default, OpenVINO uses bfloat16
+    if the processor supports it, and κ would depend on the machine.
     """
 
-    def __init__(self, content: bytes, where: str) -> None:
+    def __init__(self, content: bytes, source: str) -> None:
         ov = imported("openvino")
         self.content = content
         core = ov.Core()
@@ -82,77 +86,82 @@ class OpenVino:
                 str(model.get_rt_info(KEY).astype(str)) if model.has_rt_info(KEY) else None
             )
             options = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
-            if _stated(self.text, "precision") != "float16":
+            if _recorded(self.text, "precision") != "float16":
                 options["INFERENCE_PRECISION_HINT"] = "f32"
             self.compiled = core.compile_model(model, "CPU", options)
-        except Exception as error:  # plain RuntimeErrors of several pages
-            raise unreadable(where, error) from None
+        except Exception as error:  # a RuntimeError with a long message
+            raise unreadable(source, error) from None
         self.request, self.busy = self.compiled.create_infer_request(), Lock()
 
     def run(self, images: Tensor, names: Sequence[str]) -> list[Tensor]:
-        with self.busy:  # a request answers one caller at a time
+        with self.busy:  # a request serves one caller at a time
             self.request.infer([images.contiguous().numpy()])
-            # Copied: the memory belongs to the request, which is used again.
+            # Copied, because the request reuses its memory.
             return [torch.from_numpy(self.request.get_tensor(name).data.copy()) for name in names]
 
 
 def kind_of(file: Path) -> type[OnnxRuntime] | type[OpenVino] | None:
-    """Return the runtime that a file is for, by its content; None for one that was not exported."""
+    """Return the runtime of a file by its content; None if the file is not an exported model."""
     if file.suffix.lower() == ".onnx":
         return OnnxRuntime
     try:
         with zipfile.ZipFile(file) as parts:
             return _kind_of_zip(parts, str(file))
     except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError, struct.error):
-        return None  # no zip file that anybody could read
+        return None  # not a valid zip file
 
 
-def _kind_of_zip(parts: zipfile.ZipFile, where: str) -> type[OpenVino] | None:
+def _kind_of_zip(parts: zipfile.ZipFile, source: str) -> type[OpenVino] | None:
     names = parts.namelist()
     if any(name.endswith(f"/extra/{KEY}") for name in names):
         raise KappaPlaceError(
-            f"The file {where} is a TorchScript export of an earlier version, which is no longer read. "
+            f"The file {source} is a TorchScript export of an earlier version, which is no longer supported. "
             "Export the model again as ONNX."
         )
     return OpenVino if XML in names and BIN in names else None
 
 
-def open_runtime(content: bytes, where: str) -> Runtime:
-    """The runtime of a file's content."""
+def open_runtime(content: bytes, source: str) -> Runtime:
+    """Open a model file with its runtime.
+
+    Args:
+        content: Content of the file.
+        source: Name of the file, for messages.
+    """
     if not zipfile.is_zipfile(io.BytesIO(content)):
-        return OnnxRuntime(content, where)
+        return OnnxRuntime(content, source)
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as parts:
-            kind = _kind_of_zip(parts, where)
+            kind = _kind_of_zip(parts, source)
     except KappaPlaceError:
         raise
-    except Exception as error:  # a zip file by its end alone
-        raise unreadable(where, error) from None
+    except Exception as error:  # only the end of the file looks like a zip file
+        raise unreadable(source, error) from None
     if kind is None:
-        raise KappaPlaceError(f"The file {where} is no model that was exported.")
-    return kind(content, where)
+        raise KappaPlaceError(f"The file {source} is not an exported model.")
+    return kind(content, source)
 
 
-def imported(name: str) -> Any:
-    """A runtime's package, or one sentence on how to get it."""
+def imported(name: str) -> ModuleType:
+    """Import a package of a runtime, or raise an error with the command that installs it."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
         raise MissingExtra(f"The runtime {name}", "export") from error
 
 
-def _stated(text: str | None, key: str) -> Any:
-    """One value of a record; None where there is no record, which whoever reads it whole will tell."""
+def _recorded(text: str | None, key: str) -> Json:
+    """Return one value of a record; None without a valid record, which `ExportRecord.from_json` reports."""
     try:
         return json.loads(text or "{}").get(key)
     except (ValueError, AttributeError):
         return None
 
 
-def unreadable(where: str, error: Exception) -> KappaPlaceError:
-    """One sentence for a file that its runtime refuses."""
+def unreadable(source: str, error: Exception) -> KappaPlaceError:
+    """Return the error for a file that its runtime cannot load."""
     reason = (str(error).strip().splitlines() or [type(error).__name__])[-1].rstrip(".")[:200]
-    return KappaPlaceError(f"The exported model {where} cannot be loaded ({reason}); export it again.")
+    return KappaPlaceError(f"The exported model {source} cannot be loaded ({reason}). Export it again.")
 
 
 FORMAT = 1
@@ -161,72 +170,78 @@ DESCRIPTOR, KAPPA, VARIANCE, PATCHES = "descriptor", "kappa", "variance", "patch
 
 @dataclass(frozen=True)
 class ExportRecord:
-    """What an exported file says of itself: one JSON object under the key ``kappaplace``."""
+    """Record of an exported file: a JSON object under the key ``kappaplace``."""
 
     name: str
-    """What was exported: the name of a model or of its folder."""
+    """Name of the model or its folder."""
     fingerprint: str
-    """Tells maps which model this is: that of the source, except for int8, which is a model of its own."""
+    """Checksum that identifies the model to a map: that of the source, except for int8, a separate model."""
     source: str
-    """Fingerprint of the model it was made of."""
-    preprocessing: dict[str, Any]
+    """Fingerprint of the source model."""
+    preprocessing: dict[str, Json]
+    """Preprocessing of the images, as `Preprocessing.to_dict` returns it."""
     dim: int
+    """Dimension of the descriptor."""
     outputs: tuple[str, ...]
+    """Names of the outputs."""
     precision: str
-    """float32, float16 (weights rounded, half precision where the machine has it) or int8."""
+    """float32, float16 (rounded weights, half precision if the machine supports it) or int8."""
     opset: int | None = None
-    """Of ONNX; None in files of earlier versions."""
+    """ONNX opset; None in files of earlier versions."""
     size: tuple[int, int] | None = None
-    """Height and width where the graph takes no other; None: any."""
+    """Only height and width that the graph accepts. None: any."""
     parity: dict[str, float] | None = None
-    """How far it was from its source when it was made."""
-    calibration: dict[str, Any] | None = None
-    """A stored calibration of the source, see `kappaplace.calibration.calibration`."""
+    """Difference from the source model at export."""
+    calibration: dict[str, Json] | None = None
+    """A stored calibration of the source model, see `kappaplace.calibration.calibration`."""
     licence: str = "not stated"
+    """License of the weights."""
     kappaplace: str = ""
-    """The version that wrote it."""
+    """Version of kappaplace that wrote the file."""
     format: int = FORMAT
+    """Version of this record."""
 
     def to_json(self) -> str:
-        """One line of plain values."""
+        """Return the record as one line of JSON."""
         return json.dumps(asdict(self), ensure_ascii=False)
 
     @classmethod
-    def from_json(cls, text: str | None, where: str) -> ExportRecord:
-        """The inverse of `to_json`; a file without a record, or of a later version, is refused."""
+    def from_json(cls, text: str | None, source: str) -> ExportRecord:
+        """Parse a record.
+
+        Args:
+            text: The JSON text. None: the file does not have a record.
+            source: Name of the file, for messages.
+        """
         if not text:
             raise KappaPlaceError(
-                f"The file {where} does not say how its images are prepared: it was not made by "
-                "`kappaplace export`."
+                f"The file {source} does not contain its preprocessing. Write it with `kappaplace export`."
             )
         try:
             values = json.loads(text)
             if values["format"] > FORMAT:
                 raise KappaPlaceError(
-                    f"The file {where} was exported by kappaplace {values.get('kappaplace')}, which is "
-                    "newer; upgrade this one."
+                    f"The file {source} was exported by kappaplace {values.get('kappaplace')}, a newer "
+                    "version. Upgrade kappaplace."
                 )
-            known = {key: values[key] for key in (field.name for field in fields(cls)) if key in values}
-            known["outputs"] = tuple(known["outputs"])
-            known["size"] = None if known.get("size") is None else tuple(known["size"])
-            return cls(**known)
+            values = {field.name: values[field.name] for field in fields(cls) if field.name in values}
+            size = values.get("size")
+            values |= {"outputs": tuple(values["outputs"]), "size": None if size is None else tuple(size)}
+            return cls(**values)
         except (ValueError, KeyError, TypeError) as error:
-            raise KappaPlaceError(f"The record in {where} cannot be read ({error!r}).") from None
+            raise KappaPlaceError(f"The record in {source} cannot be read ({error!r}).") from None
 
 
 class ExportedModel(EncoderModule):
-    """An exported file at work: the same forward, ``embed`` and ``patch_maps`` as a `PlaceModel`.
+    """An exported model on the CPU, with the same forward, ``embed`` and ``patch_maps`` as a `PlaceModel`."""
 
-    It runs on the CPU.
-    """
-
-    head: None = None  # what a head would do is part of the graph
+    head: None = None  # the head is part of the graph
 
     def __init__(self, runtime: Runtime, record: ExportRecord, file: str = "") -> None:
         super().__init__()
         self.runtime, self.record, self.file = runtime, record, file
         self.preprocessing = Preprocessing.from_dict(record.preprocessing)
-        # Whoever embeds asks a parameter for device and type.
+        # `embed_images` reads device and type from a parameter.
         self.place = nn.Parameter(torch.empty(0), requires_grad=False)
         self.eval()
 
@@ -237,7 +252,7 @@ class ExportedModel(EncoderModule):
 
     @property
     def fingerprint(self) -> str:
-        """Checksum of the file, as its record has it."""
+        """Checksum in the record of the file."""
         return self.record.fingerprint
 
     @property
@@ -247,26 +262,26 @@ class ExportedModel(EncoderModule):
 
     @property
     def shows_patches(self) -> bool:
-        """Whether the file gives patch maps."""
+        """Whether the file has patch maps."""
         return PATCHES in self.record.outputs
 
     def forward(self, images: Tensor) -> Embeddings:
-        """B×3×H×W, normalised as ``preprocessing`` says → descriptors B×d and κ of shape B."""
+        """Compute descriptors B×d and κ of shape B from images B×3×H×W, normalized by ``preprocessing``."""
         names = [name for name in self.record.outputs if name != PATCHES]
-        made = dict(zip(names, self._run(images, names), strict=True))
-        return Embeddings(made[DESCRIPTOR], made.get(KAPPA), made.get(VARIANCE))
+        outputs = dict(zip(names, self._run(images, names), strict=True))
+        return Embeddings(outputs[DESCRIPTOR], outputs.get(KAPPA), outputs.get(VARIANCE))
 
     def patch_maps(self, images: Tensor) -> Tensor:
-        """Feature maps to compare two images cell by cell, where they were exported."""
+        """Compute feature maps for patch matching; raise an error if they were not exported."""
         if not self.shows_patches:
             raise KappaPlaceError(
-                f"The exported model {self.file} gives no patch maps, so matches cannot be compared cell by "
-                "cell; export it again without --no-patches, from a ResNet or EfficientNet-Lite."
+                f"The exported model {self.file} has no patch maps for patch matching. Export a ResNet or "
+                "EfficientNet-Lite without --no-patches."
             )
         return self._run(images, [PATCHES])[0]
 
     def train(self, mode: bool = True) -> ExportedModel:
-        """Stays in evaluation mode: there is nothing to train."""
+        """Stay in evaluation mode: an exported model cannot be trained."""
         return super().train(False)
 
     def _run(self, images: Tensor, names: list[str]) -> list[Tensor]:
@@ -274,29 +289,29 @@ class ExportedModel(EncoderModule):
         size = self.record.size
         if size is not None and tuple(images.shape[-2:]) != size:
             raise KappaPlaceError(
-                f"The exported model {self.file} takes images of {size[0]}×{size[1]} pixels alone, got "
-                f"{images.shape[-2]}×{images.shape[-1]}; export it again with the preprocessing you want."
+                f"The exported model {self.file} accepts only images of {size[0]}×{size[1]} pixels, got "
+                f"{images.shape[-2]}×{images.shape[-1]}. Export it again with another preprocessing."
             )
         return self.runtime.run(images, names)
 
-    def _apply(self, *arguments: Any, **options: Any) -> ExportedModel:
-        super()._apply(*arguments, **options)
-        if self.place.device.type != "cpu":
-            wanted = self.place.device
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ExportedModel:
+        super()._apply(fn, recurse)
+        device = self.place.device
+        if device.type != "cpu":
             self.place = nn.Parameter(torch.empty(0), requires_grad=False)
             raise KappaPlaceError(
-                f"The exported model {self.file} runs on the CPU, not on {wanted}; use the model it was "
-                "made of there."
+                f"The exported model {self.file} runs on the CPU, not on {device}. Use the source model "
+                "instead."
             )
         return self
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # A runtime's session cannot travel to a worker; the file's content can.
+    def __reduce__(self) -> tuple[Callable[[bytes, str], ExportedModel], tuple[bytes, str]]:
+        # The session of a runtime cannot be sent to a worker, but the content of the file can.
         return _from_bytes, (self.runtime.content, self.file)
 
 
 def load_exported(file: str | Path) -> ExportedModel:
-    """The model in a file of `kappaplace export`; which runtime it is for is told by its content."""
+    """Load a file of `kappaplace export`; its content determines the runtime."""
     try:
         return _from_bytes(Path(file).read_bytes(), str(file))
     except OSError as error:

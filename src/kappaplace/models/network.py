@@ -1,4 +1,4 @@
-"""The network of a PlaceModel: backbone, aggregation and head, computed in one pass."""
+"""The network of a PlaceModel: backbone, aggregation and head in one pass."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
-from kappaplace.models.aggregation import Aggregation, normalise_channels
+from kappaplace.models.aggregation import Aggregation, normalize_channels
 from kappaplace.models.backbones import backbone_spec, build_backbone
 from kappaplace.models.embedding import check_images
 from kappaplace.models.encoder import EncoderModule
@@ -29,11 +29,14 @@ from kappaplace.types import Embeddings
 
 @dataclass(frozen=True)
 class Architecture:
-    """Form of a model, without its weights."""
+    """Structure of a model, without its weights."""
 
     backbone: str = "resnet50"
+    """Name of the backbone."""
     dim: int = 512
+    """Dimension of the descriptor."""
     head: HeadName = "mirrored"
+    """Name of the head."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.dim, int) or self.dim < 2:
@@ -43,7 +46,7 @@ class Architecture:
 class Features(NamedTuple):
     """Input of a head; see `kappaplace.models.heads`."""
 
-    normalised: Tensor
+    normalized: Tensor
     pooled: Tensor
     raw: Tensor
     stages: Tensor | None = None
@@ -70,18 +73,25 @@ class Network(EncoderModule):
         return self.architecture.dim
 
     def new_head(self, name: HeadName) -> nn.Module | None:
-        """A fresh head that fits this encoder."""
-        shown: tuple[int, ...] = getattr(self.backbone, "stage_channels", ())
-        if name in ("layers", "layers-mlp") and not shown:
+        """Build a head with random weights that fits this encoder."""
+        stages: tuple[int, ...] = getattr(self.backbone, "stage_channels", ())
+        if name in ("layers", "layers-mlp") and not stages:
             raise KappaPlaceError(
-                f"The head '{name}' reads the stages of a ResNet or EfficientNet-Lite; "
-                f"{self.architecture.backbone} does not show its own."
+                f"The head '{name}' reads the stages of the backbone, which {self.architecture.backbone} "
+                "does not provide. Use a ResNet or EfficientNet-Lite."
             )
         channels = backbone_spec(self.architecture.backbone).channels
-        return build_head(name, channels, self.dim, 2 * sum(shown))
+        return build_head(name, channels, self.dim, 2 * sum(stages))
 
     def features(self, images: Tensor) -> Features:
-        """Everything up to the descriptor before its normalisation."""
+        """Return the features of images.
+
+        Args:
+            images: Normalized images B×3×H×W.
+
+        Returns:
+            The input of the head; ``raw`` is the descriptor before its normalization.
+        """
         check_images(images)
         stages = None
         if isinstance(self.head, LayersKappaHead):
@@ -89,20 +99,34 @@ class Network(EncoderModule):
             stages = stage_statistics(maps)
         else:
             last = self.backbone(images)
-        normalised = normalise_channels(last)
-        pooled = self.aggregation.gem(normalised)
+        normalized = normalize_channels(last)
+        pooled = self.aggregation.gem(normalized)
         if isinstance(self.head, DropoutHead):
             pooled = self.head.drop(pooled)
-        return Features(normalised, pooled, self.aggregation.from_pooled(pooled), stages)
+        return Features(normalized, pooled, self.aggregation.from_pooled(pooled), stages)
 
     def outputs(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
-        """What losses are made of: descriptors B×d at unit length, and the head's own output."""
+        """Return the input of losses.
+
+        Args:
+            images: Normalized images B×3×H×W.
+
+        Returns:
+            Unit descriptors B×d, and the output of the head.
+        """
         features = self.features(images)
         spread = self.head(*features) if isinstance(self.head, Head) else None
         return unit(features.raw), spread
 
     def forward(self, images: Tensor) -> Embeddings:
-        """B×3×H×W, normalised as ``preprocessing`` says → descriptors B×d and κ of shape B."""
+        """Compute descriptors and κ.
+
+        Args:
+            images: Images B×3×H×W, normalized by ``preprocessing``.
+
+        Returns:
+            Unit descriptors B×d and κ (or a variance) of shape B.
+        """
         features = self.features(images)
         if isinstance(self.head, DropoutHead):
             descriptor, variance = self.head.spread_of(features.pooled, self.aggregation)
@@ -112,21 +136,35 @@ class Network(EncoderModule):
 
     @property
     def shows_patches(self) -> bool:
-        """Whether `patch_maps` works: ResNets and EfficientNet-Lite show their stages."""
+        """Whether `patch_maps` works: for ResNets and EfficientNet-Lite."""
         return hasattr(self.backbone, "patch_stage")
 
     def patch_maps(self, images: Tensor) -> Tensor:
-        """Feature maps at a sixteenth of the image's size, to compare two images cell by cell."""
+        """Compute feature maps for patch matching.
+
+        Args:
+            images: Normalized images B×3×H×W.
+
+        Returns:
+            Feature maps B×C×H/16×W/16.
+
+        Raises:
+            KappaPlaceError: If the backbone does not provide its stages.
+        """
         check_images(images)
         if not self.shows_patches:
             raise KappaPlaceError(
-                f"The backbone {self.architecture.backbone} does not show its stages; comparing cells works "
-                "with ResNets and EfficientNet-Lite."
+                f"The backbone {self.architecture.backbone} does not provide patch maps. Use a ResNet or "
+                "EfficientNet-Lite for patch matching."
             )
         return self.backbone.forward_stages(images)[1][self.backbone.patch_stage]  # type: ignore[operator]
 
     def fold(self: N) -> N:
-        """The same model (sharing the encoder) with the mirrored head in its exact inference form."""
+        """Return the model with its mirrored head in the exact inference form; the encoder is shared.
+
+        Returns:
+            The folded model.
+        """
         folded = with_folded_head(self)
         name: HeadName = "folded-tied" if self.architecture.head == "mirrored-tied" else "folded"
         folded.architecture = replace(self.architecture, head=name)
@@ -134,12 +172,18 @@ class Network(EncoderModule):
 
 
 def unit(raw: Tensor) -> Tensor:
-    """Unit length, in float32 even after a half-precision layer."""
+    """Scale to unit length, in float32 even after a half-precision layer."""
     return F.normalize(raw if raw.dtype == torch.float64 else raw.float(), dim=-1)
 
 
 def with_spread(descriptor: Tensor, head: nn.Module | None, spread: Tensor | None) -> Embeddings:
-    """Embeddings with the head's output in the place that its meaning asks for."""
+    """Return embeddings with the output of the head as κ or variance.
+
+    Args:
+        descriptor: Unit descriptors B×d.
+        head: The head.
+        spread: Output of the head.
+    """
     if spread is None or not isinstance(head, Head):
         return Embeddings(descriptor)
     if head.spread == "kappa":
@@ -149,7 +193,7 @@ def with_spread(descriptor: Tensor, head: nn.Module | None, spread: Tensor | Non
 
 
 def default_preprocessing(backbone: str) -> Preprocessing:
-    """Square input at the backbone's own size and statistics."""
+    """Return a preprocessing to square images of the size and statistics of a backbone."""
     spec = backbone_spec(backbone)
     multiple = spec.stride if spec.strict_stride else 1
     return Preprocessing(spec.input_size, "exact", mean=spec.mean, std=spec.std, multiple=multiple)

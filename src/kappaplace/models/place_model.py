@@ -1,4 +1,4 @@
-"""PlaceModel: image batch → unit descriptor and its concentration κ, in one forward pass."""
+"""PlaceModel: unit descriptors and their concentration κ in one forward pass."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from kappaplace.records import to_plain
 
 
 class PlaceModel(Network):
-    """Backbone, CosPlace aggregation and a head for the uncertainty.
+    """Model with a backbone, CosPlace aggregation and a head for the uncertainty.
+
+    Args:
+        architecture: Structure of the model.
+        preprocessing: Preprocessing of the images. Default: square images of the backbone's own size.
 
     >>> model = PlaceModel.create("resnet_tiny", dim=64).eval()
     >>> output = model(torch.zeros(2, 3, 96, 96))
@@ -37,7 +41,21 @@ class PlaceModel(Network):
         pretrained: bool = False,
         preprocessing: Preprocessing | None = None,
     ) -> PlaceModel:
-        """A new model; ``pretrained`` starts the backbone from ImageNet."""
+        """Create a model with random weights.
+
+        Args:
+            backbone: Name of the backbone, as ``kappaplace models`` lists it.
+            dim: Dimension of the descriptor.
+            head: Name of the head.
+            pretrained: Load ImageNet weights into the backbone.
+            preprocessing: Preprocessing of the images. Default: square images of the backbone's own size.
+
+        Returns:
+            The model in training mode.
+
+        Raises:
+            KappaPlaceError: If a name is unknown, or if the weights cannot be downloaded.
+        """
         model = cls(Architecture(backbone, dim, head), preprocessing)
         if pretrained:
             model.backbone = build_backbone(backbone, pretrained=True)
@@ -49,15 +67,32 @@ class PlaceModel(Network):
         return fingerprint_of(self, to_plain(self.architecture))
 
     def optimize(self, device: str | torch.device | None = None, *, way: Way = "auto") -> OptimizedModel:
-        """A copy for inference alone, in the form that runs fastest on ``device`` (default: where it is).
+        """Return a copy for inference, in the form that is fastest on a device.
 
-        Descriptors stay within a cosine of .9999 and κ within 1 % of this model's: half precision is taken
-        only where a few test images confirm it. See `kappaplace.models.fast`.
+        Descriptors stay within a cosine of 0.9999 and κ within 1% of this model: half precision is used only
+        if test images confirm it.
+
+        Args:
+            device: Device of the copy. Default: device of this model.
+            way: Form of the copy: auto, eager, graph, fused or compiled. See `kappaplace.models.fast`.
+
+        Returns:
+            The copy, in evaluation mode.
+
+        Raises:
+            KappaPlaceError: If the device cannot be used, or if the form requires CUDA.
         """
         return optimize(self, device, way=way)
 
     def freeze_partially(self, stages: int | None = None) -> None:
-        """Train only the later stages, the aggregation and the head (default: the backbone's own choice)."""
+        """Freeze the first stages of the backbone; the others, the aggregation and the head train.
+
+        Args:
+            stages: Number of stages to freeze. Default: the usual number for this backbone.
+
+        Raises:
+            KappaPlaceError: If the backbone has fewer stages.
+        """
         count = backbone_spec(self.architecture.backbone).frozen_stages if stages is None else stages
         freeze_stages(self.backbone, count)
         self.aggregation.requires_grad_(True)
@@ -65,14 +100,21 @@ class PlaceModel(Network):
         self.train(self.training)
 
     def freeze_encoder(self) -> None:
-        """Post-training: only the head trains; descriptors and BatchNorm statistics stay as they are."""
+        """Freeze the encoder for post-training: only the head trains, and descriptors do not change."""
         self._frozen_encoder = True
         for module in (self.backbone, self.aggregation):
             module.requires_grad_(False)
         self.train(self.training)
 
     def train(self, mode: bool = True) -> PlaceModel:
-        """As usual, except that frozen parts stay in evaluation mode: BatchNorm must not move there."""
+        """Set the training mode; frozen parts stay in evaluation mode, so their BatchNorm does not change.
+
+        Args:
+            mode: Training mode (True) or evaluation mode (False).
+
+        Returns:
+            This model.
+        """
         super().train(mode)
         if self._frozen_encoder:
             self.backbone.eval()

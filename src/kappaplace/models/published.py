@@ -1,12 +1,12 @@
-"""Trained models that can be fetched by name, and the cache they land in.
+"""Published models: downloads by name, their cache, and readers of weights files of other projects.
 
-The checksum of a file is recorded when it is first downloaded and checked every time it is used, so a
-damaged or exchanged file is noticed; what was downloaded first is trusted.
+The checksum of a file is recorded at its first download and verified at every use, so a damaged or replaced
+file is detected; the first download is trusted.
 
-Readers for three foreign weight layouts; only tensors are read (``weights_only``), never code.
+Weights files have one of three layouts. Only tensors are read (``weights_only``), never code:
 
-* CosPlace's and EigenPlaces' published files: ``backbone.N…``, ``aggregation.1.p``, ``aggregation.3.weight``;
-* the KappaPlace authors' release: the same under ``model_state_dict``, with ``var_head.*`` and
+* published files of CosPlace and EigenPlaces: ``backbone.N…``, ``aggregation.1.p``, ``aggregation.3.weight``;
+* the release of the KappaPlace authors: the same under ``model_state_dict``, with ``var_head.*`` and
   ``classifiers_state_dict``;
 * plain torchvision ResNets: ``conv1.weight``, ``layer1.0…``, with or without ``fc``.
 """
@@ -19,9 +19,9 @@ import re
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
-from http.client import HTTPException
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from urllib.error import URLError
 
 import torch
@@ -30,7 +30,7 @@ from torch import Tensor
 
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
-from kappaplace.files import make_folder, replace_file, sha256_of
+from kappaplace.files import make_folder, replace_file, sha256_of, write_file
 from kappaplace.models.encoder import check_dim, load_state, state_digest
 from kappaplace.models.frozen import FrozenEncoder
 from kappaplace.models.heads import HeadName
@@ -40,6 +40,7 @@ from kappaplace.progress import track
 
 TIMEOUT_SECONDS = 30
 CHUNK = 1 << 20
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -47,16 +48,23 @@ class HubModel:
     """A published model."""
 
     name: str
+    """Name in `load_model`."""
     kind: Literal["weights", "torch.hub"]
-    """weights: a file that our own code reads; torch.hub: its authors' code runs on your machine."""
+    """weights: a file that kappaplace reads; torch.hub: the code of its authors runs on your machine."""
     where: str
+    """URL of the file, or repository on GitHub."""
     dim: int
+    """Dimension of the descriptor."""
     size_mb: int
+    """Size of the download in MB."""
     licence: str
+    """License of the model."""
     entry: str = ""
-    options: tuple[tuple[str, Any], ...] = ()
+    """Entry point for torch.hub."""
+    options: tuple[tuple[str, str | int], ...] = ()
+    """Arguments of the entry point."""
     preprocessing: Preprocessing | None = None
-    """What the authors feed it; None: images at their native size."""
+    """Preprocessing of the authors. None: images at their native size."""
 
 
 def _gmberton(project: str, licence: str, backbone: str, dim: int, size_mb: int) -> HubModel:
@@ -66,7 +74,7 @@ def _gmberton(project: str, licence: str, backbone: str, dim: int, size_mb: int)
     return HubModel(f"{project.lower()}-{backbone.lower()}-{dim}", "weights", url, dim, size_mb, licence)
 
 
-_DINOV2 = Preprocessing(322, "exact", multiple=14)  # transformers take whole patches
+_DINOV2 = Preprocessing(322, "exact", multiple=14)  # transformers need whole patches
 
 _MODELS = (
     _gmberton("CosPlace", "MIT", "VGG16", 512, 60),
@@ -100,7 +108,7 @@ HUB: dict[str, HubModel] = {model.name: model for model in _MODELS}
 
 
 def cache_folder() -> Path:
-    """Where downloads are kept: ``$KAPPAPLACE_CACHE``, else the user's cache folder."""
+    """Return the folder of downloads: ``$KAPPAPLACE_CACHE``, or the user's cache folder."""
     base = os.environ.get("KAPPAPLACE_CACHE")
     if base:
         return Path(base)
@@ -108,17 +116,17 @@ def cache_folder() -> Path:
 
 
 def cache_file(model: HubModel) -> Path:
-    """Where the weights of a hub model are kept once they are downloaded."""
+    """Return the file of the downloaded weights of a hub model."""
     return cache_folder() / "models" / model.where.rsplit("/", 1)[-1]
 
 
 def cached(model: HubModel) -> bool:
-    """Whether a model's weights are here already; torch.hub keeps a cache of its own."""
+    """Return whether the weights of a model are downloaded; torch.hub has a separate cache."""
     return model.kind == "weights" and cache_file(model).exists()
 
 
 def fetch(model: HubModel) -> Path:
-    """The local weights file of a hub model, downloaded if it is not there yet."""
+    """Return the weights file of a hub model; download it if it does not exist."""
     file = cache_file(model)
     make_folder(file.parent)
     if not file.exists():
@@ -127,14 +135,20 @@ def fetch(model: HubModel) -> Path:
     return file
 
 
-def check_record(record: Path, digest: str, what: str) -> None:
-    """Write a checksum down the first time, compare with it every other time."""
+def check_record(record: Path, digest: str, subject: str) -> None:
+    """Record a checksum on first use and verify it on every later use.
+
+    Args:
+        record: File of the checksum.
+        digest: The current checksum.
+        subject: What the checksum belongs to, as the beginning of a message in the plural.
+    """
     if not record.exists():
-        replace_file(record, lambda part: part.write_text(digest + "\n", encoding="ascii"))
+        write_file(record, digest + "\n")
     elif record.read_text(encoding="ascii").strip() != digest:
         raise KappaPlaceError(
-            f"{what} have changed since their first download (checksum differs); if you trust the new ones, "
-            f"delete {record} and what it belongs to, and load them again."
+            f"{subject} have changed since their first download (checksum differs). If you trust the new "
+            f"weights, delete {record} and the weights, and load them again."
         )
 
 
@@ -142,48 +156,57 @@ def _download(model: HubModel, file: Path) -> None:
     def copy(part: Path) -> None:
         request = urllib.request.Request(model.where, headers={"User-Agent": "kappaplace"})
         with (
-            _network(urllib.request.urlopen, request, timeout=TIMEOUT_SECONDS) as answer,
+            _open(request) as response,
             open(part, "wb") as target,
         ):
-            total = int(answer.headers.get("Content-Length") or 0)
+            total = int(response.headers.get("Content-Length") or 0)
             with track(f"Downloading {model.name}", total or model.size_mb * CHUNK) as bar:
-                while chunk := _network(answer.read, CHUNK):
+                while chunk := _network(lambda: response.read(CHUNK)):
                     target.write(chunk)
                     bar.advance(len(chunk))
         if total and bar.done != total:
-            raise URLError(f"the connection broke off after {bar.done} of {total} bytes")
+            raise URLError(f"the connection was lost after {bar.done} of {total} bytes")
 
     try:
         replace_file(file, copy)
     except URLError as error:
         raise KappaPlaceError(
-            f"Could not download '{model.name}' from {model.where}: {error.reason}; connect to the network, "
-            f"or place the file at {file} yourself."
+            f"Could not download '{model.name}' from {model.where}: {error.reason}. Connect to the network, "
+            f"or save the file as {file}."
         ) from None
 
 
-def _network(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Every failure of the network as a URLError, so that it is told apart from a failure of the disk."""
+def _open(request: urllib.request.Request) -> HTTPResponse:
+    return _network(lambda: urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS))
+
+
+def _network(call: Callable[[], Result]) -> Result:
+    """Turn all failures of the network into URLError, to distinguish them from failures of the disk."""
     try:
-        return call(*arguments, **options)
+        return call()
     except URLError:
         raise
     except (OSError, HTTPException) as error:
-        raise URLError(f"the connection broke off ({type(error).__name__}: {error})") from None
+        raise URLError(f"the connection was lost ({type(error).__name__}: {error})") from None
 
 
 def load_torch_hub(model: HubModel, layer: str | None = None) -> FrozenEncoder:
-    """A model whose own code torch.hub fetches and runs; torch asks before trusting a new repository."""
+    """Load a model whose code torch.hub downloads and runs; torch requests confirmation for a new repository.
+
+    Args:
+        model: The published model.
+        layer: Layer that the kappa head reads. Default: the head reads the descriptor.
+    """
     try:
         encoder = torch.hub.load(model.where, model.entry, trust_repo="check", **dict(model.options))
     except ImportError as error:
         raise KappaPlaceError(
             f"The code of '{model.name}' ({model.where}) needs a package that is not installed: {error}."
         ) from None
-    except Exception as error:  # foreign code may raise anything
+    except Exception as error:  # the code of other projects may raise anything
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise KappaPlaceError(
-            f"Could not load '{model.name}' through torch.hub from {model.where}: {reason}; connect to the "
+            f"Could not load '{model.name}' through torch.hub from {model.where}: {reason}. Connect to the "
             "network, and confirm in a terminal that you trust the repository."
         ) from None
     record = cache_folder() / "models" / f"{model.name}.sha256"
@@ -194,84 +217,91 @@ def load_torch_hub(model: HubModel, layer: str | None = None) -> FrozenEncoder:
 
 State = dict[str, Tensor]
 
-# Position of each child of a torchvision ResNet in the Sequential that CosPlace makes of it.
+# Position of each child of a torchvision ResNet in CosPlace's Sequential.
 _RESNET_CHILDREN = {"0": "conv1", "1": "bn1", "4": "layer1", "5": "layer2", "6": "layer3", "7": "layer4"}
 _BLOCKS_IN_LAYER3 = {6: "resnet50", 23: "resnet101", 36: "resnet152"}
 
 
 def read_tensors(file: str | Path) -> Any:
-    """The content of a ``.safetensors`` or torch file, refusing anything but tensors and containers."""
+    """Read a ``.safetensors`` or torch file; raise an error unless it has only tensors and containers."""
     file = Path(file)
     try:
         if file.suffix == ".safetensors":
             return load_file(file)
         return torch.load(file, map_location="cpu", weights_only=True)
     except FileNotFoundError:
-        raise KappaPlaceError(f"No weights file at {file}; check the path.") from None
+        raise KappaPlaceError(f"No weights file at {file}. Check the path.") from None
     except pickle.UnpicklingError:
         raise KappaPlaceError(
-            f"Refused to load {file}: it holds more than tensors, or is damaged; ask its author for a "
-            "plain state dict or a safetensors file."
+            f"Cannot load {file}: it is damaged or contains more than tensors, which is not safe. Ask its "
+            "author for a plain state dict or a safetensors file."
         ) from None
-    except Exception as error:  # the unpickler meets junk with many kinds of error
+    except Exception as error:  # the unpickler raises many classes for invalid files
         reason = str(error).partition("\n")[0] or "it is empty or damaged"
         raise KappaPlaceError(f"The weights file {file} cannot be read: {reason}.") from None
 
 
 def load_foreign(file: str | Path, *, dim: int | None = None, backbone: str | None = None) -> PlaceModel:
-    """A PlaceModel from a foreign weights file, its layout recognised by its keys.
+    """Load a weights file of another project; its keys determine the layout.
 
-    ``backbone`` overrides the recognised one (variants that differ in strides have the same weights).
+    Args:
+        file: The file.
+        dim: Expected dimension of the descriptor. For a torchvision ResNet, which has no aggregation, the
+            dimension of a new one (default: 512).
+        backbone: Name of the backbone. Default: detected; variants with other strides have the same weights.
 
-    A torchvision ResNet has no aggregation: the model gets an untrained one of ``dim`` (default 512).
+    Returns:
+        The model in evaluation mode.
     """
     content = read_tensors(file)
     release = isinstance(content, dict) and "model_state_dict" in content
     state: State = content["model_state_dict"] if release else content
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise KappaPlaceError(f"The file {file} is not a state dict of tensors; its layout is not known.")
+        raise KappaPlaceError(f"The layout of {file} is unknown: it is not a state dict of tensors.")
     state = {re.sub(r"^module\.", "", key): value for key, value in state.items()}
     if "aggregation.3.weight" in state:
         return _from_cosplace(state, str(file), dim, backbone)
     if "conv1.weight" in state and "layer1.0.conv1.weight" in state:
         return _from_torchvision(state, str(file), dim or 512, backbone)
     raise KappaPlaceError(
-        f"The layout of {file} is not known (first key: '{next(iter(state), 'none')}'); known are "
-        "CosPlace's, the KappaPlace authors' and torchvision's ResNets. Other models are wrapped "
-        "with kappaplace.FrozenEncoder."
+        f"The layout of {file} is unknown (first key: '{next(iter(state), 'none')}'). Use a file of "
+        "CosPlace, of the KappaPlace authors or a torchvision ResNet, or wrap the model with "
+        "kappaplace.FrozenEncoder."
     )
 
 
 def read_prototypes(file: str | Path) -> list[Tensor]:
-    """The class prototypes of the authors' release: one C×d matrix a group, at unit length."""
+    """Read the class prototypes of the authors' release: one C×d matrix per group, at unit length."""
     content = read_tensors(file)
     groups = content.get("classifiers_state_dict") if isinstance(content, dict) else None
     if not groups:
-        raise KappaPlaceError(f"The file {file} holds no class prototypes ('classifiers_state_dict').")
+        raise KappaPlaceError(
+            f"The file {file} does not contain class prototypes ('classifiers_state_dict')."
+        )
     parts = groups.values() if isinstance(groups, dict) else groups
     matrices = [part if isinstance(part, Tensor) else _tensor(part, "weight", str(file)) for part in parts]
     return [torch.nn.functional.normalize(matrix.float(), dim=1) for matrix in matrices]
 
 
-def _from_cosplace(state: State, where: str, dim: int | None, name: str | None) -> PlaceModel:
-    found = state["aggregation.3.weight"].shape[0]
-    check_dim(found, dim, where)
+def _from_cosplace(state: State, source: str, dim: int | None, name: str | None) -> PlaceModel:
+    own_dim = state["aggregation.3.weight"].shape[0]
+    check_dim(own_dim, dim, source)
     backbone = _sequential_backbone(state)
-    head, head_state = _head(state, found, where)
+    head, head_state = _head(state, own_dim, source)
     own = {f"backbone.{key}": value for key, value in backbone.items()}
-    own["aggregation.gem.p"] = _tensor(state, "aggregation.1.p", where).reshape(1)
+    own["aggregation.gem.p"] = _tensor(state, "aggregation.1.p", source).reshape(1)
     own["aggregation.project.weight"] = state["aggregation.3.weight"]
-    own["aggregation.project.bias"] = _tensor(state, "aggregation.3.bias", where)
+    own["aggregation.project.bias"] = _tensor(state, "aggregation.3.bias", source)
     model = PlaceModel(
-        Architecture(name or _name_of(backbone, where), found, head),
+        Architecture(name or _name_of(backbone, source), own_dim, head),
         Preprocessing(),  # CosPlace embeds images at their native size
     )
-    load_state(model, {**own, **head_state}, where)
+    load_state(model, {**own, **head_state}, source)
     return model.eval()
 
 
 def _sequential_backbone(state: State) -> State:
-    """Undo CosPlace's numbering of a torchvision model's children."""
+    """Restore the names of a torchvision model's children, which CosPlace numbers."""
     numbered = {key[len("backbone.") :]: value for key, value in state.items() if key.startswith("backbone.")}
     if "0.bias" in numbered:  # VGG's convolutions have biases, a ResNet's stem has none
         return {f"features.{key}": value for key, value in numbered.items()}
@@ -282,7 +312,7 @@ def _sequential_backbone(state: State) -> State:
     return renamed
 
 
-def _name_of(backbone: State, where: str) -> str:
+def _name_of(backbone: State, source: str) -> str:
     if any(key.startswith("features.") for key in backbone):
         return "vgg16"
     if "layer1.0.conv3.weight" not in backbone:
@@ -291,43 +321,43 @@ def _name_of(backbone: State, where: str) -> str:
     try:
         return _BLOCKS_IN_LAYER3[blocks]
     except KeyError:
-        raise KappaPlaceError(f"The checkpoint {where} holds a ResNet of unknown depth.") from None
+        raise KappaPlaceError(f"The checkpoint {source} contains a ResNet of unknown depth.") from None
 
 
-def _head(state: State, dim: int, where: str) -> tuple[HeadName, State]:
-    """Recognise a head by the shapes under ``var_head``; its numbering differs between versions."""
+def _head(state: State, dim: int, source: str) -> tuple[HeadName, State]:
+    """Detect a head by the shapes under ``var_head``; its numbering differs between versions."""
     part = {key: value for key, value in state.items() if key.startswith("var_head.")}
     if not part:
         return "none", {}
     weights = [key for key, value in part.items() if value.ndim == 2]
     shapes = [tuple(part[key].shape) for key in weights]
     if shapes == [(1, dim)]:
-        return "linear", _linear(part, weights[0], "head.last", where)
+        return "linear", _linear(part, weights[0], "head.last", source)
     if shapes == [(dim, dim)]:
-        return "stun", _linear(part, weights[0], "head.last", where)
+        return "stun", _linear(part, weights[0], "head.last", source)
     exponents = [key for key in part if key.endswith(".p")]
     if len(shapes) == 2 and shapes[1] == (1, dim) and shapes[0][0] == dim and len(exponents) == 1:
         return "mirrored", {
             "head.aggregation.gem.p": part[exponents[0]].reshape(1),
-            **_linear(part, weights[0], "head.aggregation.project", where),
-            **_linear(part, weights[1], "head.last", where),
+            **_linear(part, weights[0], "head.aggregation.project", source),
+            **_linear(part, weights[1], "head.last", source),
         }
-    raise KappaPlaceError(f"The checkpoint {where} has an uncertainty head of unknown form: {shapes}.")
+    raise KappaPlaceError(f"The checkpoint {source} has an unknown uncertainty head with weights {shapes}.")
 
 
-def _linear(part: State, weight: str, target: str, where: str) -> State:
-    bias = _tensor(part, weight.removesuffix("weight") + "bias", where)
+def _linear(part: State, weight: str, target: str, source: str) -> State:
+    bias = _tensor(part, weight.removesuffix("weight") + "bias", source)
     return {f"{target}.weight": part[weight], f"{target}.bias": bias}
 
 
-def _tensor(state: State, key: str, where: str) -> Tensor:
+def _tensor(state: State, key: str, source: str) -> Tensor:
     if key not in state:
-        raise KappaPlaceError(f"The checkpoint {where} is incomplete: it has no '{key}'.")
+        raise KappaPlaceError(f"The checkpoint {source} is incomplete: '{key}' is missing.")
     return state[key]
 
 
-def _from_torchvision(state: State, where: str, dim: int, name: str | None) -> PlaceModel:
+def _from_torchvision(state: State, source: str, dim: int, name: str | None) -> PlaceModel:
     backbone = {key: value for key, value in state.items() if not key.startswith("fc.")}
-    model = PlaceModel(Architecture(name or _name_of(backbone, where), dim, "mirrored"))
-    load_state(model.backbone, backbone, where)
+    model = PlaceModel(Architecture(name or _name_of(backbone, source), dim, "mirrored"))
+    load_state(model.backbone, backbone, source)
     return model.eval()

@@ -1,10 +1,10 @@
-"""Top-k search of references for queries: exact, faiss, Milvus, PostgreSQL behind one small interface."""
+"""Top-k search of references: exact, faiss, Milvus and PostgreSQL with the same interface."""
 
 from kappaplace.data.near import Circle
 from kappaplace.retrieval.columns import Coded, Columns, Descriptors, Quantized, quantize
-from kappaplace.retrieval.database import MapSource
-from kappaplace.retrieval.engine import Engine, EngineKind, EngineOptions, Search, open_engine, open_search
+from kappaplace.retrieval.engine import Engine, EngineKind, EngineOptions, open_engine
 from kappaplace.retrieval.exact import search, search_matrix
+from kappaplace.retrieval.map_search import MapSource, Search, open_search
 from kappaplace.retrieval.references import ArrayReferences, MatrixReferences, Queries, References
 
 __all__ = [

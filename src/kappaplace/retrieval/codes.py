@@ -1,10 +1,9 @@
-"""Product-quantised codes: a descriptor in at most 128 bytes, from a codebook learnt on the map's own.
+"""Product quantization: descriptors as codes of at most 128 bytes, with a codebook fitted on the map.
 
-What counts is the error of a similarity, not of a descriptor, and an error in a direction weighs as much as
-queries reach into it. So strong directions are kept finest, a byte holds one of them or several weak ones,
-and the last byte says by how much to lengthen the weak ones so that similarities are right on average:
-rounding shortens them, one reference's more than another's. Plain NumPy and torch: a map of codes needs no
-further library.
+The codes minimize the error of similarities, not the error of descriptors. An error in a direction counts
+more if queries vary more in that direction. Strong directions therefore get a byte each, and weak directions
+share one. Rounding shortens vectors, some references more than others, so the last byte stores how much to
+lengthen the weak directions: similarities are then correct on average. Only NumPy and torch are needed.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -24,129 +23,164 @@ from numpy.typing import NDArray
 from kappaplace.errors import KappaPlaceError
 
 CODE_BYTES = 128
-FEWEST = 1000  # references: with fewer, 256 pieces to choose from are hardly fewer than there are to tell
-SAMPLE = 1 << 15  # references a codebook is learnt from
-VALUES = 256  # of a byte
-BITS = 8  # of a byte
-ROUNDS = 12  # of k-means; more gains less than a per mille of the error
-STEP = 1 << 14  # rows encoded together
-CACHED = 1 << 9  # points compared with the centres at a time: their distances stay in the cache, 15 × as fast
-WHOLE = {1: np.dtype(np.float32), 2: np.dtype(np.complex64), 4: np.dtype(np.complex128)}  # as many float32
-POWER = 0.75  # of the energy: the weight of an error; at 0 similarities err a third more, at 1 about the same
-ODD = 0.001  # share of gains at either end that the last byte need not tell apart
-WEAKEST = 0.01  # of the mean energy: directions with less are all weighted as if they had this much
+FEWEST = 1000
+"""Fewest references to fit a codebook on: the 256 centers of a byte must be far fewer than the references."""
+SAMPLE = 1 << 15
+"""References that a codebook is fitted on, at most."""
+VALUES = 256  # values of a byte
+BITS = 8  # bits of a byte
+ROUNDS = 12  # of k-means; more rounds reduce the error by less than 0.1%
+STEP = 1 << 14  # rows that are encoded at once
+CACHED = 1 << 9  # points per comparison with the centers: their distances fit in the CPU cache (15× as fast)
+WHOLE: dict[int, np.dtype] = {1: np.dtype("f4"), 2: np.dtype("c8"), 4: np.dtype("c16")}  # as many float32
+POWER = 0.75  # weight of an error: energy ** POWER. With 0, similarities err by a third more; 1 is like 0.75
+ODD = 0.001  # fraction of gains at either end that the last byte clips
+WEAKEST = 0.01  # fraction of the mean energy: lowest energy in the weight of a direction
+NOT_FINITE = "Some descriptors are NaN or infinite. Check the model and the images."
+
+
+class Column(Protocol):
+    """Rows of an array, or of an object that is read like an array."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def __getitem__(self, rows: NDArray[np.int64] | slice, /) -> NDArray[np.floating]: ...
+
+
+def check_finite(descriptors: NDArray[np.floating]) -> None:
+    """Raise an error if a descriptor is NaN or infinite."""
+    if not np.isfinite(descriptors).all():
+        raise KappaPlaceError(NOT_FINITE)
 
 
 @dataclass(frozen=True, eq=False)
 class Codebook:
-    """How descriptors become codes and back."""
+    """Conversion between descriptors and codes."""
 
     rotation: NDArray[np.float32]
-    """d×m: to the directions that were kept, those of one byte side by side."""
+    """d×m: rotation to the stored directions; the directions of one byte are next to each other."""
     values: NDArray[np.float32]
-    """256×m: what each value of a byte means in its directions."""
+    """256×m: center of each value of a byte, in the directions of this byte."""
     sizes: tuple[int, ...]
-    """Directions of each byte, the same ones next to each other."""
+    """Number of directions of each byte; equal numbers are next to each other."""
     weights: NDArray[np.float32] | None = None
-    """m: by which the square of an error counts. None in maps from before there were weights: all the same,
-    no gain, and what is decoded has unit length."""
+    """Weight of a squared error in each direction, m. None in old maps: no weights, no gain, and decoded
+    vectors have unit length."""
     gains: tuple[float, float] = (0.0, 0.0)
-    """What the lowest and the highest value of the last byte mean."""
+    """Gains that the values 0 and 255 of the last byte represent."""
 
     @property
     def width(self) -> int:
-        """Bytes a descriptor."""
+        """Bytes per descriptor."""
         return len(self.sizes) + (self.weights is not None)
 
     def turn(self, descriptors: NDArray[np.floating]) -> NDArray[np.float32]:
-        """Into the space of the codes, where inner products are the same."""
+        """Rotate descriptors into the space of the codes, which preserves inner products."""
         return np.asarray(descriptors, np.float32) @ self.rotation
 
     def encode(self, descriptors: NDArray[np.floating]) -> NDArray[np.uint8]:
-        """A byte a piece, the number of the nearest centre by the weighted error, and one for the gain."""
+        """Return the codes of descriptors: the nearest center (by weighted error) per byte, and the gain."""
         codes = np.empty((len(descriptors), self.width), np.uint8)
         scale = np.float32(1) if self.weights is None else np.sqrt(self.weights)
-        centres = _pieces(self.values * scale, self.sizes)
+        centers = _pieces(self.values * scale, self.sizes)
         with _piece_by_piece() as pool:
             for start in range(0, len(codes), STEP):
                 block = np.asarray(descriptors[start : start + STEP], np.float32)
-                turned, part = self.turn(block), codes[start : start + STEP]
-                found = pool.map(_nearest, _pieces(turned * scale, self.sizes), centres)
-                for column, nearest in enumerate(found):
+                rotated, part = self.turn(block), codes[start : start + STEP]
+                pieces = _pieces(rotated * scale, self.sizes)
+                for column, nearest in enumerate(pool.map(_nearest, pieces, centers)):
                     part[:, column] = nearest
                 if self.weights is not None:
                     length = np.einsum("nd,nd->n", block, block)
-                    part[:, -1] = self._gain_bytes(
-                        _gains(turned, length, self._looked_up(part), self.weights)
-                    )
+                    part[:, -1] = self._gain_bytes(_gains(rotated, length, self._centers(part), self.weights))
         return codes
 
     def decode(self, codes: NDArray[np.uint8], *, turned: bool = False) -> NDArray[np.float32]:
-        """The vectors that codes stand for; ``turned``: in the space of the codes, which is quicker.
+        """Return the vectors that codes represent.
 
-        Their products with descriptors are right on average, for which they are a little longer than one.
+        Their products with descriptors are correct on average, so they are slightly longer than 1.
+
+        Args:
+            codes: Codes of shape (..., width).
+            turned: Stay in the space of the codes, which is faster.
+
+        Returns:
+            Vectors of shape (..., d), or (..., m) in the space of the codes.
         """
         flat = np.asarray(codes).reshape(-1, self.width)
         wide = np.empty((len(flat), self.values.shape[1]), np.float32)
         for start in range(0, len(flat), CACHED):
             part = flat[start : start + CACHED]
-            centres = self._looked_up(part)
+            centers = self._centers(part)
             if self.weights is None:
-                centres /= np.maximum(np.linalg.norm(centres, axis=1, keepdims=True), 1e-6)
+                centers /= np.maximum(np.linalg.norm(centers, axis=1, keepdims=True), 1e-6)
             else:
-                centres *= 1 + self._gain(part[:, -1:]) * _weak(self.weights)
-            wide[start : start + CACHED] = centres
+                centers *= 1 + self._gain(part[:, -1:]) * _weak(self.weights)
+            wide[start : start + CACHED] = centers
         if not turned:
             wide = (torch.from_numpy(wide) @ torch.from_numpy(self.rotation).T).numpy()
         return wide.reshape(*np.shape(codes)[:-1], wide.shape[1])
 
     def products(self, query: NDArray[np.float32], codes: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Of one query, in the space of the codes, with what codes stand for, which is not decoded.
+        """Return the inner products of one query with codes, without decoding them.
 
-        A table says what each value of each byte adds to the product, and to what lengthens it: a complex
-        number, so that both are looked up at once. For one query several times as fast as decoding.
+        A table contains what each value of each byte adds to the product and to its correction, as the real
+        and imaginary part of one complex number: one lookup returns both. For a single query, this is several
+        times as fast as decoding.
+
+        Args:
+            query: One query in the space of the codes, m.
+            codes: Codes, N×width.
+
+        Returns:
+            Products, N.
         """
         starts = np.concatenate([[0], np.cumsum(self.sizes)[:-1]])
         product = query * self.values
-        other = self.values**2 if self.weights is None else product * _weak(self.weights)
-        both = (np.add.reduceat(part, starts, axis=1).T.ravel() for part in (product, other))
+        correction = self.values**2 if self.weights is None else product * _weak(self.weights)
         table = np.empty(VALUES * len(self.sizes), np.complex64)
-        table.real, table.imag = both
+        table.real, table.imag = (
+            np.add.reduceat(part, starts, axis=1).T.ravel() for part in (product, correction)
+        )
         offsets = np.arange(0, len(table), VALUES, dtype=np.int32)
-        found = np.empty(len(codes), np.float32)
+        products = np.empty(len(codes), np.float32)
         for start in range(0, len(codes), CACHED):
             part = np.asarray(codes[start : start + CACHED])
             total = table.take(part[:, : len(offsets)] + offsets).sum(axis=1)
-            if self.weights is None:
-                found[start : start + CACHED] = total.real / np.maximum(np.sqrt(total.imag), 1e-6)
-            else:
-                found[start : start + CACHED] = total.real + self._gain(part[:, -1]) * total.imag
-        return found
+            products[start : start + CACHED] = (
+                total.real / np.maximum(np.sqrt(total.imag), 1e-6)
+                if self.weights is None
+                else total.real + self._gain(part[:, -1]) * total.imag
+            )
+        return products
 
-    def _looked_up(self, codes: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """The centres of all pieces side by side; bytes of one size at once."""
+    def _centers(self, codes: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Look up the centers of all bytes, N×m; bytes of equal size at once."""
         wide = np.empty((len(codes), self.values.shape[1]), np.float32)
         byte, column = 0, 0
         for table in self._tables:
             count = len(table) // len(self.values)
             end = column + count * table.itemsize // 4
             offsets = np.arange(0, len(table), len(self.values), dtype=np.int32)
-            taken = np.take(table, codes[:, byte : byte + count] + offsets)
-            wide[:, column:end] = taken.view(np.float32).reshape(len(codes), -1)
+            centers = np.take(table, codes[:, byte : byte + count] + offsets)
+            wide[:, column:end] = centers.view(np.float32).reshape(len(codes), -1)
             byte, column = byte + count, end
         return wide
 
     @cached_property
-    def _tables(self) -> list[NDArray[Any]]:
-        """For bytes of one size, what all their values mean, a piece as one element: it is taken as a whole,
-        several times as fast as a row of numbers."""
+    def _tables(self) -> list[NDArray]:
+        """All centers of bytes of equal size, one array element per center.
+
+        Taking whole elements is several times as fast as taking rows of numbers.
+        """
         tables, column = [], 0
         for size, run in groupby(self.sizes):
             count = len(list(run))
             end = column + count * size
             table = self.values[:, column:end].reshape(-1, count, size).transpose(1, 0, 2)
-            whole: Any = WHOLE.get(size, np.dtype((np.void, 4 * size)))
-            tables.append(np.ascontiguousarray(table).view(whole).ravel())
+            element = WHOLE.get(size, np.dtype((np.void, 4 * size)))
+            tables.append(np.ascontiguousarray(table).view(element).ravel())
             column = end
         return tables
 
@@ -156,12 +190,15 @@ class Codebook:
 
     def _gain_bytes(self, gains: NDArray[np.float32]) -> NDArray[np.uint8]:
         lowest, highest = self.gains
-        share = (gains - lowest) / max(highest - lowest, 1e-9)
-        return np.rint(np.clip(share, 0, 1) * (VALUES - 1)).astype(np.uint8)
+        fraction = (gains - lowest) / max(highest - lowest, 1e-9)
+        return np.rint(np.clip(fraction, 0, 1) * (VALUES - 1)).astype(np.uint8)
 
     def to_array(self) -> NDArray[np.float32]:
-        """All of it as one array of m columns: the rotation, below it what each value of a byte means, and
-        below that weight, number of the byte, lowest and highest gain."""
+        """Return the codebook as one array of m columns.
+
+        Its rows are the rotation, the 256 centers, and (with weights) weight, byte number, lowest and highest
+        gain.
+        """
         parts = [self.rotation, self.values]
         if self.weights is not None:
             columns = self.rotation.shape[1]
@@ -171,133 +208,122 @@ class Codebook:
 
     @classmethod
     def from_array(cls, array: NDArray[np.floating], dim: int) -> Codebook:
-        """Of `to_array`, for descriptors of ``dim`` dimensions."""
+        """Return the codebook that `to_array` stored.
+
+        Args:
+            array: The stored array.
+            dim: Dimension of the descriptors.
+
+        Raises:
+            KappaPlaceError: If the array is not a codebook for this dimension.
+        """
         wide = np.array(array, np.float32)
         if wide.ndim == 2 and wide.size and np.isfinite(wide).all():
             rotation, values, more = np.split(wide, [dim, dim + VALUES])
-            if wide.shape == (dim + VALUES, int(np.prod(_cut(dim)))):  # from before there were weights
+            if wide.shape == (dim + VALUES, int(np.prod(_cut(dim)))):  # old maps without weights
                 bytes_, together = _cut(dim)
                 return cls(rotation, values, (together,) * bytes_)
             if len(wide) == dim + VALUES + 4 and (more[0] > 0).all():
                 byte, sizes = np.unique(more[1], return_counts=True)
-                if (
-                    np.array_equal(np.repeat(np.arange(len(sizes)), sizes), more[1])
-                    and len(byte) < CODE_BYTES
-                ):
+                in_order = np.array_equal(np.repeat(np.arange(len(sizes)), sizes), more[1])
+                if in_order and len(byte) < CODE_BYTES:
                     gains = float(more[2, 0]), float(more[3, 0])
                     return cls(rotation, values, tuple(map(int, sizes)), more[0], gains)
         raise KappaPlaceError(f"The codebook of shape {wide.shape} does not fit {dim} dimensions.")
 
 
 @torch.inference_mode()
-def learn_codebook(descriptors: Any, *, rounds: int = ROUNDS) -> Codebook:
-    """A codebook for descriptors like these, N×d, read by index; the same ones give the same codebook."""
-    count = len(descriptors)
+def learn_codebook(descriptors: Column, *, rounds: int = ROUNDS) -> Codebook:
+    """Fit a codebook; the same descriptors always give the same codebook.
+
+    Args:
+        descriptors: Descriptors N×d, at least 1,000.
+        rounds: Number of k-means iterations.
+
+    Raises:
+        KappaPlaceError: If there are too few descriptors, or if some are not finite.
+    """
+    count = descriptors.shape[0]
     if count < FEWEST:
         raise KappaPlaceError(
-            f"Codes (pq) are learnt from at least {FEWEST:,} references, and here are {count:,}; "
-            "keep them as float16 or int8."
+            f"Codes (pq) need at least {FEWEST:,} references, got {count:,}. Store them as float16 or int8."
         )
     rng = np.random.default_rng(0)
-    sample = np.asarray(
-        descriptors[np.sort(rng.choice(count, min(SAMPLE, count), replace=False))], np.float32
-    )
-    if not np.isfinite(sample).all():
-        raise KappaPlaceError("Some descriptors are NaN or infinite; check the model and the images.")
+    rows = np.sort(rng.choice(count, min(SAMPLE, count), replace=False))
+    sample = np.asarray(descriptors[rows], np.float32)
+    check_finite(sample)
     energy, directions = np.linalg.eigh(sample.T @ sample / len(sample))
     weight = np.maximum(energy, WEAKEST * energy.mean()) ** POWER
-    # Not centred, unlike PCA: inner products must survive. What there is to tell apart is the variance.
+    # Unlike in PCA, nothing is centered, to preserve inner products. Codes represent the variance.
     spread = weight * np.maximum((sample @ directions.astype(np.float32)).var(axis=0), 1e-9 * energy.max())
-    dealt = sorted(_dealt(spread, min(CODE_BYTES - 1, sample.shape[1])), key=len)
-    order = np.concatenate([np.array(piece) for piece in dealt])
+    groups = sorted(_groups(spread, min(CODE_BYTES - 1, sample.shape[1])), key=len)
+    order = np.concatenate([np.array(group) for group in groups])
     rotation, weights = directions[:, order].astype(np.float32), weight[order].astype(np.float32)
-    sizes, turned = tuple(map(len, dealt)), sample @ rotation
+    sizes, rotated = tuple(map(len, groups)), sample @ rotation
     start = rng.choice(len(sample), VALUES, replace=False)
     with _piece_by_piece() as pool:
-        pieces = _pieces(turned * np.sqrt(weights), sizes)
-        centres = list(pool.map(lambda piece: _k_means(piece, piece[start], rounds), pieces))
-    values = np.concatenate(centres, axis=1) / np.sqrt(weights)
+        pieces = _pieces(rotated * np.sqrt(weights), sizes)
+        centers = list(pool.map(lambda piece: _k_means(piece, piece[start], rounds), pieces))
+    values = np.concatenate(centers, axis=1) / np.sqrt(weights)
     book = Codebook(rotation, values, sizes, weights)
     length = np.einsum("nd,nd->n", sample, sample)
-    gains = _gains(turned, length, book._looked_up(book.encode(sample)), weights)
-    # Nearly all: a single odd descriptor would leave the others few steps.
+    gains = _gains(rotated, length, book._centers(book.encode(sample)), weights)
+    # Without outliers: a single odd descriptor would leave few steps to the others.
     lowest, highest = np.quantile(gains, [ODD, 1 - ODD]).tolist()
     return Codebook(rotation, values, sizes, weights, (lowest, highest))
 
 
-def _dealt(spread: NDArray[np.floating], bytes_: int) -> list[list[int]]:
-    """The directions of each byte, so that every byte has as much to tell.
+def _groups(spread: NDArray[np.floating], bytes_: int) -> list[list[int]]:
+    """Return the directions of each byte, so that all bytes represent the same amount of information.
 
-    A direction is worth half a bit for every factor of two by which its weighted variance exceeds a level
-    (none below it, no more than a byte holds), and the level is such that all bytes are used up: reverse
-    water-filling, the best for Gaussian data.
+    A direction gets half a bit for every factor of two by which its weighted variance exceeds a level, from 0
+    to 8 bits. The level is chosen so that all bytes are used (reverse water-filling, optimal for Gaussian
+    data).
     """
     low, high = np.log2(spread.min()) - 2 * BITS - 1, np.log2(spread.max())
     for _ in range(60):
         level = (low + high) / 2
         bits = np.clip((np.log2(spread) - level) / 2, 0, BITS)
         low, high = (level, high) if bits.sum() > BITS * bytes_ else (low, level)
-    dealt: list[list[int]] = [[] for _ in range(bytes_)]
+    groups: list[list[int]] = [[] for _ in range(bytes_)]
     load = np.zeros(bytes_)
     for direction in np.argsort(-bits, kind="stable"):
         lightest = int(load.argmin())
         if bits[direction] > 0:
-            dealt[lightest].append(int(direction))
+            groups[lightest].append(int(direction))
             load[lightest] += bits[direction]
-    return [piece for piece in dealt if piece]
+    return [group for group in groups if group]
 
 
 def _weak(weights: NDArray[np.float32]) -> NDArray[np.float32]:
-    """How much of a gain each direction gets: the weaker, the more, for there it does the least harm."""
+    """Return the fraction of the gain that each direction gets: weak ones get more, which harms least."""
     return weights.min() / weights
 
 
 def _gains(
-    turned: NDArray[np.float32],
+    rotated: NDArray[np.float32],
     length: NDArray[np.float32],
-    centres: NDArray[np.float32],
+    centers: NDArray[np.float32],
     weights: NDArray[np.float32],
 ) -> NDArray[np.float32]:
-    """Of each descriptor, what makes the product with its own code that with itself."""
-    product = turned * centres
+    """Return the gain at which the product of a descriptor with its own code is its squared length."""
+    product = rotated * centers
     short = length - product.sum(axis=1)
     return np.asarray(short / np.maximum(product @ _weak(weights), 1e-6 * length + 1e-12), np.float32)
 
 
 def _cut(dim: int) -> tuple[int, int]:
-    """Bytes, and numbers that share one, of codes from before there were weights."""
+    """Return bytes per descriptor and numbers per byte of codes in old maps without weights."""
     together = -(-dim // CODE_BYTES)
     return -(-dim // together), together
 
 
-def balanced_rotation(sample: NDArray[np.float32], pieces: int, together: int) -> NDArray[np.float32]:
-    """The directions with the most energy, dealt out so that every piece has the same product of energies.
-
-    That is the best allocation for Gaussian data (parametric OPQ). Not centred, unlike PCA: inner products
-    must survive. d×(pieces·together), with columns of zeros where there are fewer directions than places.
-    """
-    energy, directions = np.linalg.eigh(sample.T @ sample)
-    strongest = np.argsort(-energy)[: pieces * together]
-    weight = np.log(np.maximum(energy[strongest], 1e-9 * energy.max()))
-    weight -= weight[-1]
-    dealt: list[list[int]] = [[] for _ in range(pieces)]
-    load = np.zeros(pieces)
-    for direction, share in zip(strongest, weight, strict=True):
-        lightest = int(load.argmin())
-        dealt[lightest].append(int(direction))
-        load[lightest] = load[lightest] + share if len(dealt[lightest]) < together else np.inf
-    turn = np.zeros((sample.shape[1], pieces, together), np.float32)
-    for piece, mine in enumerate(dealt):
-        turn[:, piece, : len(mine)] = directions[:, mine]
-    return turn.reshape(len(turn), -1)
-
-
 @contextmanager
 def _piece_by_piece() -> Iterator[ThreadPoolExecutor]:
-    """Threads that take whole pieces.
+    """Provide threads that process whole pieces.
 
-    Torch's own would share products so small that they wait for each other: two were three times slower than
-    one alone.
+    Torch's own threads would split products this small and wait for each other: two threads are three times
+    slower than one.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -308,30 +334,30 @@ def _piece_by_piece() -> Iterator[ThreadPoolExecutor]:
         torch.set_num_threads(before)
 
 
-def _pieces(turned: NDArray[np.float32], sizes: Sequence[int]) -> list[NDArray[np.float32]]:
-    """N×m, cut into pieces of these sizes."""
-    return [np.ascontiguousarray(piece) for piece in np.split(turned, np.cumsum(sizes)[:-1], axis=1)]
+def _pieces(rotated: NDArray[np.float32], sizes: Sequence[int]) -> list[NDArray[np.float32]]:
+    """Split the columns into pieces of these sizes."""
+    return [np.ascontiguousarray(piece) for piece in np.split(rotated, np.cumsum(sizes)[:-1], axis=1)]
 
 
-def _nearest(points: NDArray[np.float32], centres: NDArray[np.float32]) -> NDArray[np.int64]:
-    """Of each point the nearest centre, by ‖c‖²/2 − p·c: the product of p and a one with −c and ‖c‖²/2."""
-    half = 0.5 * np.einsum("nd,nd->n", centres, centres)
-    weights = torch.from_numpy(np.concatenate([-centres, half[:, None]], 1).T.copy())
+def _nearest(points: NDArray[np.float32], centers: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Return the nearest center of each point: the lowest ‖c‖²/2 − p·c, as one product of (p, 1)."""
+    half = 0.5 * np.einsum("nd,nd->n", centers, centers)
+    weights = torch.from_numpy(np.concatenate([-centers, half[:, None]], 1).T.copy())
     wide = torch.from_numpy(np.concatenate([points, np.ones((len(points), 1), np.float32)], 1))
-    found, distances = np.empty(len(points), np.int64), torch.empty(CACHED, len(centres))
+    nearest, distances = np.empty(len(points), np.int64), torch.empty(CACHED, len(centers))
     for start in range(0, len(points), CACHED):
         part = wide[start : start + CACHED]
-        # NumPy's argmin and torch's product: each is several times as fast as the other's.
-        here = torch.mm(part, weights, out=distances[: len(part)])
-        found[start : start + CACHED] = here.numpy().argmin(1)
-    return found
+        # NumPy's argmin and torch's product: each is several times as fast as its counterpart.
+        product = torch.mm(part, weights, out=distances[: len(part)])
+        nearest[start : start + CACHED] = product.numpy().argmin(1)
+    return nearest
 
 
-def _k_means(points: NDArray[np.float32], centres: NDArray[np.float32], rounds: int) -> NDArray[np.float32]:
-    """Lloyd's rounds from given centres; one that loses all its points stays where it was."""
+def _k_means(points: NDArray[np.float32], centers: NDArray[np.float32], rounds: int) -> NDArray[np.float32]:
+    """Run Lloyd's algorithm; a center that loses all its points does not move."""
     for _ in range(rounds):
-        nearest = _nearest(points, centres)
-        count = np.bincount(nearest, minlength=len(centres))[:, None]
-        total = np.stack([np.bincount(nearest, column, len(centres)) for column in points.T], 1)
-        centres = np.where(count > 0, total / np.maximum(count, 1), centres).astype(np.float32)
-    return centres
+        nearest = _nearest(points, centers)
+        count = np.bincount(nearest, minlength=len(centers))[:, None]
+        total = np.stack([np.bincount(nearest, column, len(centers)) for column in points.T], 1)
+        centers = np.where(count > 0, total / np.maximum(count, 1), centers).astype(np.float32)
+    return centers

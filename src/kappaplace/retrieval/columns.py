@@ -1,8 +1,8 @@
-"""Descriptors as they are stored, read as float32 a block at a time.
+"""Stored descriptors, read as float32 block by block.
 
-They are kept as they are (float32), in half the bytes (float16), in a quarter (int8 with one scale per row),
-or as codes of at most 128 bytes (pq). A map has several segments; to a reader they are one array that is
-never in memory as a whole, less the rows that were removed.
+Descriptors are stored unchanged (float32), in half the bytes (float16), in a quarter (int8 with one scale per
+row), or as codes of at most 128 bytes (pq). The segments of a map read as one array that is never in memory
+as a whole and that skips removed rows.
 """
 
 from __future__ import annotations
@@ -10,46 +10,59 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import NamedTuple, TypeAlias, cast
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.retrieval.codes import Codebook
 
 BLOCK = 1 << 16
 COARSE = ("int8", "pq")
-"""Storage that rounds so much that similarities are no longer those a calibration was fitted on."""
+"""Storage that rounds so much that a calibration for unrounded descriptors does not apply."""
 
 
 class Quantized(NamedTuple):
-    """int8 descriptors with one scale a row: a quarter of float32."""
+    """int8 descriptors with one scale per row: a quarter of the size of float32."""
 
     codes: NDArray[np.int8]
+    """N×d."""
     scale: NDArray[np.float32]
+    """Factor for each row, N."""
 
 
 class Coded(NamedTuple):
-    """Product-quantised descriptors: at most 128 bytes each."""
+    """Product-quantized descriptors: at most 128 bytes each."""
 
     codes: NDArray[np.uint8]
+    """N×width of the codebook."""
     codebook: Codebook
+    """Codebook that the codes belong to."""
 
 
 Segment: TypeAlias = NDArray | Quantized | Coded
 Descriptors: TypeAlias = Segment | Sequence[Segment]
-"""An N×d array (a memory map will do), a `Quantized` or `Coded` pair, or a list of these, one after the
-other."""
+"""An N×d array (possibly a memory map), a `Quantized` or `Coded` pair, or a list of these in order."""
+Rows: TypeAlias = NDArray[np.int64] | slice
+"""Row numbers, or a slice."""
 
 
 def quantize(descriptors: NDArray[np.floating]) -> Quantized:
-    """Unit vectors as int8; the scale gives each row its unit length back, so that products are cosines."""
+    """Round unit vectors to int8; the scale of each row restores unit length, so that products are cosines.
+
+    Args:
+        descriptors: Unit vectors N×d.
+
+    Returns:
+        Codes and scales.
+
+    Raises:
+        KappaPlaceError: If the descriptors are not a finite N×d array.
+    """
     wide = np.asarray(descriptors, np.float32)
     if wide.ndim != 2 or not np.isfinite(wide).all():
-        raise KappaPlaceError(
-            f"Descriptors to round must be finite and N×d, got the shape {wide.shape}; check the model."
-        )
+        raise KappaPlaceError(f"Descriptors must be finite and N×d, got shape {wide.shape}. Check the model.")
     largest = np.abs(wide).max(axis=1, keepdims=True)
     codes = np.rint(wide / np.where(largest > 0, largest, 1) * 127).astype(np.int8)
     length = np.linalg.norm(codes.astype(np.float32), axis=1)
@@ -57,23 +70,44 @@ def quantize(descriptors: NDArray[np.floating]) -> Quantized:
 
 
 def encode(descriptors: NDArray[np.floating], storage: str, codebook: Codebook | None = None) -> Segment:
-    """Descriptors as a map of this storage (float32, float16, int8, pq) keeps them."""
+    """Convert descriptors to a storage format.
+
+    Args:
+        descriptors: Unit vectors N×d.
+        storage: float32, float16, int8 or pq.
+        codebook: Codebook for pq.
+
+    Returns:
+        The segment to store.
+
+    Raises:
+        KappaPlaceError: If a descriptor is not finite.
+    """
     values = np.ascontiguousarray(descriptors, np.float32)
     if not np.isfinite(values).all():
         row = int(np.argmin(np.isfinite(values).all(axis=1)))
         raise KappaPlaceError(
-            f"The descriptor of row {row} is NaN or infinite; check the model and the image."
+            f"The descriptor of row {row} is NaN or infinite. Check the model and the image."
         )
     if storage == "int8":
         return quantize(values)
     if storage == "pq":
-        assert codebook is not None  # a manifest without one is refused
+        assert codebook is not None  # a manifest without a codebook is rejected
         return Coded(codebook.encode(values), codebook)
     return values if storage == "float32" else values.astype(np.float16)
 
 
-def decode(segment: Segment, rows: Any = slice(None), *, turned: bool = False) -> NDArray[np.float32]:
-    """Some rows (a slice or their numbers) as float32; ``turned``: codes in the space of the codes."""
+def decode(segment: Segment, rows: Rows = slice(None), *, turned: bool = False) -> NDArray[np.float32]:
+    """Return rows of a segment as float32.
+
+    Args:
+        segment: Stored descriptors.
+        rows: Row numbers or a slice. Default: all.
+        turned: Return codes in the space of the codes.
+
+    Returns:
+        Descriptors, one per row.
+    """
     if isinstance(segment, Quantized):
         return segment.codes[rows].astype(np.float32) * segment.scale[rows][:, None]
     if isinstance(segment, Coded):
@@ -82,11 +116,16 @@ def decode(segment: Segment, rows: Any = slice(None), *, turned: bool = False) -
 
 
 class Columns:
-    """Segments as one R×d array of float32, read by slices and by arrays of numbers.
+    """Segments as one R×d array of float32, read by slices and by arrays of row numbers.
 
-    ``live`` says which rows count as references, in ascending order; the others, which were removed, are
-    skipped. ``dim`` is needed only where there may be no segment at all. ``turned``: all are codes of one
-    codebook, read in the space of the codes.
+    Args:
+        descriptors: Segments in order.
+        live: Rows that are references, ascending; the others were removed and are skipped. Default: all.
+        dim: Dimension of the descriptors, if there may be no segment.
+        turned: Read in the space of the codes; all segments must be codes of the same codebook.
+
+    Raises:
+        KappaPlaceError: If a segment is not an array of descriptors, or if dimensions differ.
     """
 
     ndim = 2
@@ -104,13 +143,11 @@ class Columns:
             descriptors = [descriptors]
         self.segments = [_checked(segment) for segment in cast(Sequence[Segment], descriptors)]
         if not self.segments and dim is None:
-            raise KappaPlaceError(
-                "There are no references to search: the list of descriptor arrays is empty."
-            )
+            raise KappaPlaceError("There are no references to search: the list of arrays is empty.")
         dims = {_dim(segment, turned) for segment in self.segments} or {cast(int, dim)}
         if len(dims) > 1:
-            said = " and ".join(map(str, sorted(dims)))
-            raise KappaPlaceError(f"Descriptors of {said} dimensions cannot be searched together.")
+            numbers = " and ".join(map(str, sorted(dims)))
+            raise KappaPlaceError(f"Descriptors of {numbers} dimensions cannot be searched together.")
         self.starts = np.cumsum([0, *(len(_array(segment)) for segment in self.segments)]).astype(np.int64)
         self.live, self.turned, self.whole = live, turned, True
         self.shape = (int(self.starts[-1]) if live is None else len(live), dims.pop())
@@ -118,40 +155,63 @@ class Columns:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __getitem__(self, chosen: Any) -> NDArray[np.float32]:
+    def __getitem__(self, rows: Rows) -> NDArray[np.float32]:
         if self.live is not None:
-            return self._take(self.live[chosen])
-        if not isinstance(chosen, slice):
-            return self._take(np.asarray(chosen, np.int64))
-        start, stop, step = chosen.indices(len(self))
+            return self._take(self.live[rows])
+        if not isinstance(rows, slice):
+            return self._take(np.asarray(rows, np.int64))
+        start, stop, step = rows.indices(len(self))
         return self._slice(start, stop) if step == 1 else self._take(np.arange(start, stop, step))
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray:
         return np.asarray(self[:], dtype)
 
     def only(self, chosen: NDArray[np.int64]) -> Columns:
-        """Some of the references as an array of their own."""
-        part = Columns(
-            self.segments,
-            chosen if self.live is None else self.live[chosen],
-            dim=self.shape[1],
-            turned=self.turned,
-        )
+        """Select references.
+
+        Args:
+            chosen: Numbers of the references.
+
+        Returns:
+            These references as a separate array.
+        """
+        live = chosen if self.live is None else self.live[chosen]
+        part = Columns(self.segments, live, dim=self.shape[1], turned=self.turned)
         part.whole = False
         return part
 
     def with_removed(self) -> Columns:
-        """All rows, those removed included."""
+        """Return all rows, including removed references.
+
+        Returns:
+            All rows as a separate array.
+        """
         return Columns(self.segments, dim=self.shape[1], turned=self.turned)
 
     def blocks(self, size: int = BLOCK) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        """First row and rows of one block after the other."""
+        """Iterate over blocks of rows.
+
+        Args:
+            size: Rows per block.
+
+        Yields:
+            First row number and rows of each block.
+        """
         for start in range(0, len(self), size):
             yield start, self[start : start + size]
 
     def beside(self, queries: NDArray[np.float32]) -> tuple[NDArray[np.float32], Columns]:
-        """Queries and these, ready to be compared: codes in their own space, into which the few queries are
-        turned instead of all references back. Similarities are the same."""
+        """Return queries and references in a common space.
+
+        If all references are codes, the few queries are rotated into the space of the codes instead of all
+        references out of it. Similarities do not change.
+
+        Args:
+            queries: Descriptors of queries, N×d.
+
+        Returns:
+            Queries and references, ready to be compared.
+        """
         if self._in_code_space is None:
             return queries, self
         book, columns = self._in_code_space
@@ -160,30 +220,34 @@ class Columns:
     @cached_property
     def _in_code_space(self) -> tuple[Codebook, Columns] | None:
         books = [segment.codebook for segment in self.segments if isinstance(segment, Coded)]
-        if (
-            self.turned
-            or not books
-            or len(books) < len(self.segments)
-            or any(b is not books[0] for b in books)
-        ):
+        mixed = len(books) < len(self.segments) or any(book is not books[0] for book in books)
+        if self.turned or not books or mixed:
             return None
         columns = Columns(self.segments, self.live, turned=True)
         columns.whole = self.whole
         return books[0], columns
 
     def products(self, queries: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Of a few queries with all references, which are codes, both in the space of the codes; N×R.
+        """Return the inner products of a few queries with all references by table lookup.
 
-        They are looked up instead of decoded.
+        Args:
+            queries: Queries in the space of the codes, N×m; the references must be in it, too.
+
+        Returns:
+            Products, N×R.
         """
         assert self.turned
-        coded = [segment for segment in self.segments if isinstance(segment, Coded)]
-        parts = [[part.codebook.products(query, part.codes) for query in queries] for part in coded]
+        segments = [segment for segment in self.segments if isinstance(segment, Coded)]
+        parts = [[part.codebook.products(query, part.codes) for query in queries] for part in segments]
         whole = np.concatenate(parts, axis=1)
         return whole if self.live is None else whole[:, self.live]
 
     def fingerprint(self) -> str:
-        """SHA-256 of the stored bytes, whatever the segments: another type or one changed bit differs."""
+        """Return the SHA-256 of the stored bytes; it does not depend on the division into segments.
+
+        Returns:
+            64 hexadecimal digits.
+        """
         digest = hashlib.sha256(f"{self.shape}".encode())
         for segment in self.segments:
             for array in _stored(segment):
@@ -206,16 +270,16 @@ class Columns:
         flat, shape = rows.reshape(-1), (*rows.shape, self.shape[1])
         if len(self.segments) == 1:
             return decode(self.segments[0], flat, turned=self.turned).reshape(shape)
-        taken = np.empty((len(flat), self.shape[1]), np.float32)
+        values = np.empty((len(flat), self.shape[1]), np.float32)
         owner = np.searchsorted(self.starts, flat, side="right") - 1
         for number in np.unique(owner).tolist():
             mine = owner == number
-            taken[mine] = decode(self.segments[number], flat[mine] - self.starts[number], turned=self.turned)
-        return taken.reshape(shape)
+            values[mine] = decode(self.segments[number], flat[mine] - self.starts[number], turned=self.turned)
+        return values.reshape(shape)
 
 
 def as_columns(descriptors: Descriptors | Columns) -> Columns:
-    """Descriptors as `Columns`, if they are not yet."""
+    """Return descriptors as `Columns`."""
     return descriptors if isinstance(descriptors, Columns) else Columns(descriptors)
 
 
@@ -238,21 +302,21 @@ def _stored(segment: Segment) -> tuple[NDArray, ...]:
 def _checked(segment: Segment) -> Segment:
     array = _array(segment)
     if not isinstance(array, np.ndarray) or array.ndim != 2:
-        raise KappaPlaceError("Descriptors must be an N×d array, one row a reference.")
+        raise KappaPlaceError("Descriptors must be an N×d array with one row per reference.")
     if isinstance(segment, Quantized):
         if array.dtype != np.int8 or segment.scale.shape != (len(array),):
             raise KappaPlaceError(
-                f"Quantized descriptors are int8 with one scale a row, got {array.dtype} {array.shape} "
+                f"Quantized descriptors are int8 with one scale per row, got {array.dtype} {array.shape} "
                 f"and scales of shape {segment.scale.shape}."
             )
     elif isinstance(segment, Coded):
         if array.dtype != np.uint8 or array.shape[1] != segment.codebook.width:
             raise KappaPlaceError(
-                f"Codes are {segment.codebook.width} bytes a row for this codebook, got {array.dtype} "
-                f"{array.shape}."
+                f"Codes of this codebook have {segment.codebook.width} bytes per row (uint8), got "
+                f"{array.dtype} {array.shape}."
             )
     elif not np.issubdtype(array.dtype, np.floating):
         raise KappaPlaceError(
-            f"Descriptors must be float32 or float16, got {array.dtype}; int8 needs its scales (Quantized)."
+            f"Descriptors must be float32 or float16, got {array.dtype}. For int8, pass Quantized."
         )
     return segment

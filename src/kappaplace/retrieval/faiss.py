@@ -1,7 +1,7 @@
-"""faiss: an IVF-PQ index, built on demand and kept in one file beside the map.
+"""faiss: an IVF-PQ index, built when it is first needed and stored as one file in the map.
 
-The index only proposes candidates; their cosines are then computed from the descriptors, so that what is
-returned is as true as from the exact engine, and only a missed reference can differ.
+The index only proposes candidates. Their cosines are computed from the descriptors, so they equal those of
+the exact engine; the index can only miss references.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, TypeAlias
+from types import ModuleType
+from typing import TYPE_CHECKING, BinaryIO, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -18,67 +19,69 @@ from numpy.typing import NDArray
 from kappaplace.data.near import Circle
 from kappaplace.errors import KappaPlaceError, MissingExtra
 from kappaplace.files import make_folder, replace_file
-from kappaplace.retrieval.codes import balanced_rotation
+from kappaplace.retrieval.base import BaseEngine, ExactEngine, best_first
+from kappaplace.retrieval.codes import check_finite
 from kappaplace.retrieval.columns import Columns, Descriptors, as_columns
-from kappaplace.retrieval.exact import BaseEngine, ExactEngine, best_first
 from kappaplace.types import Matches
+
+if TYPE_CHECKING:
+    from faiss import Index
 
 Rebuild: TypeAlias = bool | Literal["if stale"]
 
 INDEX_FILE = "ivf-pq.index"
-CODE_BYTES = 104  # with the row number 112; centres and rotation are 3 more at a million
-CANDIDATES = 200  # proposals a query that are compared exactly; 100 lost .002 of the matches
-FEWEST = 1000  # below this there is nothing to train codes on, and exact search takes no time
-PAIRS = 3200  # of query and candidate in one step of re-ranking: 6.5 MB of 512 floats
-PROBES = 350  # of a thousand lists; 192 found .980 of the matches at 2.8 million references, 300 .990
+CODE_BYTES = 104  # 112 with the row number; centers and rotation add 3 at a million references
+CANDIDATES = 200  # proposals per query that are compared exactly; 100 lost 0.002 of the matches
+FEWEST = 1000  # fewest references: with fewer, codes cannot be fitted and exact search takes no time
+PAIRS = 3200  # pairs of query and candidate per step of the exact comparison: 6.5 MB of 512 floats
+PROBES = 350  # per 1,000 lists; 192 gave recall 0.980 at 2.8 million references, 300 gave 0.990
 FORMAT = "kappaplace faiss 1"
 
 
 class FaissEngine(BaseEngine):
-    """A faiss index that proposes rows, and the rows themselves."""
+    """A faiss index that proposes rows, and the descriptors of the rows."""
 
     name = "ivf-pq"
     exact = False
 
-    def __init__(self, index: Any, rows: Columns, positions: NDArray[np.floating] | None = None) -> None:
-        self.index, self.dim = index, rows.shape[1]
+    def __init__(self, index: Index, rows: Columns, positions: NDArray[np.floating] | None = None) -> None:
+        self.index: Index | None = index
+        self.dim, self.count = rows.shape[1], int(index.ntotal)
         self._all = ExactEngine(rows, positions)
 
     def __len__(self) -> int:
-        return int(self.index.ntotal)
+        return self.count
 
     def close(self) -> None:
         self.index = None
 
     def _search(self, queries: NDArray[np.float32], k: int, area: Circle | None) -> Matches:
-        if area is not None:
-            # What lies in a circle is few enough to compare.
+        if area is not None:  # few enough references to compare all of them
             return self._all._search(queries, k, area)
-        wanted = min(len(self), max(CANDIDATES, 2 * k + 16))
-        proposed = self._proposed(queries, wanted)
-        rows, similarities = best_first(proposed, self._cosines(queries, proposed), k)
-        short = rows[:, k - 1] < 0  # the lists looked through held fewer than k: compare all
+        candidates = self._candidates(queries, min(len(self), max(CANDIDATES, 2 * k + 16)))
+        rows, similarities = best_first(candidates, self._cosines(queries, candidates), k)
+        short = rows[:, k - 1] < 0  # fewer than k references in the probed lists: compare all
         if short.any():
             rows[short], similarities[short] = self._all._search(queries[short], k, None)
         return Matches(rows, similarities)
 
-    def _proposed(self, queries: NDArray[np.float32], wanted: int) -> NDArray[np.int64]:
+    def _candidates(self, queries: NDArray[np.float32], count: int) -> NDArray[np.int64]:
         faiss = faiss_module()
         lists = faiss.SearchParametersIVF(nprobe=probes(faiss.extract_index_ivf(self.index).nlist))
         behind_rotation = faiss.SearchParametersPreTransform(index_params=lists)
-        return self.index.search(queries, wanted, params=behind_rotation)[1]
+        assert self.index is not None
+        return self.index.search(queries, count, params=behind_rotation)[1]
 
-    def _cosines(self, queries: NDArray[np.float32], proposed: NDArray[np.int64]) -> NDArray[np.float32]:
-        """True cosines of proposed rows; an empty place (−1) is worse than anything."""
-        similarities = np.empty(proposed.shape, np.float32)
-        step = max(1, PAIRS // proposed.shape[1])
+    def _cosines(self, queries: NDArray[np.float32], candidates: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return the exact cosines of the candidates; an empty candidate (−1) is worse than any other."""
+        similarities = np.empty(candidates.shape, np.float32)
+        step = max(1, PAIRS // candidates.shape[1])
         for start in range(0, len(queries), step):
             part = slice(start, start + step)
-            found = self._all.columns[np.maximum(proposed[part], 0)]
-            similarities[part] = torch.bmm(
-                torch.from_numpy(found), torch.from_numpy(queries[part])[:, :, None]
-            )[..., 0].numpy()
-        similarities[proposed < 0] = -np.inf
+            rows = self._all.columns[np.maximum(candidates[part], 0)]
+            product = torch.bmm(torch.from_numpy(rows), torch.from_numpy(queries[part])[:, :, None])
+            similarities[part] = product[..., 0].numpy()
+        similarities[candidates < 0] = -np.inf
         return similarities
 
 
@@ -90,24 +93,34 @@ def open_faiss(
     rebuild: Rebuild = False,
     fingerprint: str | None = None,
 ) -> FaissEngine:
-    """Load the index of these descriptors from ``folder``, or build it (and keep it there, where given).
+    """Load the index of these descriptors, or build it.
 
-    ``fingerprint`` identifies the descriptors, as a map's checksum does; without it they are all read once.
-    A file built from other descriptors is refused, unless ``rebuild`` is "if stale"; True builds it in any
-    case.
+    Args:
+        descriptors: Unit descriptors N×d.
+        positions: x and y of each reference in metres, N×2.
+        folder: Folder of the index file. Default: build the index in memory.
+        rebuild: Whether to build the index if the file exists: always, never, or "if stale" (built from other
+            descriptors).
+        fingerprint: Checksum of the descriptors. Default: computed from all of them.
+
+    Returns:
+        The engine.
+
+    Raises:
+        KappaPlaceError: If faiss is not installed, if there are too few references, or if the file is damaged
+            or was built from other descriptors.
     """
     faiss_module()
     rows = as_columns(descriptors)
     if len(rows) < FEWEST:
         raise KappaPlaceError(
-            f"ivf-pq needs at least {FEWEST} references to learn its codes from, got {len(rows)}."
+            f"ivf-pq needs at least {FEWEST} references, got {len(rows)}. Use the exact engine."
         )
     if folder is None:
         return FaissEngine(build(rows), rows, positions)
     file = Path(folder) / INDEX_FILE
     fingerprint = fingerprint or rows.fingerprint()
-    there = file.is_file() and rebuild is not True
-    if there and (not rebuild or built_from(file) == fingerprint):
+    if file.is_file() and rebuild is not True and (not rebuild or built_from(file) == fingerprint):
         index = load(file, fingerprint)
     else:
         index = build(rows)
@@ -116,39 +129,38 @@ def open_faiss(
     return FaissEngine(index, rows, positions)
 
 
-def build(rows: Columns) -> Any:
-    """An index over all rows, which are read block by block."""
+def build(rows: Columns) -> Index:
+    """Build an index of all rows, which are read block by block."""
     index = _trained(faiss_module(), rows)
     for _, block in rows.blocks():
-        if not np.isfinite(block).all():
-            raise KappaPlaceError("Some descriptors are NaN or infinite; check the model and the images.")
+        check_finite(block)
         index.add(np.ascontiguousarray(block))
     return index
 
 
-def _trained(faiss: Any, rows: Columns) -> Any:
-    """Lists around k-means centres, and in them product-quantised residuals of a rotated descriptor.
+def _trained(faiss: ModuleType, rows: Columns) -> Index:
+    """Return an empty index: lists around k-means centers, with product-quantized residuals.
 
-    Codes of 4 bits are compared in registers (fast scan): several times as many as with 8 bits a code, which
-    pays for the lists that have to be looked through at a recall of .99.
+    4-bit codes are compared in CPU registers (fast scan), several times as fast as 8-bit codes. This pays for
+    the many lists that a recall of 0.99 requires.
     """
     count, dim = rows.shape
-    together = 1  # numbers that share 4 bits
+    together = 1  # numbers per 4 bits
     while dim > 2.5 * CODE_BYTES * together:
         together *= 2
     codes = min(2 * CODE_BYTES, dim // together)
-    kept = codes * together  # 416 of 512: the directions left out hold the least energy
+    directions = codes * together  # 416 of 512; the others have the least energy
     lists = max(1, round(count**0.5))
     sample = sample_of(rows, max(10_000, 40 * lists))
-    rotation = faiss.LinearTransform(dim, kept, False)
+    rotation = faiss.LinearTransform(dim, directions, False)
     faiss.copy_array_to_vector(
         np.ascontiguousarray(balanced_rotation(sample, codes, together).T).ravel(), rotation.A
     )
     rotation.is_trained = rotation.is_orthonormal = True
-    centres = faiss.IndexFlatIP(kept)
-    ivf = faiss.IndexIVFPQFastScan(centres, kept, lists, codes, 4, faiss.METRIC_INNER_PRODUCT)
+    centers = faiss.IndexFlatIP(directions)
+    ivf = faiss.IndexIVFPQFastScan(centers, directions, lists, codes, 4, faiss.METRIC_INNER_PRODUCT)
     ivf.by_residual = True
-    # A few rounds on a sample: more cost minutes and gain nothing that re-ranking does not.
+    # Few rounds on a sample: more rounds take minutes and do not improve the result of the exact comparison.
     ivf.cp.niter, ivf.cp.min_points_per_centroid = 8, 1
     ivf.pq.cp.niter, ivf.pq.cp.min_points_per_centroid, ivf.pq.cp.max_points_per_centroid = 8, 1, 512
     index = faiss.IndexPreTransform(rotation, ivf)
@@ -156,63 +168,102 @@ def _trained(faiss: Any, rows: Columns) -> Any:
     return index
 
 
-def faiss_module() -> Any:
+def balanced_rotation(sample: NDArray[np.float32], pieces: int, together: int) -> NDArray[np.float32]:
+    """Return the strongest directions, distributed so that every piece has the same product of energies.
+
+    This is optimal for Gaussian data (parametric OPQ). Unlike in PCA, nothing is centered, to preserve inner
+    products.
+
+    Args:
+        sample: Descriptors, N×d.
+        pieces: Number of pieces.
+        together: Directions per piece.
+
+    Returns:
+        The rotation, d×(pieces·together); unused columns are zero.
+    """
+    energy, directions = np.linalg.eigh(sample.T @ sample)
+    strongest = np.argsort(-energy)[: pieces * together]
+    weight = np.log(np.maximum(energy[strongest], 1e-9 * energy.max()))
+    weight -= weight[-1]
+    groups: list[list[int]] = [[] for _ in range(pieces)]
+    load = np.zeros(pieces)
+    for direction, own in zip(strongest, weight, strict=True):
+        lightest = int(load.argmin())
+        groups[lightest].append(int(direction))
+        load[lightest] = load[lightest] + own if len(groups[lightest]) < together else np.inf
+    rotation = np.zeros((sample.shape[1], pieces, together), np.float32)
+    for piece, group in enumerate(groups):
+        rotation[:, piece, : len(group)] = directions[:, group]
+    return rotation.reshape(len(rotation), -1)
+
+
+def faiss_module() -> ModuleType:
+    """Import faiss, with as many threads as torch."""
     try:
         import faiss
     except ImportError:
         raise MissingExtra("This search engine", "faiss") from None
-    # faiss and torch each bring an OpenMP of their own: one setting, torch's, governs both.
+    # faiss and torch each have their own OpenMP: torch's setting applies to both.
     faiss.omp_set_num_threads(torch.get_num_threads())
     return faiss
 
 
 def probes(lists: int) -> int:
-    """How many lists are looked through.
+    """Return the number of lists to probe.
 
-    The same share of more lists, or recall falls as the map grows; never more lists than there are, to which
-    faiss answers nonsense instead of an error.
+    It is a constant fraction of the lists, so that recall does not fall as the map grows, and at most all of
+    them: with more, faiss returns invalid results instead of an error.
     """
     return min(lists, max(PROBES, round(PROBES * lists / 1000)))
 
 
 def sample_of(rows: Columns, size: int) -> NDArray[np.float32]:
-    """A fixed random choice of rows, in order; all of them where they are no more."""
+    """Return a fixed random sample of rows, in order; all rows if there are no more than ``size``."""
     if size >= len(rows):
         return np.ascontiguousarray(rows[:])
     return rows[np.sort(np.random.default_rng(0).choice(len(rows), size, replace=False))]
 
 
-def save(index: Any, file: Path, fingerprint: str) -> None:
-    """One file, complete or not there: a line that says what it was built from, then faiss's own format."""
+def save(index: Index, file: Path, fingerprint: str) -> None:
+    """Write a header line and the index in faiss's own format; an interrupted write leaves the old file.
+
+    Args:
+        index: The index.
+        file: The file to write.
+        fingerprint: Checksum of the descriptors.
+    """
     faiss = faiss_module()
 
     def write(part: Path) -> None:
-        failed: list[OSError] = []
+        failures: list[OSError] = []
         with part.open("wb") as stream:
             stream.write(json.dumps({"format": FORMAT, "fingerprint": fingerprint}).encode() + b"\n")
             try:
-                faiss.write_index(index, faiss.PyCallbackIOWriter(_noting(stream.write, failed)))
+                faiss.write_index(index, faiss.PyCallbackIOWriter(_recorder(stream.write, failures)))
             except Exception:
-                if failed:  # a full disk arrives here as faiss's own error
-                    raise failed[0] from None
+                if failures:  # faiss replaces the error of a full disk by its own
+                    raise failures[0] from None
                 raise
 
     replace_file(file, write)
 
 
-def _noting(write: Callable[[bytes], int], failed: list[OSError]) -> Callable[[bytes], int]:
-    def noted(data: bytes) -> int:
+def _recorder(write: Callable[[bytes], int], failures: list[OSError]) -> Callable[[bytes], int]:
+    """Return a ``write`` that also adds its failures to a list."""
+
+    def recorded(data: bytes) -> int:
         try:
             return write(data)
         except OSError as error:
-            failed.append(error)
+            failures.append(error)
             raise
 
-    return noted
+    return recorded
 
 
 def built_from(file: Path) -> str | None:
-    """Fingerprint of the descriptors that an index was built from; None of a file that is no such index."""
+    """Return the checksum of the descriptors that an index was built from; None if it is not an index."""
     with file.open("rb") as stream:
         return _header(stream)
 
@@ -225,17 +276,21 @@ def _header(stream: BinaryIO) -> str | None:
         return None
 
 
-def load(file: Path, fingerprint: str) -> Any:
+def load(file: Path, fingerprint: str) -> Index:
+    """Read an index.
+
+    Args:
+        file: The file.
+        fingerprint: Checksum of the descriptors it must be built from.
+    """
     faiss = faiss_module()
     with file.open("rb") as stream:
         source = _header(stream)
         if source is None:
-            raise KappaPlaceError(f"{file} is not an index of this version: remove it, or build it anew.")
+            raise KappaPlaceError(f"{file} is not an index of this version. Delete or rebuild it.")
         if source != fingerprint:
-            raise KappaPlaceError(
-                f"{file} was built from other descriptors than this map's: build it anew (rebuild)."
-            )
+            raise KappaPlaceError(f"{file} was built from other descriptors. Rebuild it (rebuild=True).")
         try:
             return faiss.read_index(faiss.PyCallbackIOReader(stream.read))
         except Exception:
-            raise KappaPlaceError(f"{file} is cut off or damaged: remove it, or build it anew.") from None
+            raise KappaPlaceError(f"{file} is truncated or damaged. Delete or rebuild it.") from None

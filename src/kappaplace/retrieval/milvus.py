@@ -1,9 +1,10 @@
-"""References in Milvus: a file (Milvus Lite) to try it out, a server or a cluster in production."""
+"""References in Milvus: a local file (Milvus Lite) for tests, a server or a cluster for production."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,25 +16,32 @@ from kappaplace.retrieval.database import (
     Batch,
     DatabaseEngine,
     Hits,
-    Records,
+    StoredRow,
     checked_name,
     deepen,
     without_password,
 )
 from kappaplace.types import Matches
 
-BATCH = 1000  # 2 MB of 512 numbers; a message may hold 64 MB
+BATCH = 1000  # 2 MB of 512 numbers; a message may have 64 MB
 QUERIES = 64
-MOST = 16_384  # what Milvus returns for one query at most
+MOST = 16_384  # results that Milvus returns per query
 REQUEST_SECONDS = 60.0
-NOWHERE = 1e300  # a position that no circle reaches: servers refuse NaN in a scalar column
+NOWHERE = 1e300  # an unknown position, outside every circle: servers reject NaN in a scalar column
+Entity: TypeAlias = dict[str, int | float | str | NDArray[np.float32]]
 
 
 class MilvusEngine(DatabaseEngine):
-    """One collection; ``index`` FLAT compares everything, HNSW, IVF_FLAT, DISKANN or AUTOINDEX do not.
+    """A collection in Milvus.
 
-    ``timeout`` bounds the wait for a server that does not answer. A collection that is not there is made by
-    `add`; one that is there can be searched by processes that hold no descriptors.
+    `add` creates a collection that does not exist. Processes without descriptors can search an existing one.
+
+    Args:
+        uri: URL of a server, or a Milvus Lite file that ends in .db.
+        collection: Name of the collection.
+        token: Token of the server.
+        index: FLAT compares all references; HNSW, IVF_FLAT, DISKANN and AUTOINDEX are approximate.
+        timeout: Seconds to wait for the server.
     """
 
     name = "milvus"
@@ -49,30 +57,30 @@ class MilvusEngine(DatabaseEngine):
         timeout: float = 5.0,
     ) -> None:
         self.uri, self.collection, self.index = str(uri), checked_name(collection, "collection"), index
-        self.where = f"The Milvus collection {collection} at {without_password(self.uri)}"
+        self.location = f"The Milvus collection {collection} at {without_password(self.uri)}"
         self._milvus = _pymilvus()
-        self.failures = self.passing = self._milvus.MilvusException
+        self.failures = self.transient = self._milvus.MilvusException
         if "://" not in self.uri:  # a Milvus Lite file
             if not self.uri.endswith(".db"):
                 raise KappaPlaceError(
-                    f"A Milvus Lite file must end in .db, or give http://host:19530, got {uri}."
+                    f"A Milvus Lite file must end in .db, got {uri}. For a server, pass http://host:19530."
                 )
             self.uri = str(Path(self.uri).absolute())
-        with self._told("cannot be reached; is the server running and the address right?"):
+        with self._explain("cannot be reached", "Check the URL and that the server is running."):
             self.client = self._milvus.MilvusClient(self.uri, token=token, timeout=timeout)
-        with self._told("cannot be opened"):
+        with self._explain("cannot be opened"):
             if self.client.has_collection(self.collection, timeout=REQUEST_SECONDS):
                 self._open()
 
     def _open(self) -> None:
         fields = {f["name"]: f for f in self.client.describe_collection(self.collection)["fields"]}
         if not {"id", "vector", "digest", "kappa", "x", "y", "name"} <= fields.keys():
-            raise KappaPlaceError(f"{self.where} was not made by KappaPlace: give another name.")
+            raise KappaPlaceError(f"{self.location} was not created by KappaPlace. Pass another name.")
         self.dim = int(fields["vector"]["params"]["dim"])
         self.index = self.client.describe_index(self.collection, "vector")["index_type"]
         self.exact = self.index == "FLAT"
         self.client.load_collection(self.collection, timeout=REQUEST_SECONDS)
-        self._count = self._counted()
+        self._count = self._query_count()
 
     def _create(self, dim: int) -> None:
         kind = self._milvus.DataType
@@ -108,8 +116,8 @@ class MilvusEngine(DatabaseEngine):
         )
         return {row["id"]: row["digest"] for row in rows}
 
-    def _counted(self) -> int:
-        # Milvus Lite dies of counting a collection that never held a row: look for one first.
+    def _query_count(self) -> int:
+        # Milvus Lite crashes when it counts a collection that never had a row, so query for one first.
         if not self.client.query(self.collection, filter="id >= 0", limit=1, timeout=REQUEST_SECONDS):
             return 0
         rows = self.client.query(
@@ -121,38 +129,29 @@ class MilvusEngine(DatabaseEngine):
         )
         return int(rows[0]["count(*)"])
 
-    def fetch(self, ids: NDArray[np.int64]) -> Records:
-        """κ, position and name of some references, in the order asked for."""
-        wanted = [int(row) for row in ids]
-        found: dict[int, Any] = {}
-        with self._told("did not answer"):
-            for start in range(0, len(wanted), BATCH):
-                rows = self.client.get(
-                    self.collection,
-                    ids=sorted(set(wanted[start : start + BATCH])),
-                    output_fields=["id", "kappa", "x", "y", "name"],
-                    timeout=REQUEST_SECONDS,
-                )
-                found.update({row["id"]: row for row in rows})
-        if missing := set(wanted) - found.keys():
-            raise KappaPlaceError(f"{self.where} holds no reference {min(missing)}.")
-        kappa = np.array([found[row]["kappa"] or np.nan for row in wanted], np.float32)
-        positions = np.array([[found[row]["x"], found[row]["y"]] for row in wanted], np.float64)
-        positions = positions.reshape(-1, 2)
-        positions[positions == NOWHERE] = np.nan
-        return Records(kappa, positions, [found[row]["name"] for row in wanted])
+    def _stored(self, rows: list[int]) -> dict[int, StoredRow]:
+        stored: dict[int, StoredRow] = {}
+        for start in range(0, len(rows), BATCH):
+            entities = self.client.get(
+                self.collection,
+                ids=rows[start : start + BATCH],
+                output_fields=["id", "kappa", "x", "y", "name"],
+                timeout=REQUEST_SECONDS,
+            )
+            for entity in entities:
+                x, y = (None if entity[axis] == NOWHERE else entity[axis] for axis in "xy")
+                stored[entity["id"]] = entity["kappa"] or None, x, y, entity["name"]
+        return stored
 
     def _search(self, queries: NDArray[np.float32], k: int, area: Circle | None) -> Matches:
-        def ask(some: NDArray[np.float32], limit: int) -> list[Hits]:
-            found: list[Hits] = []
-            for start in range(0, len(some), QUERIES):
-                found += self._ask(some[start : start + QUERIES], limit, area)
-            return found
+        def ask(part: NDArray[np.float32], limit: int) -> list[Hits]:
+            starts = range(0, len(part), QUERIES)
+            return [hits for at in starts for hits in self._hits(part[at : at + QUERIES], limit, area)]
 
-        with self._told("did not answer the search"):
-            return deepen(ask, queries, k, most=MOST, where=self.where)
+        with self._explain("did not answer the search"):
+            return deepen(ask, queries, k, most=MOST, location=self.location)
 
-    def _ask(self, queries: NDArray[np.float32], limit: int, area: Circle | None) -> list[Hits]:
+    def _hits(self, queries: NDArray[np.float32], limit: int, area: Circle | None) -> list[Hits]:
         answer = self.client.search(
             self.collection,
             data=list(queries),
@@ -164,19 +163,19 @@ class MilvusEngine(DatabaseEngine):
             consistency_level="Strong",
             timeout=REQUEST_SECONDS,
         )
-        found = []
+        lists = []
         for hits in answer:
             rows = np.array([hit["id"] for hit in hits], np.int64)
             similarities = np.array([hit["distance"] for hit in hits], np.float32)
-            kept = np.ones(len(rows), bool)
-            if area is not None:  # the box was filtered there, the circle is here
+            mask = np.ones(len(rows), bool)
+            if area is not None:  # the server filtered the box around the circle
                 x, y = (np.array([hit["entity"][axis] for hit in hits], np.float64) for axis in "xy")
-                kept = within([x - area[0], y - area[1]], area[2])
-            found.append(Hits(rows, similarities, kept))
-        return found
+                mask = within([x - area[0], y - area[1]], area[2])
+            lists.append(Hits(rows, similarities, mask))
+        return lists
 
     def _depth(self, limit: int) -> dict[str, int]:
-        """How far an approximate index looks: the recall that costs a few milliseconds."""
+        """Return the search depth of an approximate index: the recall that costs a few milliseconds."""
         if self.index == "HNSW":
             return {"ef": max(256, 2 * limit)}
         if self.index.startswith("IVF"):
@@ -189,14 +188,14 @@ class MilvusEngine(DatabaseEngine):
         self.client.close()
 
 
-def _entity(batch: Batch, at: int) -> dict[str, Any]:
+def _entity(batch: Batch, at: int) -> Entity:
     kappa, positions, names = batch.records
     x, y = (float(value) if np.isfinite(positions[at]).all() else NOWHERE for value in positions[at])
     return {
         "id": batch.ids[at],
         "vector": batch.descriptors[at],
         "digest": batch.digests[at],
-        "kappa": float(np.nan_to_num(kappa[at])),  # κ is positive: 0 stands for none
+        "kappa": float(np.nan_to_num(kappa[at])),  # κ is positive, so 0 means unknown
         "x": x,
         "y": y,
         "name": names[at],
@@ -204,14 +203,14 @@ def _entity(batch: Batch, at: int) -> dict[str, Any]:
 
 
 def _box(circle: Circle) -> str:
-    """The square around a circle as an expression, a little wider than its six digits can round away."""
+    """Return the square around a circle as a filter, slightly wider than the rounding to six digits."""
     x, y, radius = circle
     reach = radius * (1 + 1e-9) + 2e-6
     low_x, high_x, low_y, high_y = x - reach, x + reach, y - reach, y + reach
     return f"x >= {low_x:.6f} and x <= {high_x:.6f} and y >= {low_y:.6f} and y <= {high_y:.6f}"
 
 
-def _pymilvus() -> Any:
+def _pymilvus() -> ModuleType:
     try:
         import pymilvus
     except ImportError:

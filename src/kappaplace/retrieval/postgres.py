@@ -1,9 +1,10 @@
-"""References in PostgreSQL with pgvector, for teams that run a database already."""
+"""References in PostgreSQL with pgvector, for teams that already run this database."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,24 +14,34 @@ from kappaplace.errors import KappaPlaceError, MissingExtra
 from kappaplace.retrieval.database import (
     Batch,
     DatabaseEngine,
-    Records,
     Result,
+    StoredRow,
     checked_name,
     without_password,
 )
 from kappaplace.types import Matches
 
+if TYPE_CHECKING:
+    from psycopg import Cursor
+
 BATCH = 5000
-INLINE = 1800  # numbers that fit on a page beside the rest: read in place, many times faster than set aside
+INLINE = 1800  # dimensions that fit on a page with the other columns: many times faster than outside of it
 COLUMNS = ("id", "digest", "kappa", "x", "y", "name", "descriptor")
 TYPES = ("int8", "int8", "float4", "float8", "float8", "text", "vector")
+Value: TypeAlias = int | float | str | Sequence[int] | NDArray[np.float32] | None
+"""A value of a statement."""
 
 
 class PostgresEngine(DatabaseEngine):
-    """One table; without an index every row is compared, with ``hnsw`` the search is approximate.
+    """A table in PostgreSQL.
 
-    ``uri`` is a libpq address (postgresql://user@host/database). A table that is not there is made by `add`;
-    one that is there can be searched by processes that hold no descriptors.
+    `add` creates a table that does not exist. Processes without descriptors can search an existing one.
+
+    Args:
+        uri: libpq connection string (postgresql://user@host/database).
+        table: Name of the table.
+        index: none compares all references; hnsw is approximate.
+        timeout: Seconds to wait for the server.
     """
 
     name = "postgres"
@@ -40,31 +51,32 @@ class PostgresEngine(DatabaseEngine):
         self, uri: str, table: str = "kappaplace", *, index: str = "none", timeout: float = 5.0
     ) -> None:
         if index not in ("none", "hnsw"):
-            raise KappaPlaceError(f"The index of a table is none or hnsw, not {index!r}.")
+            raise KappaPlaceError(f"The index of a table must be none or hnsw, got {index!r}.")
         self._psycopg, self._register = _drivers()
-        self.failures, self.passing = self._psycopg.Error, self._psycopg.OperationalError
+        self.failures, self.transient = self._psycopg.Error, self._psycopg.OperationalError
         self.table, self.index = checked_name(table, "table"), index
-        self._address = {"conninfo": uri, "autocommit": True, "connect_timeout": max(2, round(timeout))}
-        self.where = f"The PostgreSQL table {table} at {without_password(uri)}"
-        with self._told("cannot be reached; is the server running and the address right?"):
-            self.connection = self._psycopg.connect(**self._address)
-        with self._told("needs the extension pgvector, version 0.8 or newer, installed on the server"):
+        seconds = max(2, round(timeout))
+        self._connection_options = {"conninfo": uri, "autocommit": True, "connect_timeout": seconds}
+        self.location = f"The PostgreSQL table {table} at {without_password(uri)}"
+        with self._explain("cannot be reached", "Check the URL and that the server is running."):
+            self.connection = self._psycopg.connect(**self._connection_options)
+        with self._explain("needs the extension pgvector 0.8 or newer on the server"):
             self._run("CREATE EXTENSION IF NOT EXISTS vector")
             self._register(self.connection)
-        with self._told("cannot be opened"):
+        with self._explain("cannot be opened"):
             if self._run("SELECT to_regclass(%s)", [f'"{self.table}"']).fetchone()[0] is not None:
                 self._open()
 
-    def _retried(self, call: Callable[[], Result]) -> Result:
+    def _retry(self, call: Callable[[], Result]) -> Result:
         def attempt() -> Result:
-            if self.connection.closed:  # a connection that broke stays broken
-                self.connection = self._psycopg.connect(**self._address)
+            if self.connection.closed:  # it does not reconnect on its own
+                self.connection = self._psycopg.connect(**self._connection_options)
                 self._register(self.connection)
             return call()
 
-        return super()._retried(attempt)
+        return super()._retry(attempt)
 
-    def _run(self, statement: str, values: Any = None) -> Any:
+    def _run(self, statement: str, values: Sequence[Value] | None = None) -> Cursor:
         return self.connection.execute(statement.replace("TABLE_NAME", f'"{self.table}"'), values)
 
     def _open(self) -> None:
@@ -75,7 +87,7 @@ class PostgresEngine(DatabaseEngine):
             ).fetchall()
         )
         if not set(COLUMNS) <= columns.keys():
-            raise KappaPlaceError(f"{self.where} was not made by KappaPlace: give another name.")
+            raise KappaPlaceError(f"{self.location} was not created by KappaPlace. Pass another name.")
         self.dim = columns["descriptor"]
         self._count = self._run("SELECT count(*) FROM TABLE_NAME").fetchone()[0]
         if self._run("SELECT to_regclass(%s)", [f'"{self.table}_hnsw"']).fetchone()[0] is not None:
@@ -85,7 +97,7 @@ class PostgresEngine(DatabaseEngine):
         self.exact = self.index == "none"
         if self.index == "hnsw":
             self._run("SET hnsw.ef_search = 200")
-            # With a filter the walk goes on until enough rows have passed it.
+            # With a filter, the search continues until enough rows pass it.
             self._run("SET hnsw.iterative_scan = strict_order")
 
     def _create(self, dim: int) -> None:
@@ -110,7 +122,7 @@ class PostgresEngine(DatabaseEngine):
         return dict(self._run(statement, [ids.start, ids.stop]).fetchall())
 
     def _settle(self) -> None:
-        # Or the planner, which knows nothing of a table just filled, scans everything for a small circle.
+        # Without statistics of the new rows, the planner would scan the whole table for a small circle.
         self._run("ANALYZE TABLE_NAME")
         self._open()
 
@@ -118,7 +130,7 @@ class PostgresEngine(DatabaseEngine):
         self._run("DELETE FROM TABLE_NAME WHERE id >= %s", [row])
 
     def _write(self, batch: Batch, offsets: list[int]) -> None:
-        """One transaction a batch: all of it, or none of it when the connection breaks."""
+        """Write a batch in one transaction: all of it, or nothing if the connection is lost."""
         update = ", ".join(f"{column} = EXCLUDED.{column}" for column in COLUMNS[1:])
         with self.connection.transaction():
             self._run("CREATE TEMP TABLE incoming (LIKE TABLE_NAME) ON COMMIT DROP")
@@ -126,33 +138,25 @@ class PostgresEngine(DatabaseEngine):
                 f"COPY incoming ({', '.join(COLUMNS)}) FROM STDIN (FORMAT BINARY)"
             ) as copy:
                 copy.set_types(TYPES)
-                for at in offsets:
-                    copy.write_row(_row(batch, at))
+                for offset in offsets:
+                    copy.write_row(_row(batch, offset))
             self._run(
                 f"INSERT INTO TABLE_NAME ({', '.join(COLUMNS)}) SELECT {', '.join(COLUMNS)} FROM incoming "
                 f"ON CONFLICT (id) DO UPDATE SET {update}"
             )
 
-    def fetch(self, ids: NDArray[np.int64]) -> Records:
-        """κ, position and name of some references, in the order asked for."""
-        wanted = [int(row) for row in ids]
-        with self._told("did not answer"):
-            rows = self._run(
-                "SELECT id, kappa, x, y, name FROM TABLE_NAME WHERE id = ANY(%s)", [wanted]
-            ).fetchall()
-        found = {row: rest for row, *rest in rows}
-        if missing := set(wanted) - found.keys():
-            raise KappaPlaceError(f"{self.where} holds no reference {min(missing)}.")
-        # NULL becomes NaN in an array of floats.
-        kappa = np.array([found[row][0] for row in wanted], np.float32)
-        positions = np.array([found[row][1:3] for row in wanted], np.float64).reshape(-1, 2)
-        return Records(kappa, positions, [found[row][3] for row in wanted])
+    def _stored(self, rows: list[int]) -> dict[int, StoredRow]:
+        statement = "SELECT id, kappa, x, y, name FROM TABLE_NAME WHERE id = ANY(%s)"
+        return {
+            row: (kappa, x, y, name) for row, kappa, x, y, name in self._run(statement, [rows]).fetchall()
+        }
 
     def _search(self, queries: NDArray[np.float32], k: int, area: Circle | None) -> Matches:
-        filter_, values = "", []
+        filter_ = ""
+        values: list[Value] = []
         if area is not None:
             x, y, radius = area
-            reach = radius * (1 + 1e-9)  # the box is for the index on x and y; the circle decides
+            reach = radius * (1 + 1e-9)  # the box uses the index on x and y; the circle is exact
             filter_ = (
                 "WHERE x BETWEEN %s AND %s AND y BETWEEN %s AND %s "
                 "AND (x - %s) * (x - %s) + (y - %s) * (y - %s) <= %s"
@@ -163,25 +167,27 @@ class PostgresEngine(DatabaseEngine):
             f"SELECT id, -(descriptor <#> %s) FROM TABLE_NAME {filter_} "
             "ORDER BY descriptor <#> %s, id LIMIT %s"
         )
-        with self._told("did not answer the search"):
-            found = [self._run(statement, [query, *values, query, k]).fetchall() for query in queries]
-        columns = min(len(rows) for rows in found)  # the same for all where exact
-        indices = np.array([[row for row, _ in rows[:columns]] for rows in found], np.int64)
-        similarities = np.array([[value for _, value in rows[:columns]] for rows in found], np.float32)
-        return Matches(indices.reshape(len(found), columns), similarities.reshape(len(found), columns))
+        with self._explain("did not answer the search"):
+            lists = [self._run(statement, [query, *values, query, k]).fetchall() for query in queries]
+        columns = min(map(len, lists))  # the same for all if exact
+        indices = np.array([[row for row, _ in rows[:columns]] for rows in lists], np.int64)
+        similarities = np.array([[value for _, value in rows[:columns]] for rows in lists], np.float32)
+        shape = len(lists), columns
+        return Matches(indices.reshape(shape), similarities.reshape(shape))
 
     def close(self) -> None:
         self.connection.close()
 
 
-def _row(batch: Batch, at: int) -> tuple[Any, ...]:
+def _row(batch: Batch, offset: int) -> tuple[Value, ...]:
     kappa, positions, names = batch.records
-    x, y = (float(v) if np.isfinite(positions[at]).all() else None for v in positions[at])
-    known = float(kappa[at]) if np.isfinite(kappa[at]) else None
-    return batch.ids[at], batch.digests[at], known, x, y, names[at], batch.descriptors[at]
+    x, y = (float(v) if np.isfinite(positions[offset]).all() else None for v in positions[offset])
+    own_kappa = float(kappa[offset]) if np.isfinite(kappa[offset]) else None
+    numbers = batch.ids[offset], batch.digests[offset], own_kappa, x, y
+    return *numbers, names[offset], batch.descriptors[offset]
 
 
-def _drivers() -> tuple[Any, Any]:
+def _drivers() -> tuple[ModuleType, Callable[..., None]]:
     try:
         import psycopg
         from pgvector.psycopg import register_vector

@@ -1,6 +1,6 @@
-"""What can be searched: references in memory, a matrix of similarities, or references with some left out.
+"""What can be searched: references in memory, a similarity matrix, or references with exclusions per query.
 
-A map on disk is one more implementation (`kappaplace.maps.references`). Scores never ask which one it is.
+A map on disk is another implementation (`kappaplace.maps.references`); scores work with each of them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from kappaplace.data.near import Circle, Near, within
 from kappaplace.errors import KappaPlaceError
+from kappaplace.retrieval.codes import Column
 from kappaplace.retrieval.exact import (
     IsNear,
     best_outside,
@@ -34,39 +35,32 @@ if TYPE_CHECKING:
 PatchMaps: TypeAlias = "Callable[[Sequence[Source]], Tensor]"
 """Feature maps N×C×H×W of images."""
 Floats = NDArray[np.float64]
-NO_IMAGES = "This score looks at the images; give those of queries and references."
-NO_PATCHES = (
-    "This score compares feature maps; evaluate a model that shows its stages (ResNet, EfficientNet-Lite)."
-)
 Rows = NDArray[np.int64]
-RADIUS = 25.0  # metres, the field's convention; used for positions without a neighbourhood
+NO_IMAGES = "This score needs the images of queries and references. Pass paths or images."
+NO_PATCHES = "This score needs feature maps. Use a model that provides them (ResNet, EfficientNet-Lite)."
+NO_SIMILARITIES = (
+    "This score needs similarities beyond the top K. Pass the descriptors of queries and references, or the "
+    "full similarity matrix."
+)
+RADIUS = 25.0  # metres, the usual convention; for positions without a neighborhood
 SAMPLE = 4096
-"""References that the z-score compares with: mean and deviation to two percent."""
-
-
-class Column(Protocol):
-    """Rows of an array, or of what reads like one."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    def __getitem__(self, rows: Rows | slice, /) -> NDArray[np.floating]: ...
+"""References in the sample for the z-score: its mean and deviation are within 2%."""
 
 
 class References(Protocol):
-    """What queries are compared with."""
+    """References that queries are compared with."""
 
     @property
     def descriptors(self) -> Column | None:
-        """R×d, float32 when read; None if only similarities are known."""
+        """Unit descriptors R×d, float32 when read; None if only similarities are known."""
 
     @property
     def kappa(self) -> Column | None:
-        """κ of each; NaN if unknown."""
+        """κ of each reference, R; NaN if unknown."""
 
     @property
     def positions(self) -> Column | None:
-        """x and y of each in metres, R×2; NaN if unknown."""
+        """x and y of each reference in metres, R×2; NaN if unknown."""
 
     @property
     def near(self) -> IsNear:
@@ -75,88 +69,150 @@ class References(Protocol):
     def __len__(self) -> int: ...
 
     def search(self, queries: NDArray[np.floating], k: int, area: Circle | None = None) -> Matches:
-        """Return the k best references of each query, fewer if there are fewer."""
+        """Return the k best references of each query.
+
+        Args:
+            queries: Descriptors N×d, or rows of the similarity matrix N×R.
+            k: Number of matches per query; fewer if there are fewer references.
+            area: Search only this circle: x, y and radius in metres.
+
+        Returns:
+            Rows and similarities, best first.
+        """
 
     def outside(self, queries: NDArray[np.floating], top: Rows, area: Circle | None = None) -> Floats:
-        """Return the best similarity of each query to a reference that is not near its top match."""
+        """Return the best similarity of each query to a reference that is not near its top match.
+
+        Args:
+            queries: Descriptors N×d, or rows of the similarity matrix N×R.
+            top: Top match of each query, N.
+            area: Search only this circle: x, y and radius in metres.
+
+        Returns:
+            Similarities, N; −inf if all references are near.
+        """
 
     def aliases(self, rows: Rows) -> Floats:
-        """Return the best similarity of each of these references to one of another place."""
+        """Return the best similarity of references to a reference of another place.
+
+        Args:
+            rows: Row numbers of the references.
+
+        Returns:
+            Similarities, one per row; −inf if all references are near.
+        """
 
     def sample(self) -> Rows:
-        """Return the fixed rows that the z-score compares with."""
+        """Return the fixed sample for the z-score.
+
+        Returns:
+            Row numbers, ascending.
+        """
 
     def background(self, queries: NDArray[np.floating], rows: Rows | None = None) -> tuple[Floats, Floats]:
-        """Return mean and deviation of each query's similarities to these references, or to the sample."""
+        """Return the moments of the similarities of each query.
+
+        Args:
+            queries: Descriptors N×d, or rows of the similarity matrix N×R.
+            rows: References to compare with. Default: the sample.
+
+        Returns:
+            Mean and standard deviation, N each.
+        """
 
     def images(self, rows: Rows) -> Sequence[Source]:
-        """Return the images of some references."""
+        """Return the images of references.
+
+        Args:
+            rows: Row numbers of the references.
+
+        Returns:
+            One image per row.
+        """
 
     def local(self, rows: Rows, kind: str = "patches") -> Tensor:
-        """Return local features of some references, stored with them or computed from their images."""
+        """Return local features of references, stored or computed from their images.
+
+        Args:
+            rows: Row numbers of the references.
+            kind: Kind of features; "patches" are feature maps.
+
+        Returns:
+            Feature maps, N×C×H×W.
+        """
 
 
 @dataclass(frozen=True, eq=False)
 class Queries:
-    """What is known of some queries before retrieval; give what there is."""
+    """Queries before retrieval; pass what is available."""
 
     embeddings: Embeddings | None = None
+    """Descriptors and κ of the N queries."""
     images: Sequence[Source] | None = None
-    """Paths of the N queries, or anything else that `kappaplace.data.images.decode` reads."""
+    """Paths of the N queries, or other sources that `kappaplace.data.images.decode` reads."""
     patch_maps: PatchMaps | None = None
-    """Feature maps of images, from the model that made the descriptors."""
+    """Function that returns the feature maps of images, of the same model as the descriptors."""
     similarities: NDArray[np.floating] | None = None
     """N×R cosines to all references, instead of descriptors; a memory map works."""
 
     @property
     def vectors(self) -> NDArray[np.floating]:
-        """What references are searched with: descriptors N×d, or rows of the similarity matrix N×R."""
+        """Input of a search: descriptors N×d, or rows of the similarity matrix N×R."""
         if self.similarities is not None:
             return self.similarities
         if self.embeddings is None or self.embeddings.descriptor is None:
-            raise KappaPlaceError(
-                "This score needs similarities beyond the top K; give the descriptors of queries and "
-                "references, or the full similarity matrix."
-            )
+            raise KappaPlaceError(NO_SIMILARITIES)
         return self.embeddings.descriptor
 
 
 def draw(count: int, sample: int, seed: int = 0) -> Rows:
-    """Draw a fixed random sample of ``count`` rows, ascending; all of them if they are no more.
+    """Draw a fixed random sample of rows.
+
+    Args:
+        count: Number of rows to draw from.
+        sample: Number of rows to draw; all rows if there are no more.
+        seed: Random seed.
+
+    Returns:
+        Row numbers, ascending.
 
     >>> draw(3, 10).tolist()
     [0, 1, 2]
     """
     if count <= sample:
         return np.arange(count, dtype=np.int64)
-    drawn = np.random.default_rng(seed).choice(count, sample, replace=False, shuffle=False)
-    return np.sort(drawn).astype(np.int64)
+    rows = np.random.default_rng(seed).choice(count, sample, replace=False, shuffle=False)
+    return np.sort(rows).astype(np.int64)
 
 
 @dataclass(frozen=True, eq=False)
-class ArrayReferences:
-    """References in memory, or in arrays that are mapped from disk; give what there is."""
+class ArrayReferences(References):
+    """References in memory or in memory maps; pass what is available."""
 
     embeddings: Embeddings | None = None
+    """Descriptors and κ of the R references."""
     positions: NDArray[np.float64] | None = None
+    """x and y of each reference in metres, R×2; NaN if unknown."""
     neighborhood: IsNear | None = None
-    """Which references show the same place; None: within 25 m, if positions are known."""
+    """Whether two references show the same place. Default: positions within 25 m."""
     paths: Sequence[Source] | None = None
+    """Images of the references."""
     patch_maps: PatchMaps | None = None
+    """Function that returns the feature maps of images."""
     device: str = "cpu"
+    """Device that computes similarities."""
     count: int | None = None
-    """How many there are, if nothing else tells."""
+    """Number of references, if it does not follow from the other fields."""
 
     def __post_init__(self) -> None:
         if self.positions is not None and np.shape(self.positions)[1:] != (2,):
             raise KappaPlaceError(
-                f"Reference positions of shape {np.shape(self.positions)} are not R×2; give x and y in "
-                "metres."
+                f"Positions must be R×2 (x and y in metres), got shape {np.shape(self.positions)}."
             )
 
     def __len__(self) -> int:
-        known = (self.descriptors, self.kappa, self.positions, self.paths)
-        return min((len(part) for part in known if part is not None), default=self.count or 0)
+        columns = (self.descriptors, self.kappa, self.positions, self.paths)
+        return min((len(column) for column in columns if column is not None), default=self.count or 0)
 
     @property
     def descriptors(self) -> NDArray[np.floating] | None:
@@ -173,7 +229,7 @@ class ArrayReferences:
         if self.positions is not None:
             return Near.metres(np.asarray(self.positions, np.float64), RADIUS)
         raise KappaPlaceError(
-            "This score needs to know which references show one place; give their neighbourhood or positions."
+            "This score needs the places of the references. Pass their positions or a neighborhood."
         )
 
     def search(self, queries: NDArray[np.floating], k: int, area: Circle | None = None) -> Matches:
@@ -217,21 +273,18 @@ class ArrayReferences:
 
     def _descriptors(self) -> NDArray[np.floating]:
         if self.descriptors is None:
-            raise KappaPlaceError(
-                "This score needs similarities beyond the top K; give the descriptors of queries and "
-                "references, or the full similarity matrix."
-            )
+            raise KappaPlaceError(NO_SIMILARITIES)
         return self.descriptors
 
     def _within(self, area: Circle) -> Rows:
         if self.positions is None:
-            raise KappaPlaceError("Searching an area needs the positions of the references; give them.")
+            raise KappaPlaceError("Searching an area needs the positions of the references. Pass positions.")
         x, y = np.asarray(self.positions, np.float64).T
         return np.flatnonzero(within([x - area[0], y - area[1]], area[2]))
 
 
 class MatrixReferences(ArrayReferences):
-    """References of which only similarities are known: a query is its row of the N×R matrix."""
+    """References with known similarities only: a query is its row of the N×R matrix."""
 
     def search(self, queries: NDArray[np.floating], k: int, area: Circle | None = None) -> Matches:
         return search_matrix(queries, k)
@@ -245,15 +298,16 @@ class MatrixReferences(ArrayReferences):
 
 
 @dataclass(frozen=True, eq=False)
-class LeaveOut:
-    """References without some of them, others for each query: what self-calibration searches.
+class LeaveOut(References):
+    """References with exclusions that differ per query, for self-calibration.
 
-    A query is its row of similarities to all references, −inf for those that are left out.
+    A query is its row of similarities to all references, −inf for the excluded ones.
     """
 
     whole: References
+    """All references."""
     rows: NDArray[np.floating]
-    """The rows of all queries, N×R."""
+    """Rows of all queries, N×R."""
 
     @property
     def descriptors(self) -> Column | None:
@@ -283,7 +337,7 @@ class LeaveOut:
         return np.where(far, queries, -np.inf).max(axis=1).astype(np.float64)
 
     def aliases(self, rows: Rows) -> Floats:
-        """Return the same among the references that are left for each query; one row per query."""
+        """Return the best similarity to another place among the references of each query; a row per query."""
         assert self.descriptors is not None
         between = of_descriptors(self.descriptors[rows], self.descriptors[:])(
             slice(None), slice(None)
@@ -294,7 +348,7 @@ class LeaveOut:
         return self.whole.sample()
 
     def background(self, queries: NDArray[np.floating], rows: Rows | None = None) -> tuple[Floats, Floats]:
-        """Return the moments with the mean of the others in place of references that are left out."""
+        """Return the moments, with the mean of the others in place of excluded references."""
         similarities = queries[:, self.sample() if rows is None else rows]
         present = np.isfinite(similarities)
         mean = np.where(present, similarities, 0).sum(axis=1) / np.maximum(present.sum(axis=1), 1)

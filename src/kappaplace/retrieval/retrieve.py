@@ -1,4 +1,4 @@
-"""From queries to evidence: search, rerank, and hand over everything that is known."""
+"""Retrieval: search the references for the queries, and re-rank the matches by patches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kappaplace.retrieval.references import Queries, References
 from kappaplace.types import Matches
 
 DEEP = 64
-"""Matches looked at for the best one outside the top match's place, before all references are searched."""
+"""Matches to check for the best one of another place, before all references are searched."""
 
 
 def retrieve(
@@ -19,14 +19,17 @@ def retrieve(
     """Find the best references of each query.
 
     Args:
-        queries: What is known of the queries.
-        references: What they are compared with.
-        k: Number of matches per query, fewer if the area holds fewer.
-        area: Search only this circle: x, y and radius in meters.
-        rerank: Number of matches to compare patch by patch and to order by agreement.
+        queries: The queries.
+        references: The references to search.
+        k: Number of matches per query; fewer if the area contains fewer references.
+        area: Search only this circle: x, y and radius in metres.
+        rerank: Number of matches to re-rank by patch matching.
 
     Returns:
-        The evidence, with max(k, rerank) matches per query.
+        The results, with max(k, rerank) matches per query.
+
+    Raises:
+        KappaPlaceError: If k exceeds the number of references, or if an input is missing.
     """
     if area is None or k < 1:
         check_k(k, len(references))
@@ -44,7 +47,19 @@ def from_pool(
     area: Circle | None = None,
     rerank: int = 0,
 ) -> Evidence:
-    """Build the evidence of matches that were searched before; see `retrieve`."""
+    """Build the evidence for matches of an earlier search.
+
+    Args:
+        queries: The queries.
+        references: The references.
+        pool: Matches of the search, best first.
+        k: Number of matches per query.
+        area: Circle that was searched: x, y and radius in metres.
+        rerank: Number of matches to re-rank by patch matching.
+
+    Returns:
+        The results, with max(k, rerank) matches per query.
+    """
     agreement = None
     if rerank and pool.indices.shape[1]:
         pool, agreement = rerank_by_patches(queries, references, pool, rerank)

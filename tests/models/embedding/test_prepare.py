@@ -1,4 +1,4 @@
-"""A model's input: the same whether images are resized where they are decoded or afterwards."""
+"""Input of a model: the same whether images are resized while decoding or afterwards."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ WEIGHT = torch.zeros(1)
 
 @pytest.fixture
 def paths(tmp_path: Path) -> list[Path]:
-    """Eleven images, of which every third has another size."""
+    """Eleven images; every third one has another size."""
     rng = np.random.default_rng(0)
-    found = [tmp_path / f"{i}.png" for i in range(11)]
-    for i, file in enumerate(found):
+    files = [tmp_path / f"{i}.png" for i in range(11)]
+    for i, file in enumerate(files):
         shape = (24, 24, 3) if i == 6 else (50, 20, 3) if i % 3 == 2 else (30, 40, 3)
         Image.fromarray(rng.integers(0, 256, shape, np.uint8)).save(file)
-    return found
+    return files
 
 
 def test_batches_are_whole_and_the_same(paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Embeddings are made once, survive a kill, and are never mistaken for another's."""
+"""Embeddings are computed once, survive a kill, and are never used for another model or image."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ def images(tmp_path: Path) -> list[str]:
 
 @pytest.fixture
 def embedded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The images that were given to the model, in order."""
-    seen: list[str] = []
+    """Images that the model embedded, in order."""
+    calls: list[str] = []
     real = cache_module.embed_images
 
     def counted(model, preprocessing, sources, **options):
-        seen.extend(sources)
+        calls.extend(sources)
         return real(model, preprocessing, sources, **options)
 
     monkeypatch.setattr(cache_module, "embed_images", counted)
-    return seen
+    return calls
 
 
 def test_a_second_run_embeds_nothing(tiny, images, embedded, tmp_path):
@@ -112,7 +112,7 @@ def test_a_failing_image_keeps_the_blocks_before_it(tiny, images, embedded, tmp_
 
 
 def test_a_killed_process_leaves_its_finished_blocks(images, embedded, tmp_path):
-    """SIGKILL in the middle of the third block; the next run does the rest only."""
+    """SIGKILL in the middle of the third block; the next run embeds only the rest."""
     script = textwrap.dedent(
         """
         import os, signal, sys, torch

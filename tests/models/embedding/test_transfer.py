@@ -1,4 +1,4 @@
-"""Batches to a device and results back."""
+"""Copies of batches to a device, and of results back."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def test_the_next_item_is_begun_before_the_last_is_handed_out() -> None:
             begun.append(i)
             yield i
 
-    seen = []
+    calls = []
     for item in one_ahead(items()):
-        seen.append(item)
+        calls.append(item)
         assert begun[-1] == min(item + 1, 3)
-    assert seen == [0, 1, 2, 3]
+    assert calls == [0, 1, 2, 3]
     assert list(one_ahead([])) == []

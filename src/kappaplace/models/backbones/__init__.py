@@ -1,13 +1,13 @@
-"""The backbone registry: one record each, from image batch to feature map.
+"""Registry of backbones, which turn image batches into feature maps.
 
-A record says everything that a caller needs before building: channels, input statistics, where the
-ImageNet weights come from and under which licence.
+A record contains what a caller needs before building a backbone: channels, input statistics, source and
+license of the ImageNet weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 from torch import nn
 
@@ -15,8 +15,7 @@ from kappaplace.data.images import IMAGENET_MEAN, IMAGENET_STD
 from kappaplace.errors import KappaPlaceError
 from kappaplace.models.backbones import timm as timm_backbone
 from kappaplace.models.backbones.efficientnet_lite import EfficientNetLite0
-from kappaplace.models.backbones.resnet import BasicBlock, Bottleneck, ResNet
-from kappaplace.models.backbones.vgg import VGG16
+from kappaplace.models.backbones.resnet import VGG16, BasicBlock, Bottleneck, ResNet
 from kappaplace.models.backbones.weights import WeightSource, load_imagenet
 
 HALF = (0.5, 0.5, 0.5)
@@ -24,34 +23,48 @@ HALF = (0.5, 0.5, 0.5)
 
 @dataclass(frozen=True)
 class BackboneSpec:
-    """Everything known about a backbone before it is built."""
+    """Facts about a backbone."""
 
     name: str
+    """Name in configurations."""
     channels: int
+    """Channels of the feature map."""
     parameters_m: float
     """Millions of parameters of the feature extractor."""
     build: Callable[[], nn.Module]
+    """Function that builds the backbone with random weights."""
     weights: WeightSource
+    """Source of the ImageNet weights."""
     licence: str
+    """License of the weights."""
     frozen_stages: int
-    """How many stages stay fixed in partial training, counted from the image."""
+    """Number of stages that partial training freezes, counted from the image."""
     mean: tuple[float, float, float] = IMAGENET_MEAN
+    """Mean of each input channel."""
     std: tuple[float, float, float] = IMAGENET_STD
+    """Standard deviation of each input channel."""
     input_size: int = 512
+    """Side of the input in pixels, by default."""
     stride: int = 32
-    """Input sides must be a multiple of this only where ``strict_stride`` says so."""
+    """Pixels per cell of the feature map."""
     strict_stride: bool = False
+    """Whether input sides must be multiples of the stride."""
     note: str = ""
-    extra: str = field(default="")
-    """The optional dependency that brings it, empty for the built-in ones."""
+    """Further facts for the user."""
+    extra: str = ""
+    """Extra that provides the backbone. Default: built in."""
 
 
 def _resnet(
-    name: str, block: type, depths: tuple[int, int, int, int], size: float, file: str
+    name: str,
+    block: type[BasicBlock] | type[Bottleneck],
+    depths: tuple[int, int, int, int],
+    size: float,
+    file: str,
 ) -> BackboneSpec:
     return BackboneSpec(
         name,
-        512 * block.expansion,  # type: ignore[attr-defined]
+        512 * block.expansion,
         size,
         lambda: ResNet(depths, block),
         WeightSource("torch.hub", f"https://download.pytorch.org/models/{file}"),
@@ -60,29 +73,22 @@ def _resnet(
     )
 
 
-def _timm(
-    name: str, timm_name: str, channels: int, size: float, licence: str, **options: object
-) -> BackboneSpec:
+def _timm(name: str, timm_name: str, channels: int, size: float, frozen_stages: int) -> BackboneSpec:
     return BackboneSpec(
         name,
         channels,
         size,
         lambda: timm_backbone.build(timm_name),
         WeightSource("timm", timm_name),
-        licence,
+        "Apache-2.0",
+        frozen_stages,
         extra="backbones",
-        **options,  # type: ignore[arg-type]
     )
 
 
 def _dinov2(name: str, timm_name: str, channels: int, size: float) -> BackboneSpec:
-    return _timm(
-        name,
-        timm_name,
-        channels,
-        size,
-        "Apache-2.0",
-        frozen_stages=9,
+    return replace(
+        _timm(name, timm_name, channels, size, frozen_stages=9),
         input_size=322,
         stride=14,
         strict_stride=True,
@@ -103,7 +109,7 @@ _SPECS = (
         WeightSource("file", ""),
         "that of the weights",
         frozen_stages=3,
-        note="the stride of each stage sits in its first 1×1 convolution, as in the original paper",
+        note="the first 1×1 convolution of each stage has the stride, as in the original paper",
     ),
     BackboneSpec(
         "resnet_tiny",
@@ -137,9 +143,9 @@ _SPECS = (
         mean=HALF,
         std=HALF,
         input_size=320,
-        note="weights come as a pip package (extra lite0): works offline",
+        note="the weights are a pip package (extra lite0) and work offline",
     ),
-    _timm("efficientnet_b0", "efficientnet_b0", 1280, 4.0, "Apache-2.0", frozen_stages=5),
+    _timm("efficientnet_b0", "efficientnet_b0", 1280, 4.0, frozen_stages=5),
     _dinov2("dinov2_vits14", "vit_small_patch14_dinov2", 384, 22.1),
     _dinov2("dinov2_vitb14", "vit_base_patch14_dinov2", 768, 86.6),
 )
@@ -148,16 +154,15 @@ BACKBONES: dict[str, BackboneSpec] = {spec.name: spec for spec in _SPECS}
 
 
 def backbone_spec(name: str) -> BackboneSpec:
-    """The record of a backbone; an unknown name is answered with the known ones."""
+    """Return the record of a backbone."""
     try:
         return BACKBONES[name]
     except KeyError:
-        known = ", ".join(BACKBONES)
-        raise KappaPlaceError(f"Unknown backbone '{name}'; choose one of: {known}.") from None
+        raise KappaPlaceError(f"Unknown backbone '{name}'. Choose from: {', '.join(BACKBONES)}.") from None
 
 
 def build_backbone(name: str, *, pretrained: bool = False) -> nn.Module:
-    """Build a backbone by name, with ImageNet weights if asked for."""
+    """Build a backbone, with ImageNet weights if ``pretrained`` is true."""
     spec = backbone_spec(name)
     backbone = spec.build()
     if pretrained:
@@ -166,14 +171,11 @@ def build_backbone(name: str, *, pretrained: bool = False) -> nn.Module:
 
 
 def freeze_stages(backbone: nn.Module, count: int) -> None:
-    """Stop training the first ``count`` stages; the later ones train."""
-    stages: tuple[tuple[str, ...], ...] = backbone.stages  # type: ignore[assignment]
-    if not 0 <= count <= len(stages):
-        raise KappaPlaceError(
-            f"Cannot freeze {count} stages of this backbone: it has {len(stages)}; give a number from 0 to "
-            f"{len(stages)}."
-        )
-    for position, names in enumerate(stages):
+    """Freeze the parameters of the first ``count`` stages and unfreeze the others."""
+    total = len(_stages(backbone))
+    if not 0 <= count <= total:
+        raise KappaPlaceError(f"The number of frozen stages must be between 0 and {total}, got {count}.")
+    for position, names in enumerate(_stages(backbone)):
         for name in names:
             part = _part(backbone, name)
             for parameter in [part] if isinstance(part, nn.Parameter) else part.parameters():
@@ -181,14 +183,17 @@ def freeze_stages(backbone: nn.Module, count: int) -> None:
 
 
 def frozen_modules(backbone: nn.Module, count: int) -> list[nn.Module]:
-    """The modules of the first ``count`` stages: their BatchNorm statistics must not move either."""
-    stages: tuple[tuple[str, ...], ...] = backbone.stages  # type: ignore[assignment]
-    parts = [_part(backbone, name) for names in stages[:count] for name in names]
+    """Return the modules of the first ``count`` stages, whose BatchNorm statistics must not change."""
+    parts = [_part(backbone, name) for names in _stages(backbone)[:count] for name in names]
     return [part for part in parts if isinstance(part, nn.Module)]
 
 
+def _stages(backbone: nn.Module) -> tuple[tuple[str, ...], ...]:
+    return backbone.stages  # type: ignore[return-value]
+
+
 def _part(module: nn.Module, name: str) -> nn.Module | nn.Parameter:
-    """A module, a bare parameter (a transformer's class token) or a property such as VGG16.front."""
+    """Return a module, a parameter (such as a class token) or a property (such as VGG16.front)."""
     part: nn.Module | nn.Parameter = module
     for word in name.split("."):
         part = getattr(part, word)

@@ -1,6 +1,6 @@
 """EfficientNet-Lite0 in plain torch, with the parameter names of timm's ``tf_efficientnet_lite0``.
 
-The Lite family drops squeeze-and-excite and swish, so it quantises well and runs on small robots.
+The Lite family has no squeeze-and-excite and no swish, so it quantizes well and suits small robots.
 """
 
 from __future__ import annotations
@@ -21,19 +21,27 @@ _STAGES = (
 
 
 def _norm(channels: int) -> nn.BatchNorm2d:
-    # The published weights were trained in TensorFlow, whose defaults these are.
+    # TensorFlow's defaults, with which the published weights were trained.
     return nn.BatchNorm2d(channels, eps=1e-3, momentum=0.01)
 
 
 class SameConv2d(nn.Conv2d):
-    """TensorFlow's "same" padding: the odd pixel goes to the right and to the bottom."""
+    """Convolution with TensorFlow's "same" padding: an odd pixel is added on the right and at the bottom."""
 
     def forward(self, x: Tensor) -> Tensor:
         return same_conv(x, self.weight, self.bias, self.stride, self.groups)
 
 
 def same_conv(x: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int, ...], groups: int) -> Tensor:
-    """The convolution of `SameConv2d`; the output has ⌈size / stride⌉ pixels a side."""
+    """Compute the convolution of `SameConv2d`; each side of the output has ⌈size / stride⌉ pixels.
+
+    Args:
+        x: Feature maps B×C×H×W.
+        weight: Kernels.
+        bias: Bias of each output channel.
+        stride: Stride along each axis.
+        groups: Groups of channels.
+    """
     pads: list[int] = []
     for size, kernel, step in zip(
         reversed(x.shape[-2:]), reversed(weight.shape[-2:]), reversed(stride), strict=True
@@ -87,7 +95,7 @@ class EfficientNetLite0(nn.Module):
 
     channels = 1280
     stage_channels = tuple(stage[-1] for stage in _STAGES)
-    patch_stage = 4  # stride 16: fine enough to say where, late enough to say what
+    patch_stage = 4  # stride 16: fine enough for positions, deep enough for content
     stages = (
         ("conv_stem", "bn1"),
         *((f"blocks.{index}",) for index in range(len(_STAGES))),
@@ -118,7 +126,7 @@ class EfficientNetLite0(nn.Module):
         return self.forward_stages(x)[0]
 
     def forward_stages(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """The output, and the map of every stage before it."""
+        """Return the output, and the feature map of every stage before it."""
         x = F.relu6(self.bn1(self.conv_stem(x)))
         maps = []
         for block in self.blocks:

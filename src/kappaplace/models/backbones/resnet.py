@@ -1,13 +1,14 @@
-"""ResNet feature extractors in plain torch, with torchvision's parameter names.
+"""ResNet and VGG-16 feature extractors in plain torch, with torchvision's parameter names.
 
-Written here rather than imported, so that the core neither needs torchvision nor fails where its
-binary does not match the installed torch.
+The core therefore does not need torchvision, whose binary may not match the installed torch.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+
+_VGG16_WIDTHS = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 
 
 class BasicBlock(nn.Module):
@@ -58,14 +59,14 @@ def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Module | None:
 class ResNet(nn.Module):
     """Stem and four stages; the output is the last feature map (stride 32)."""
 
-    # In this order partial training freezes from the front; `frozen_stages=3` is the field's default
-    # (stem, layer1 and layer2 stay as they are, layer3 and layer4 train).
+    # Partial training freezes stages in this order. The usual choice is `frozen_stages=3`: stem, layer1 and
+    # layer2 are frozen, layer3 and layer4 train.
     layer1: nn.Sequential
     layer2: nn.Sequential
     layer3: nn.Sequential
     layer4: nn.Sequential
     stages = (("conv1", "bn1"), ("layer1",), ("layer2",), ("layer3",), ("layer4",))
-    patch_stage = 2  # layer3, stride 16: fine enough to say where, late enough to say what
+    patch_stage = 2  # layer3, stride 16: fine enough for positions, deep enough for content
 
     def __init__(
         self,
@@ -97,8 +98,38 @@ class ResNet(nn.Module):
         return self.forward_stages(x)[0]
 
     def forward_stages(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """The output, and the map of every stage before it."""
+        """Return the output, and the feature map of every stage before it."""
         first = self.layer1(self.maxpool(torch.relu(self.bn1(self.conv1(x)))))
         second = self.layer2(first)
         third = self.layer3(second)
         return self.layer4(third), [first, second, third]
+
+
+class VGG16(nn.Module):
+    """The thirteen convolutions without the last ReLU and the last pooling, as in CosPlace."""
+
+    channels = 512
+    # By default, the last three convolutions (from features.24) train and the others are frozen.
+    stages = (("front",), ("back",))
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        inputs = 3
+        for widths in _VGG16_WIDTHS:
+            for width in widths:
+                layers += [nn.Conv2d(inputs, width, 3, padding=1), nn.ReLU(inplace=True)]
+                inputs = width
+            layers.append(nn.MaxPool2d(2, 2))
+        self.features = nn.Sequential(*layers[:-2])
+
+    @property
+    def front(self) -> nn.Module:
+        return self.features[:-5]
+
+    @property
+    def back(self) -> nn.Module:
+        return self.features[-5:]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.features(x)

@@ -1,31 +1,28 @@
-"""Backbones from timm (extra ``backbones``), imported only when one is asked for.
+"""Backbones from timm (extra ``backbones``), which is imported only when one of them is built.
 
-Import torchvision where its compiled operators do not match the installed torch.
-
-The common case: the registry's torchvision is linked to CUDA while torch is a CPU build. Then
-``import torchvision`` fails with ``operator torchvision::nms does not exist``, and timm, lightning and
-torchmetrics fail with it. Only the Python side is needed here (layers, transforms), so it is enough to
-declare the two operators that the import looks up. Models and ``transforms.v2`` work afterwards;
-torchvision's own image decoders and ``nms`` do not.
+timm imports torchvision. If torchvision is compiled for CUDA and torch for the CPU, that import fails with
+``operator torchvision::nms does not exist``. Only the Python part of torchvision is needed here (layers,
+transforms), so this module declares the two missing operators before the import. Models and
+``transforms.v2`` then work; torchvision's own image decoders and ``nms`` do not.
 """
 
 from __future__ import annotations
 
 import importlib
-import types
-from typing import Any
+from functools import partial
+from types import ModuleType
 
 import torch
 from torch import Tensor, nn
 
 from kappaplace.errors import KappaPlaceError, MissingExtra
 
-# The library must live as long as the operators it defines.
-_declared: list[torch.library.Library] = []
+# A library must live as long as the operators it defines.
+_libraries: list[torch.library.Library] = []
 
 
-def import_torchvision() -> types.ModuleType:
-    """Return torchvision, declaring its missing operators first where its binary cannot be loaded."""
+def import_torchvision() -> ModuleType:
+    """Import torchvision; if its binary cannot be loaded, declare the missing operators first."""
     try:
         return importlib.import_module("torchvision")
     except RuntimeError as error:
@@ -37,12 +34,12 @@ def import_torchvision() -> types.ModuleType:
         "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     ):
         library.define(schema)
-    _declared.append(library)
+    _libraries.append(library)
     return importlib.import_module("torchvision")
 
 
-def import_timm() -> Any:
-    """timm, or one sentence on how to get it."""
+def import_timm() -> ModuleType:
+    """Import timm, or raise an error with the command that installs it."""
     try:
         import_torchvision()
         import timm
@@ -52,16 +49,15 @@ def import_timm() -> Any:
 
 
 def build(timm_name: str) -> nn.Module:
-    """An untrained timm model as a feature extractor."""
-    options: dict[str, Any] = {"pretrained": False, "num_classes": 0}
+    """Build an untrained timm model as a feature extractor."""
+    create = partial(import_timm().create_model, timm_name, pretrained=False, num_classes=0)
     if timm_name.startswith("vit_"):
-        options["dynamic_img_size"] = True  # any size that is a multiple of the patch
-        return TokenBackbone(import_timm().create_model(timm_name, **options))
-    return MapBackbone(import_timm().create_model(timm_name, **options))
+        return TokenBackbone(create(dynamic_img_size=True))  # any size that is a multiple of the patch
+    return MapBackbone(create())
 
 
 class MapBackbone(nn.Module):
-    """A convolutional timm model: image → feature map."""
+    """A convolutional timm model that returns its feature map."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -79,7 +75,7 @@ class MapBackbone(nn.Module):
 
 
 class TokenBackbone(nn.Module):
-    """A vision transformer: image → patch tokens, arranged as a feature map."""
+    """A vision transformer that returns its patch tokens as a feature map."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -98,8 +94,8 @@ class TokenBackbone(nn.Module):
         height, width = x.shape[-2:]
         if height % self.patch or width % self.patch:
             raise KappaPlaceError(
-                f"This backbone needs image sides that are multiples of {self.patch}, "
-                f"got {height}×{width}; set the preprocessing size accordingly."
+                f"The sides of an image must be multiples of {self.patch} for this backbone, got "
+                f"{height}×{width}. Change the size of the preprocessing."
             )
         tokens = self.model.forward_features(x)[:, self.prefix :]  # type: ignore[operator]
         rows = height // self.patch

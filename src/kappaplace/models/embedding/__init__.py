@@ -1,14 +1,14 @@
-"""Embed any number of images with any model: decode, move to the device, run, collect as NumPy.
+"""Embed images with any model: decode, move to the device, run, collect as NumPy arrays.
 
-Batches travel to the device and results back while the device computes.
+Batches and results are copied while the device computes.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
-from typing import Any, TypeVar
+from contextlib import contextmanager, nullcontext
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -24,39 +24,39 @@ from kappaplace.progress import track
 from kappaplace.types import Embeddings
 
 MANY = 64
-"""Images from which on it pays to decode one more, and to try whether the GPU gives what Pillow gives."""
+"""Fewest images for which it is worth checking whether the GPU resizes as Pillow does."""
 Item = TypeVar("Item")
 
 
 def check_images(images: Tensor) -> None:
-    """Models take RGB batches; anything else is told in one sentence."""
+    """Raise an error unless the images are a normalized RGB batch."""
     if images.ndim != 4 or images.shape[1] != 3:
         raise KappaPlaceError(
-            f"Expected a batch of RGB images, B×3×H×W, got shape {tuple(images.shape)}; convert to RGB "
-            "or use model.embed, which does."
+            f"Expected RGB images of shape B×3×H×W, got {tuple(images.shape)}. Use model.embed, which "
+            "converts images."
         )
     if not images.is_floating_point():
         raise KappaPlaceError(
-            f"Expected normalised images in floating point, got {images.dtype}; use model.embed, which "
-            "takes pictures as they are."
+            f"Expected normalized images in floating point, got {images.dtype}. Use model.embed, which "
+            "normalizes images."
         )
 
 
 def as_sources(images: Iterable[Source] | Source) -> Sequence[Source]:
-    """One image or many, as a sequence of sources."""
+    """Return one image or several as a sequence."""
     if isinstance(images, str | os.PathLike | bytes | Image.Image):
         return [images]
     if isinstance(images, np.ndarray):
         return list(images) if images.ndim == 4 else [images]
     if not isinstance(images, Iterable):
         raise KappaPlaceError(
-            f"Cannot embed a {type(images).__name__}; give paths, Pillow images or H×W×3 arrays."
+            f"Cannot embed a {type(images).__name__}. Pass paths, Pillow images or H×W×3 arrays."
         )
     return list(images)
 
 
 def usable_device(name: str | torch.device) -> torch.device:
-    """A device that exists here, or one sentence."""
+    """Return a device; raise an error if this machine does not have it."""
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
@@ -76,36 +76,51 @@ def embed_images(
     device: str | torch.device | None = None,
     progress: bool = True,
 ) -> Embeddings:
-    """Embeddings (NumPy float32) of paths, Pillow images or H×W×3 arrays, in their order.
+    """Embed images; the model runs in evaluation mode and then returns to its own mode.
 
-    The model runs in evaluation mode and returns to its own afterwards; ``device`` moves it there to stay.
+    Args:
+        model: Model that returns `Embeddings`.
+        preprocessing: Preprocessing of the images.
+        images: Paths, Pillow images or H×W×3 arrays, or one of them.
+        batch_size: Number of images to embed at once.
+        device: Device to move the model to. Default: do not move it.
+        progress: Show a progress bar.
+
+    Returns:
+        Embeddings in input order, as NumPy arrays in float32.
     """
     if batch_size < 1:
-        raise KappaPlaceError(f"The batch size must be at least 1, got {batch_size}.")
+        raise KappaPlaceError(f"batch_size must be at least 1, got {batch_size}.")
     sources = as_sources(images)
     if not sources:
-        raise KappaPlaceError("There is nothing to embed: the list of images is empty.")
+        raise KappaPlaceError("There are no images to embed: the list is empty.")
     if device is not None:
         model.to(usable_device(device))
     weight = next(model.parameters())
-    was_training = model.training
-    model.eval()
     parts: list[Embeddings] = []
 
-    def computed() -> Iterator[Download]:
+    def downloads() -> Iterator[Download]:
         for batch in prepared(sources, preprocessing, batch_size, weight):
             yield Download([None if x is None else x.float() for x in model(batch)])
 
+    with evaluation_mode(model), track("Embedding", len(sources)) if progress else nullcontext(None) as bar:
+        # A GPU computes the next batch while the results of this batch are copied.
+        for download in downloads() if weight.device.type == "cpu" else one_ahead(downloads()):
+            parts.append(Embeddings(*download.arrays()))
+            if bar is not None:
+                bar.advance(len(parts[-1].descriptor))
+    return join(parts)
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Set the evaluation mode, and restore the previous mode at the end."""
+    was_training = model.training
+    model.eval()
     try:
-        with track("Embedding", len(sources)) if progress else nullcontext(None) as bar:
-            # On a GPU the next batch is under way while this one's answer is fetched.
-            for made in computed() if weight.device.type == "cpu" else one_ahead(computed()):
-                parts.append(Embeddings(*made.arrays()))
-                if bar is not None:
-                    bar.advance(len(parts[-1].descriptor))
+        yield
     finally:
         model.train(was_training)
-    return join(parts)
 
 
 @torch.inference_mode()
@@ -116,26 +131,30 @@ def embed_patches(
     *,
     batch_size: int = 32,
 ) -> Tensor:
-    """Patch maps of images (`PlaceModel.patch_maps`), float16 on the model's device; all of one size."""
-    weight = next(model.parameters())
-    was_training = model.training
-    model.eval()
-    sources = as_sources(images)
+    """Compute the patch maps of images, see `PlaceModel.patch_maps`.
+
+    Args:
+        model: Model with ``patch_maps``.
+        preprocessing: Preprocessing of the images.
+        images: Paths, Pillow images or H×W×3 arrays, or one of them.
+        batch_size: Number of images to process at once.
+
+    Returns:
+        Patch maps N×C×H×W, float16 on the device of the model.
+    """
     maps: list[Tensor] = []
-    try:
-        for batch in prepared(sources, preprocessing, batch_size, weight):
+    with evaluation_mode(model):
+        for batch in prepared(as_sources(images), preprocessing, batch_size, next(model.parameters())):
             maps.extend(model.patch_maps(batch).half())  # type: ignore[operator]
-    finally:
-        model.train(was_training)
     if len({one.shape for one in maps}) > 1:
         raise KappaPlaceError(
-            "Comparing cells needs images of one size; use a preprocessing with a fixed size."
+            "Patch matching needs images of equal size. Use a preprocessing with a fixed size."
         )
     return torch.stack(maps)
 
 
 def join(parts: Sequence[Embeddings]) -> Embeddings:
-    """Embeddings of several batches as one."""
+    """Concatenate the embeddings of several batches."""
     columns = zip(*parts, strict=True)
     return Embeddings(*(None if column[0] is None else np.concatenate(column) for column in columns))
 
@@ -143,14 +162,21 @@ def join(parts: Sequence[Embeddings]) -> Embeddings:
 def prepared(
     sources: Sequence[Source], preprocessing: Preprocessing, batch_size: int, weight: Tensor
 ) -> Iterator[Tensor]:
-    """Batches on the device of a model's ``weight`` and in its type, normalised."""
+    """Iterate over batches of normalized images.
+
+    Args:
+        sources: The images.
+        preprocessing: Their preprocessing.
+        batch_size: Number of images per batch.
+        weight: A weight of the model, for device and type of the batches.
+    """
     loader = loader_for(sources, preprocessing, batch_size, weight.device)
     upload = Upload(weight.device)
     parts: list[Tensor] = []
     for batch in loader:
         moved = upload(batch.images)
         parts.append(moved if loader.unresized is None else resized(moved, preprocessing))
-        # Images that kept their size and others come apart, and are one batch again once resized.
+        # The loader separates images by size; after resizing, they form one batch again.
         if loader.unresized is None or sum(map(len, parts)) >= batch_size:
             yield _input(parts, preprocessing, weight)
             parts = []
@@ -161,7 +187,14 @@ def prepared(
 def loader_for(
     sources: Sequence[Source], preprocessing: Preprocessing, batch_size: int, device: torch.device
 ) -> ImageLoader:
-    """A loader that leaves resizing to a GPU, which does it in passing, where its result is the same."""
+    """Return a loader; resizing is left to a GPU, which is faster, if its result is the same.
+
+    Args:
+        sources: The images.
+        preprocessing: Their preprocessing.
+        batch_size: Number of images per batch.
+        device: Device of the model.
+    """
     worth_a_trial = device.type == "cuda" and len(sources) >= MANY
     left = size_to_leave(sources, preprocessing) if worth_a_trial else None
     return ImageLoader(sources, preprocessing, batch_size, unresized=left)
@@ -172,7 +205,7 @@ def _input(parts: list[Tensor], preprocessing: Preprocessing, weight: Tensor) ->
 
 
 class Upload:
-    """Moves batches to a device; to a GPU beside what it computes, through memory that it reads itself."""
+    """Copies batches to a device; to a GPU through pinned memory, while it computes."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -190,15 +223,15 @@ class Upload:
 
 
 class Download:
-    """Results on their way to memory: waiting for them does not wait for what the device was given later."""
+    """Results on their way to memory; waiting for them does not wait for later work of the device."""
 
     def __init__(self, values: Sequence[Tensor | None]) -> None:
         self._values = [None if one is None else _begin_copy(one) for one in values]
         on_gpu = next((one.device for one in values if one is not None and one.is_cuda), None)
         self._arrived = None if on_gpu is None else torch.cuda.current_stream(on_gpu).record_event()
 
-    def arrays(self) -> list[NDArray[Any] | None]:
-        """The values, once they are there."""
+    def arrays(self) -> list[NDArray | None]:
+        """Wait for the values and return them."""
         if self._arrived is not None:
             self._arrived.synchronize()
         return [None if one is None else one.numpy() for one in self._values]
@@ -207,15 +240,15 @@ class Download:
 def _begin_copy(values: Tensor) -> Tensor:
     if not values.is_cuda:
         return values.cpu()
-    # A copy that does not wait needs memory that the device can write itself.
+    # An asynchronous copy needs pinned memory.
     return torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)
 
 
 def one_ahead(items: Iterable[Item]) -> Iterator[Item]:
-    """The same items, the next one begun before the last is handed out: the device works while we write."""
-    held: list[Item] = []
+    """Yield each item after the next one has begun, so that the device computes while the caller works."""
+    waiting: list[Item] = []
     for item in items:
-        held.append(item)
-        if len(held) > 1:
-            yield held.pop(0)
-    yield from held
+        waiting.append(item)
+        if len(waiting) > 1:
+            yield waiting.pop(0)
+    yield from waiting

@@ -1,8 +1,8 @@
-"""Who embeds the images of a map: this machine, a function of the caller's, or a Ray cluster.
+"""Embedding of a map's images by this machine, a function of the caller, or a Ray cluster.
 
-To a cluster the model travels once, images as bytes, a block of them at a time. Workers hold nothing that
-matters: the process that builds the map is the only one that writes, in the order of the images. A worker may
-die at any moment; Ray gives its block to another, so nothing is lost or doubled.
+The model is sent to a cluster once, and images are sent as bytes in blocks. Workers store nothing: only the
+process that builds the map writes, in the order of the images. If a worker dies, Ray sends its block to
+another worker, so nothing is lost or duplicated.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from types import ModuleType
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypedDict
 
 import torch
 
@@ -24,23 +25,33 @@ from kappaplace.errors import KappaPlaceError, MissingExtra
 from kappaplace.models.checkpoint import AnyModel
 from kappaplace.models.embedding import embed_images
 from kappaplace.models.fast import for_many
-from kappaplace.types import Embeddings
+from kappaplace.types import Embeddings, Json
 from kappaplace.version import package_version
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
 
 log = logging.getLogger(__name__)
 AUTO = "auto"
 RETRIES = 4
-"""How often a block is given to another worker before an image that kills workers must be suspected."""
+"""Number of times that a block is sent to another worker; then one of its images may be the cause."""
 BLOCKS_A_WORKER = 2
-"""One in hand, one waiting: nobody stands still, and the images under way stay few."""
+"""Blocks per worker: one in progress and one waiting, so that no worker is idle."""
 CONNECT_SECONDS = 5.0
-QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+QUIET = {"log_to_driver": False, "logging_level": logging.ERROR}
 
 
 Embedder: TypeAlias = Callable[[Sequence[str]], Embeddings]
-"""Image files → embeddings."""
+"""Function from image files to embeddings."""
 Started: TypeAlias = Callable[[], Embeddings]
-"""Embeddings under way: calling it waits for them."""
+"""Pending embeddings: a call waits for them."""
+
+
+class Settings(TypedDict):
+    """Options of a worker; see `embed_images`."""
+
+    batch_size: int
+    device: str | None
 
 
 class Starter(Protocol):
@@ -48,14 +59,16 @@ class Starter(Protocol):
 
     @property
     def ahead(self) -> int:
-        """How many blocks shall be under way beside the one waited for."""
+        """Number of blocks to start before waiting for the first one."""
         ...
 
-    def begin(self, paths: Sequence[str]) -> Started: ...
+    def begin(self, paths: Sequence[str]) -> Started:
+        """Start the embedding of a block of image files."""
+        ...
 
 
 class Here:
-    """One block after the other, in this process."""
+    """Embeds one block after the other in this process."""
 
     ahead = 0
 
@@ -67,11 +80,17 @@ class Here:
 
 
 class RayEmbedder:
-    """Blocks of images to the workers of a cluster; use it in a ``with``, which leaves the cluster again.
+    """Embeds blocks of images on the workers of a cluster; a context manager that disconnects at the end.
 
-    ``address`` is ``auto`` (a cluster that runs, else one is started on this machine), HOST:PORT, or
-    ray://HOST:PORT through Ray's client. A worker is one CPU, or one GPU with ``device="cuda"``; it needs the
-    same kappaplace installed, and no access to the images.
+    Workers need the same version of kappaplace, but no access to the images.
+
+    Args:
+        model: The model.
+        preprocessing: Preprocessing of the images.
+        address: auto (a running cluster, otherwise a new one on this machine), HOST:PORT, or ray://HOST:PORT
+            for Ray's client.
+        batch_size: Number of images to embed at once on a worker.
+        device: cpu (one CPU per worker) or cuda (one GPU per worker). Default: cpu.
     """
 
     def __init__(
@@ -84,24 +103,22 @@ class RayEmbedder:
         device: str | None = None,
     ) -> None:
         if device not in (None, "cpu", "cuda"):
-            raise KappaPlaceError(
-                f"On a Ray cluster the device is cpu or cuda, one a worker, not {device!r}."
-            )
+            raise KappaPlaceError(f"On a Ray cluster, device must be cpu or cuda, got {device!r}.")
         self.preprocessing, self.resource = preprocessing, "GPU" if device == "cuda" else "CPU"
         self._ray = _imported()
-        packed = _packed(model)  # before any cluster is bothered
+        packed = _packed(model)  # may fail, so do it before connecting
         self._connected = _connect(self._ray, address)
         try:
             if self.workers < 1:
                 raise KappaPlaceError(
-                    f"The Ray cluster has no {self.resource} to embed with; add a node that has one, or "
-                    "choose another --device."
+                    f"The Ray cluster has no {self.resource}. Add a node that has one, or choose another "
+                    "--device."
                 )
             needs = {"num_gpus": 1} if device == "cuda" else {"num_cpus": 1}
-            # Handed on inside a tuple, or Ray would unpack all weights for every single block.
+            # In a tuple: otherwise, Ray would unpack all weights for every block.
             sent = (self._ray.put(packed),)
             task = self._ray.remote(**needs, max_retries=RETRIES)(embed_block)
-            settings = {"batch_size": batch_size, "device": device}
+            settings = Settings(batch_size=batch_size, device=device)
             self._task = partial(task.remote, package_version(), sent, preprocessing.to_dict(), settings)
         except BaseException:
             self.close()
@@ -109,7 +126,7 @@ class RayEmbedder:
 
     @property
     def workers(self) -> int:
-        """Blocks that can be embedded at once, now: a cluster may grow and shrink."""
+        """Number of blocks that can be embedded at once; it changes if the cluster grows or shrinks."""
         return int(self._ray.cluster_resources().get(self.resource, 0))
 
     @property
@@ -117,33 +134,33 @@ class RayEmbedder:
         return max(BLOCKS_A_WORKER * self.workers - 1, 0)
 
     def begin(self, paths: Sequence[str]) -> Started:
-        """Send a block; what is returned waits for its embeddings."""
+        """Send a block of image files."""
         return partial(self._wait, self._task([_content(path) for path in paths]), paths)
 
-    def _wait(self, block: Any, paths: Sequence[str]) -> Embeddings:
+    def _wait(self, block: ObjectRef, paths: Sequence[str]) -> Embeddings:
         errors = self._ray.exceptions
         try:
-            made = self._ray.get(block)
+            result = self._ray.get(block)
         except (errors.WorkerCrashedError, errors.OutOfMemoryError, errors.NodeDiedError):
             raise KappaPlaceError(
-                f"Ray workers died {RETRIES + 1} times while they embedded the {len(paths)} images from "
-                f"{paths[0]} on; look at the memory of the workers and at these images. What was embedded "
-                "is kept: the same command goes on."
+                f"Ray workers died {RETRIES + 1} times while embedding the {len(paths)} images from "
+                f"{paths[0]}. Check the memory of the workers and these images, then run the command again "
+                "to resume."
             ) from None
         except (errors.RayError, ConnectionError) as error:
             raise KappaPlaceError(
-                f"The Ray cluster could not embed the images ({_last_line(error)}); its workers need the "
-                "same kappaplace and Python as here. What was embedded is kept: the same command goes on."
+                f"The Ray cluster could not embed the images ({_last_line(error)}). Check that its workers "
+                "have this version of kappaplace and Python, then run the command again to resume."
             ) from None
-        if isinstance(made, str):
-            for path in paths:  # names the file, which the worker does not know
+        if isinstance(result, str):
+            for path in paths:  # raises an error with the file name, which the worker does not have
                 self.preprocessing.image(path)
-            raise KappaPlaceError(made)
-        # Copied, for what Ray returns is memory of the cluster, gone when we leave it.
-        return Embeddings(*(None if values is None else values.copy() for values in made))
+            raise KappaPlaceError(result)
+        # Copied, because the memory of the cluster is released when this process disconnects.
+        return Embeddings(*(None if values is None else values.copy() for values in result))
 
     def close(self) -> None:
-        """Leave the cluster; one that was started here ends."""
+        """Disconnect from the cluster; stop it if this process started it."""
         if self._connected:
             self._ray.shutdown()
             self._connected = False
@@ -166,7 +183,20 @@ def starter(
     embedder: Embedder | None = None,
     ray: str = "",
 ) -> Iterator[Starter]:
-    """What embeds so many images with these options; a cluster is left again at the end."""
+    """Choose what embeds images: a cluster, a function, or this process.
+
+    Args:
+        model: The model.
+        preprocessing: Preprocessing of the images.
+        batch_size: Number of images to embed at once.
+        device: Device of the model. None: do not move it.
+        images: Number of images; many of them are embedded with an optimized model.
+        embedder: Function that embeds image files.
+        ray: Address of a Ray cluster. Default: none.
+
+    Yields:
+        An object that embeds blocks of images.
+    """
     if ray:
         with RayEmbedder(model, preprocessing, ray, batch_size=batch_size, device=device) as cluster:
             yield cluster
@@ -184,16 +214,27 @@ def starter(
 
 def embed_block(
     version: str,
-    model: tuple[Any],
-    preprocessing: dict[str, Any],
-    settings: dict[str, Any],
+    model: tuple[ObjectRef],
+    preprocessing: dict[str, Json],
+    settings: Settings,
     images: list[bytes],
 ) -> Embeddings | str:
-    """Runs on a worker: the embeddings of some images, or the sentence why there are none."""
+    """Embed images on a worker.
+
+    Args:
+        version: Version of kappaplace of the sender.
+        model: Reference to the packed model.
+        preprocessing: Preprocessing of the images, as `Preprocessing.to_dict` returns it.
+        settings: Options of the worker.
+        images: Content of the image files.
+
+    Returns:
+        The embeddings, or an error message.
+    """
     if version != package_version():
         return (
-            f"The Ray workers have kappaplace {package_version()}, here it is {version}; install the "
-            "same on both sides."
+            f"The Ray workers have kappaplace {package_version()}, but this machine has {version}. Install "
+            "the same version on both."
         )
     try:
         ready = _unpacked(model[0])
@@ -203,33 +244,33 @@ def embed_block(
 
 
 @lru_cache(maxsize=1)
-def _unpacked(model: Any) -> torch.nn.Module:
-    """The model of this worker, unpacked for its first block."""
-    # It comes from the process that sends the work itself, so it is trusted as that is.
+def _unpacked(model: ObjectRef) -> torch.nn.Module:
+    """Unpack the model for the first block of this worker."""
+    # It is as trusted as the process that sends the work.
     return torch.load(io.BytesIO(_imported().get(model)), map_location="cpu", weights_only=False)
 
 
 def _packed(model: AnyModel) -> bytes:
-    from ray import cloudpickle  # also takes encoders that were defined in a notebook
+    from ray import cloudpickle  # also supports encoders that are defined in a notebook
 
     stream = io.BytesIO()
     try:
         torch.save(model, stream, pickle_module=cloudpickle)
-    except Exception as error:  # whatever an encoder of the user's holds
+    except Exception as error:  # the user's own encoder may contain anything
         raise KappaPlaceError(f"The model cannot be sent to Ray workers ({_last_line(error)}).") from None
     return stream.getvalue()
 
 
 def _content(path: str) -> bytes:
-    """The bytes of a file; none where it cannot be read, which the worker refuses as any other bad image."""
+    """Read a file; return nothing if that fails, which the worker reports as a broken image."""
     try:
         return Path(path).read_bytes()
     except OSError:
         return b""
 
 
-def _connect(ray: Any, address: str) -> bool:
-    """Join a cluster; False where this process had joined one already, which is then used and not left."""
+def _connect(ray: ModuleType, address: str) -> bool:
+    """Connect to a cluster; return False if this process is already connected and must stay connected."""
     if address == AUTO and ray.is_initialized():
         return False
     if address == AUTO:
@@ -244,15 +285,15 @@ def _connect(ray: Any, address: str) -> bool:
             raise _unusable(address, error) from None
     except (ray.exceptions.RayError, RuntimeError, ValueError, OSError) as error:
         raise _unusable(address, error) from None
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is told to anyone
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage statistics
     ray.init(include_dashboard=False, **QUIET)
     workers = int(ray.cluster_resources().get("CPU", 0))
-    log.warning("No Ray cluster is running: one of %d workers was started on this machine.", workers)
+    log.warning("No Ray cluster is running. Started one with %d workers on this machine.", workers)
     return True
 
 
 def _check_reachable(address: str) -> None:
-    """Ray itself would wait for minutes, and then end the process."""
+    """Check the address: Ray itself would wait for minutes and then exit the process."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
         socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
@@ -262,17 +303,17 @@ def _check_reachable(address: str) -> None:
 
 def _unusable(address: str, error: Exception) -> KappaPlaceError:
     return KappaPlaceError(
-        f"The Ray cluster at {address} cannot be reached ({_last_line(error)}); give auto, HOST:PORT or "
-        "ray://HOST:PORT of one that runs, and its token in RAY_AUTH_TOKEN where it asks for one."
+        f"The Ray cluster at {address} cannot be reached ({_last_line(error)}). Pass auto, HOST:PORT or "
+        "ray://HOST:PORT of a running cluster, and its token in RAY_AUTH_TOKEN if it requires one."
     )
 
 
 def _last_line(error: Exception) -> str:
-    """What went wrong, without the traceback of another machine."""
+    """Return the message of an error without the traceback of another machine."""
     return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip().rstrip(".")[:200]
 
 
-def _imported() -> Any:
+def _imported() -> ModuleType:
     try:
         import ray
     except ImportError:

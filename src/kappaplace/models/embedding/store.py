@@ -1,10 +1,10 @@
-"""Embeddings on disk: made once for a model and a list of images, resumed where a run was stopped.
+"""Embeddings on disk: computed once per model and list of images; an interrupted run resumes.
 
-A list of images (the queries of a table, or its references) is one folder with memory-mapped float32
-descriptors, one κ an image, and a mark for every image that is done. Its name is made of the model's weights,
-the preprocessing and the content of the images: the four San Francisco sets share one map, and neither
-another model nor another picture can be mistaken for the one wanted. Images that another list of the same
-model holds already are copied from there.
+A list of images (the queries or the references of a table) is a folder with memory-mapped float32
+descriptors, κ of each image, and a mark for every finished image. The name of the folder is a checksum of the
+model's weights, the preprocessing and the content of the images, so embeddings are never used for another
+model or image. Tables with the same images share a folder. Embeddings of images that are also in another list
+of the same model are copied.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from kappaplace.data.identity import DIGEST, image_digests
@@ -35,28 +35,35 @@ from kappaplace.models.published import cache_folder
 from kappaplace.progress import track
 from kappaplace.types import Embeddings
 
-VERSION = 1  # part of the key: raised when the same model and images would give other numbers
-BLOCK = 1024  # images between two marks: what a killed process may have to embed again
-COPY = 1 << 16  # rows copied from another list at a time
+VERSION = 1  # part of the key; increase it if the embeddings of the same model and images change
+BLOCK = 1024  # images between two marks, which a killed process has to embed again
+COPY = 1 << 16  # rows that are copied from another list at once
+MmapMode: TypeAlias = Literal["r", "r+", "c"] | None
 _COLUMNS = Embeddings._fields
 _IMAGES, _DONE = "images.npy", "done.npy"
 
 
 def default_cache() -> Path:
-    """``$KAPPAPLACE_CACHE``, else the user's cache folder."""
+    """Return the folder of the embeddings in ``$KAPPAPLACE_CACHE``, or in the user's cache folder."""
     return cache_folder() / "embeddings"
 
 
 @dataclass(frozen=True)
 class EmbeddingStore:
-    """Embeds with one model, or finds what it embedded before."""
+    """Embeddings of one model, computed once and stored."""
 
     model: AnyModel
+    """The model."""
     preprocessing: Preprocessing
+    """Preprocessing of the images."""
     folder: Path
+    """Folder of the store."""
     fingerprint: str
+    """Checksum of the model."""
     batch_size: int = 32
+    """Number of images to embed at once."""
     device: str | None = None
+    """Device to move the model to. None: do not move it."""
 
     @classmethod
     def of(
@@ -69,30 +76,43 @@ class EmbeddingStore:
         device: str | None = None,
         fingerprint: str = "",
     ) -> EmbeddingStore:
-        """A cache in ``folder``; a known ``fingerprint`` spares the weights from being hashed once more."""
-        where = default_cache() if folder is None else Path(folder)
-        known = fingerprint or model.fingerprint
-        return cls(model, preprocessing or model.preprocessing, where, known, batch_size, device)
+        """Open a store.
+
+        Args:
+            model: The model.
+            folder: Folder of the store. Default: the user's cache folder.
+            preprocessing: Preprocessing of the images. Default: that of the model.
+            batch_size: Number of images to embed at once.
+            device: Device to move the model to. Default: do not move it.
+            fingerprint: Checksum of the model. Default: computed from its weights.
+        """
+        root = default_cache() if folder is None else Path(folder)
+        preprocessing = preprocessing or model.preprocessing
+        return cls(model, preprocessing, root, fingerprint or model.fingerprint, batch_size, device)
 
     @property
     def patch_maps(self) -> Callable[[Sequence[Source]], Tensor] | None:
-        """Feature maps of images, if the model shows them; not kept on disk, for they are a hundred times as
-        large as descriptors."""
+        """Function from images to feature maps; None if the model does not provide them.
+
+        Feature maps are not stored, because they are a hundred times as large as descriptors.
+        """
         if not isinstance(self.model, PlaceModel | ExportedModel) or not self.model.shows_patches:
             return None
         return partial(embed_patches, self.model, self.preprocessing, batch_size=self.batch_size)
 
     def embed(self, images: Sequence[str]) -> Embeddings:
-        """Embeddings of image files in their order; descriptors are a memory map."""
+        """Return the embeddings of image files in their order; descriptors are a memory map."""
         digests = image_digests(images, self.folder / "files")
         group = make_folder(self.folder / self._group())
         store = _List(group / hashlib.sha256(digests.tobytes()).hexdigest()[:32], digests)
         with track("Embedding", len(images)) as bar:
             if not store.exists():
-                _copy_known(store, group)
+                _copy_from_others(store, group)
             bar.advance(len(images) - len(store.missing()))
-            for rows in _blocks(store.missing()):
-                made = embed_images(
+            missing = store.missing()
+            for start in range(0, len(missing), BLOCK):
+                rows = missing[start : start + BLOCK]
+                embeddings = embed_images(
                     self.model,
                     self.preprocessing,
                     [images[int(row)] for row in rows],
@@ -100,22 +120,22 @@ class EmbeddingStore:
                     device=self.device,
                     progress=False,
                 )
-                store.write(rows, made)
+                store.write(rows, embeddings)
                 bar.advance(len(rows))
         return store.read()
 
     def _group(self) -> str:
-        """The folder of all lists that this model embedded with this preprocessing."""
+        """Return the folder name of all lists of this model and preprocessing."""
         text = json.dumps([VERSION, self.fingerprint, self.preprocessing.to_dict()], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 class _List:
-    """One list of images: descriptors, κ and variance as files, and which rows are done."""
+    """One list of images: descriptors, κ and variance as files, and marks of the finished rows."""
 
     def __init__(self, folder: Path, digests: NDArray[np.void]) -> None:
         self.folder, self.digests = folder, digests
-        self._arrays: dict[str, NDArray[Any]] = {}
+        self._arrays: dict[str, NDArray] = {}
 
     def exists(self) -> bool:
         return (self.folder / _DONE).is_file()
@@ -123,43 +143,45 @@ class _List:
     def missing(self) -> NDArray[np.int64]:
         if not self.exists():
             return np.arange(len(self.digests))
-        return np.flatnonzero(self.loaded("done") == 0)
+        return np.flatnonzero(self.load("done") == 0)
 
-    def write(self, rows: NDArray[np.int64], made: Embeddings) -> None:
-        """Values first, marks after them, so that a mark never stands for something that is not there."""
+    def write(self, rows: NDArray[np.int64], embeddings: Embeddings) -> None:
+        """Write values, then marks, so that every mark has its values."""
+        columns = {c: v for c, v in zip(_COLUMNS, embeddings, strict=True) if v is not None}
         if not self.exists():
-            self._create({c: v.shape[1:] for c, v in zip(_COLUMNS, made, strict=True) if v is not None})
-        for column, values in zip(_COLUMNS, made, strict=True):
-            if values is not None:
-                self._put(column, rows, values)
+            self._create({column: values.shape[1:] for column, values in columns.items()})
+        for column, values in columns.items():
+            self._put(column, rows, values)
         self._put("done", rows, 1)
 
     def read(self) -> Embeddings:
-        """Descriptors as a memory map (a page is copied where written to), the rest in memory."""
-        columns: dict[str, Any] = {}
-        for column in _COLUMNS:
-            file = self.folder / f"{column}.npy"
-            if file.is_file():
-                columns[column] = self.loaded(column, "c" if column == "descriptor" else None)
-        return Embeddings(**columns)
+        """Read the embeddings: descriptors as a copy-on-write memory map, the rest in memory."""
+        return Embeddings(
+            *(
+                self.load(column, "c" if column == "descriptor" else None)
+                if (self.folder / f"{column}.npy").is_file()
+                else None
+                for column in _COLUMNS
+            )
+        )
 
-    def loaded(self, column: str, mmap_mode: Any = None) -> NDArray[Any]:
-        """A column with a row for each image: one that was cut short must not pass for an answer."""
+    def load(self, column: str, mmap_mode: MmapMode = None) -> NDArray:
+        """Read a column; raise an error unless it has a row per image."""
         file = self.folder / f"{column}.npy"
         array = _load(file, mmap_mode)
         if len(array) != len(self.digests):
             raise _damaged(file, f"{len(array)} rows for {len(self.digests)} images")
         return array
 
-    def _put(self, column: str, rows: NDArray[np.int64], values: Any) -> None:
+    def _put(self, column: str, rows: NDArray[np.int64], values: ArrayLike) -> None:
         if column not in self._arrays:
-            self._arrays[column] = self.loaded(column, "r+")
+            self._arrays[column] = self.load(column, "r+")
         array = self._arrays[column]
         array[rows] = values
         array.flush()  # type: ignore[attr-defined]  # a memory map
 
     def _create(self, shapes: dict[str, tuple[int, ...]]) -> None:
-        """All files at once under another name, so that half a store is never found."""
+        """Create all files under another name, then rename the folder, so that it is complete."""
         part = self.folder.with_name(f".{self.folder.name}.{os.getpid()}.part")
         make_folder(part)
         n = len(self.digests)
@@ -170,21 +192,16 @@ class _List:
             np.save(part / _DONE, np.zeros(n, np.uint8))
             os.rename(part, self.folder)
         except OSError as error:
-            if not self.exists():  # else another process was quicker: its store will do
+            if not self.exists():  # otherwise, another process has created it in the meantime
                 raise KappaPlaceError(
-                    f"Cannot keep embeddings in {self.folder.parent}: {error.strerror or error}; make room "
-                    "there, or choose another cache folder."
+                    f"Cannot store embeddings in {self.folder.parent}: {error.strerror or error}. Free disk "
+                    "space, or choose another cache folder."
                 ) from None
         finally:
             shutil.rmtree(part, ignore_errors=True)
 
 
-def _blocks(rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    for start in range(0, len(rows), BLOCK):
-        yield rows[start : start + BLOCK]
-
-
-def _load(file: Path, mmap_mode: Any = None) -> NDArray[Any]:
+def _load(file: Path, mmap_mode: MmapMode = None) -> NDArray:
     try:
         return np.load(file, mmap_mode=mmap_mode)
     except DAMAGED_ARRAYS as error:
@@ -193,30 +210,30 @@ def _load(file: Path, mmap_mode: Any = None) -> NDArray[Any]:
 
 def _damaged(file: Path, reason: str) -> KappaPlaceError:
     return KappaPlaceError(
-        f"The cached embeddings in {file.parent} are damaged ({file.name}: {reason}); remove that folder to "
-        "make them anew."
+        f"The cached embeddings in {file.parent} are damaged ({file.name}: {reason}). Remove this folder to "
+        "compute them again."
     )
 
 
-def _copy_known(store: _List, group: Path) -> None:
-    """Take over what other lists of the same model hold already."""
+def _copy_from_others(store: _List, group: Path) -> None:
+    """Copy embeddings of the same images from other lists of the model."""
     for other in sorted(group.iterdir()):
         if other.name.startswith(".") or not (other / _DONE).is_file():
             continue
         try:
-            theirs = _load(other / _IMAGES).view(DIGEST).ravel()
-            known = _List(other, theirs)
-            done, embeddings = np.flatnonzero(known.loaded("done")), known.read()
-        except (KappaPlaceError, ValueError):  # damaged: told of when it is asked for itself
+            digests = _load(other / _IMAGES).view(DIGEST).ravel()
+            source = _List(other, digests)
+            done, embeddings = np.flatnonzero(source.load("done")), source.read()
+        except (KappaPlaceError, ValueError):  # damaged: reported when this list itself is read
             continue
         rows = store.missing()
-        order = np.argsort(theirs[done], kind="stable")
-        ordered = theirs[done][order]
+        order = np.argsort(digests[done], kind="stable")
+        ordered = digests[done][order]
         if not len(ordered) or not len(rows):
             continue
         place = np.minimum(np.searchsorted(ordered, store.digests[rows]), len(ordered) - 1)
         shared = ordered[place] == store.digests[rows]
-        rows, source = rows[shared], done[order[place[shared]]]
+        rows, source_rows = rows[shared], done[order[place[shared]]]
         for start in range(0, len(rows), COPY):
             part = slice(start, start + COPY)
-            store.write(rows[part], embeddings.take(source[part]))
+            store.write(rows[part], embeddings.take(source_rows[part]))

@@ -1,7 +1,7 @@
 """Files for ONNX Runtime and OpenVINO.
 
-OpenVINO has two files, .xml and .bin; they lie in one zip without compression. ``unzip`` gives the pair to
-other programs, kappaplace reads the zip as it is.
+OpenVINO has two files, .xml and .bin, which are stored in one uncompressed zip file. kappaplace reads the
+zip; other programs need the files that ``unzip`` extracts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -25,24 +25,34 @@ from kappaplace.models.checkpoint import SMALL
 from kappaplace.models.export.graph import INPUT, ExportGraph, translations, with_one_operator
 from kappaplace.models.exported import BIN, KEY, XML, imported
 
+if TYPE_CHECKING:
+    from torch.export.dynamic_shapes import Dim
+
 OPSET = 18
-"""The one that torch's exporter writes itself; runtimes since 2023 read it."""
+"""Opset that torch's exporter writes; runtimes since 2023 support it."""
 LEAST_SIDE = 32
-"""Smaller images have no feature map left at stride 32."""
+"""Smallest side of an image: smaller images have no feature map at stride 32."""
 
 
 def write_onnx(graph: ExportGraph, example: Tensor, file: Path, *, dynamic_size: bool = True) -> None:
-    """The graph for any batch, and for images of any size unless told otherwise."""
+    """Write a graph for batches of any size.
+
+    Args:
+        graph: The graph.
+        example: A batch of images.
+        file: The file to write.
+        dynamic_size: Whether the images may have any size.
+    """
     imported("onnx")
     imported("onnxscript")
-    dims: dict[int, Any] = {0: torch.export.Dim("batch")}
+    dims: dict[int, Dim] = {0: torch.export.Dim("batch")}
     if dynamic_size:
         dims |= {
             2: torch.export.Dim("height", min=LEAST_SIDE),
             3: torch.export.Dim("width", min=LEAST_SIDE),
         }
     try:
-        with _quiet():
+        with quiet("torch.onnx"):
             torch.onnx.export(
                 with_one_operator(graph),
                 (example,),
@@ -58,13 +68,13 @@ def write_onnx(graph: ExportGraph, example: Tensor, file: Path, *, dynamic_size:
             )
     except OSError:
         raise
-    except Exception as error:  # the exporter has a kind for each of its steps
+    except Exception as error:  # the exporter has one class per step
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise KappaPlaceError(f"This model cannot be written as ONNX ({reason}).") from None
 
 
 def halve_weights(file: Path) -> None:
-    """Store large weights in float16, each with a cast that runtimes do once, when they load the file."""
+    """Store large weights in float16, each with a cast that runtimes run once, when they load the file."""
     onnx = imported("onnx")
     model = onnx.load(file)
     graph, casts = model.graph, []
@@ -95,9 +105,9 @@ def put_record(file: Path, text: str) -> None:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Exporters talk to their developers; what users must know, the parity check says."""
-    logger = logging.getLogger("torch.onnx")
+def quiet(name: str | None = None) -> Iterator[None]:
+    """Hide the output of an exporter, which is for its developers; the parity check reports problems."""
+    logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
@@ -109,7 +119,14 @@ def _quiet() -> Iterator[None]:
 
 
 def convert(onnx_file: Path, file: Path, text: str, *, half: bool = False) -> None:
-    """Read ONNX, int8 or not, and write OpenVINO's own form with the record in it."""
+    """Convert an ONNX file to OpenVINO.
+
+    Args:
+        onnx_file: The ONNX file, in float32 or int8.
+        file: The zip file to write.
+        text: Record of the file as JSON.
+        half: Whether to store the weights in float16.
+    """
     ov = imported("openvino")
     model = ov.Core().read_model(onnx_file)
     model.set_rt_info(text, KEY)

@@ -1,47 +1,50 @@
-"""int8 after training: weights a channel, activations by the range of nearly all of them on a few images.
+"""Post-training quantization to int8: weights per channel, activations by their range on sample images.
 
-A few layers, mostly the first ones and those that see one channel at a time, lose more than all others
-together. Where the whole backbone in int8 is too far from the original, each layer is tried alone, and the
-worst ones stay in float32.
+A few layers lose more precision than all others together, mostly the first layers and the depthwise layers.
+If the whole backbone in int8 differs too much from the original, each layer is tried separately, and the
+worst layers stay in float32.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
-import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from scipy.stats import spearmanr
 from torch import Tensor
 
 from kappaplace.data.images import Preprocessing, Source
 from kappaplace.data.loader import ImageLoader
 from kappaplace.errors import KappaPlaceError
+from kappaplace.models.export.formats import quiet
 from kappaplace.models.export.graph import INPUT
 from kappaplace.models.exported import DESCRIPTOR, KAPPA, OnnxRuntime, imported
 
-IMAGES, JUDGED, TRIED = 128, 48, 8
-"""Images that ranges are taken from, that the result is judged by, and that each layer is tried on."""
+if TYPE_CHECKING:
+    from onnx import GraphProto
+
+Item = TypeVar("Item")
+IMAGES, TESTS, TRIALS = 128, 48, 8
+"""Number of images to measure ranges, to test the result, and to try each layer."""
 LEAST_IMAGES = 16
 PERCENTILE = 99.999
-"""Of the activations that a range holds. The few beyond it are cut off: with room for the largest of all, a
-ResNet-50's others would have so few steps that its κ lost its order."""
+"""Percentage of activations inside a range; the others are clipped. Without clipping, most activations of a
+ResNet-50 have too few steps to preserve the order of κ."""
 COSINE, RANKS, KAPPA_ERROR = 0.995, 0.99, 0.005
-"""Good enough: mean cosine with the original, and rank correlation of κ (or its mean relative error, where
-κ hardly varies)."""
-SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)
-"""Of the layers that stay in float32, in the order of what they cost."""
+"""Limits: mean cosine with the original, and rank correlation of κ (or its mean relative error, if κ hardly
+varies)."""
+FRACTIONS = (0.1, 0.2, 0.3, 0.4, 0.5)
+"""Fractions of the layers, the worst first, to try in float32."""
 OPERATORS = ("Conv", "Add", "MaxPool")
-"""The backbone. What follows (norms, GeM, projection, κ) costs little and decides ranks: it stays float."""
+"""Operators of the backbone. The others (norms, GeM, projection, κ) are cheap and stay in float32."""
 
 
 class Loss(NamedTuple):
-    """What int8 changes on the calibration images."""
+    """Difference between int8 and the original on the sample images."""
 
     cosine: float
     """Mean cosine with the original descriptors."""
@@ -55,73 +58,86 @@ class Loss(NamedTuple):
         return self.cosine >= COSINE and (self.ranks >= RANKS or self.kappa <= KAPPA_ERROR)
 
 
-class Quantised(NamedTuple):
-    """How an int8 file came out."""
+class Quantization(NamedTuple):
+    """Result of a conversion to int8."""
 
     loss: Loss
+    """Difference from the original."""
     layers: int
+    """Number of convolutions."""
     kept: int
-    """Convolutions in all, and those that stayed in float32."""
+    """Number of convolutions in float32."""
     images: int
+    """Number of sample images."""
 
 
-def check_images(images: Sequence[Source]) -> None:
-    """Refuse too few, before anything takes time."""
+def check_image_count(images: Sequence[Source]) -> None:
+    """Raise an error if there are too few images to measure ranges."""
     if len(images) < LEAST_IMAGES:
         raise KappaPlaceError(
-            f"int8 needs images to take its ranges from: at least {LEAST_IMAGES}, better {IMAGES}; got "
-            f"{len(images)}. Give a folder or table of images like those in use with --calibration-images."
+            f"int8 needs at least {LEAST_IMAGES} sample images (better {IMAGES}), got {len(images)}. Pass a "
+            "folder or table of typical images with --calibration-images."
         )
 
 
-def quantise(
+def quantize(
     file: Path, out: Path, images: Sequence[Source], preprocessing: Preprocessing, kappa: bool
-) -> Quantised:
-    """Write an int8 model (QDQ form) beside a float one; refused where it is too far from it."""
-    chosen = spread(images, IMAGES)
-    batches = [batch.images.contiguous() for batch in ImageLoader(chosen, preprocessing, 1, normalise=True)]
-    with _quiet():
+) -> Quantization:
+    """Write an int8 model (QDQ form) of a float model.
+
+    Args:
+        file: The float model.
+        out: The file to write.
+        images: Sample images.
+        preprocessing: Their preprocessing.
+        kappa: Whether the model has κ.
+
+    Returns:
+        The result; an error is raised if it differs too much from the float model.
+    """
+    sample = subsample(images, IMAGES)
+    batches = [batch.images.contiguous() for batch in ImageLoader(sample, preprocessing, 1, normalise=True)]
+    with quiet():
         writer = _Writer(file, out, batches)
-        judge = _Judge(file, spread(batches, JUDGED), kappa)
-        loss = judge.of(writer.write(()))
+        test = _Comparison(file, subsample(batches, TESTS), kappa)
+        loss = test.loss(writer.write(()))
         kept: tuple[str, ...] = ()
         if not loss.good:
-            trial = _Judge(file, spread(batches, TRIED), kappa)
-            alone = {
-                name: trial.of(writer.write([other for other in writer.layers if other != name]))
+            trial = _Comparison(file, subsample(batches, TRIALS), kappa)
+            losses = {
+                name: trial.loss(writer.write([other for other in writer.layers if other != name]))
                 for name in writer.layers
             }
-            worst = sorted(writer.layers, key=lambda name: alone[name].cosine)
-            for share in SHARES:
-                kept = tuple(worst[: round(share * len(worst))])
-                if (loss := judge.of(writer.write(kept))).good:
+            worst = sorted(writer.layers, key=lambda name: losses[name].cosine)
+            for fraction in FRACTIONS:
+                kept = tuple(worst[: round(fraction * len(worst))])
+                if (loss := test.loss(writer.write(kept))).good:
                     break
     if not loss.good:
         raise KappaPlaceError(
-            f"int8 changes this model too much: with half of its layers in float32 the mean cosine with the "
-            f"original is {loss.cosine:.3f} and the rank correlation of κ {loss.ranks:.3f} on "
-            f"{len(batches)} images (needed: {COSINE} and {RANKS}). Give more images like those in use, or "
-            "export it without --int8."
+            f"int8 changes this model too much: with half of its layers in float32, the mean cosine is "
+            f"{loss.cosine:.3f} and the rank correlation of κ {loss.ranks:.3f} on {len(batches)} images "
+            f"(required: {COSINE} and {RANKS}). Pass more typical images, or export without --int8."
         )
-    return Quantised(loss, len(writer.layers), len(kept), len(batches))
+    return Quantization(loss, len(writer.layers), len(kept), len(batches))
 
 
 class _Writer:
-    """Ranges, measured once, and int8 files made with them."""
+    """Measures ranges once, and writes int8 files with them."""
 
     def __init__(self, file: Path, out: Path, batches: Sequence[Tensor]) -> None:
         tools, onnx = imported("onnxruntime.quantization"), imported("onnx")
         self.file, self.out = file, out
         graph = onnx.load(file).graph
         self.layers = [node.name for node in graph.node if node.op_type == "Conv"]
-        self.outside = _after_backbone(graph)
+        self.excluded = _after_backbone(graph)
 
         class Reader(tools.CalibrationDataReader):  # type: ignore[name-defined]
             def __init__(self, batch: Tensor) -> None:
-                self.left = iter([batch])
+                self.batches = iter([batch])
 
-            def get_next(self) -> dict[str, Any] | None:
-                batch = next(self.left, None)
+            def get_next(self) -> dict[str, NDArray[np.float32]] | None:
+                batch = next(self.batches, None)
                 return None if batch is None else {INPUT: batch.numpy()}
 
         widened = out.with_name(f"{out.name}.widened.onnx")
@@ -133,7 +149,8 @@ class _Writer:
             extra_options={"percentile": PERCENTILE},
         )
         try:
-            # One by one: all outputs of all layers are held until they are counted, and sizes may differ.
+            # One by one: the outputs of all layers are in memory until they are counted, and sizes may
+            # differ.
             for batch in batches:
                 meter.collect_data(Reader(batch))
             self.ranges = meter.compute_data()
@@ -142,9 +159,9 @@ class _Writer:
             widened.unlink(missing_ok=True)
 
     def write(self, kept: Sequence[str]) -> Path:
-        """The model with these layers in float32."""
+        """Write the model with these layers in float32."""
         onnx, tools = imported("onnx"), imported("onnxruntime.quantization")
-        made = imported("onnxruntime.quantization.qdq_quantizer").QDQQuantizer(
+        quantizer = imported("onnxruntime.quantization.qdq_quantizer").QDQQuantizer(
             onnx.load(self.file),
             per_channel=True,
             reduce_range=False,
@@ -152,29 +169,29 @@ class _Writer:
             activation_qType=tools.QuantType.QUInt8,
             tensors_range=self.ranges,
             nodes_to_quantize=None,
-            nodes_to_exclude=[*self.outside, *kept],
+            nodes_to_exclude=[*self.excluded, *kept],
             op_types_to_quantize=list(OPERATORS),
             extra_options={},
         )
-        made.quantize_model()
-        onnx.save(made.model.model, self.out)
+        quantizer.quantize_model()
+        onnx.save(quantizer.model.model, self.out)
         return self.out
 
 
-class _Judge:
-    """Compares a file with the float one on the same images."""
+class _Comparison:
+    """Compares files with the float model on the same images."""
 
     def __init__(self, file: Path, batches: Sequence[Tensor], kappa: bool) -> None:
         self.batches, self.names = batches, [DESCRIPTOR, *([KAPPA] if kappa else [])]
         self.expected = self._outputs(file)
 
-    def of(self, file: Path) -> Loss:
-        wanted, got = self.expected, self._outputs(file)
-        cosine = float((wanted[0] * got[0]).sum(1).mean())
-        if len(wanted) == 1:
+    def loss(self, file: Path) -> Loss:
+        expected, actual = self.expected, self._outputs(file)
+        cosine = float((expected[0] * actual[0]).sum(1).mean())
+        if len(expected) == 1:
             return Loss(cosine, 1.0, 0.0)
-        ranks = float(spearmanr(wanted[1], got[1]).statistic)
-        error = float(((got[1] - wanted[1]) / wanted[1]).abs().mean())
+        ranks = float(spearmanr(expected[1], actual[1]).statistic)
+        error = float(((actual[1] - expected[1]) / expected[1]).abs().mean())
         return Loss(cosine, ranks if np.isfinite(ranks) else 0.0, error)
 
     def _outputs(self, file: Path) -> list[Tensor]:
@@ -183,30 +200,18 @@ class _Judge:
         return [torch.cat(column).double() for column in zip(*rows, strict=True)]
 
 
-def spread(items: Sequence[Any], count: int) -> list[Any]:
-    """So many of them, evenly: neighbouring frames say the same."""
+def subsample(items: Sequence[Item], count: int) -> list[Item]:
+    """Return ``count`` items evenly, because neighboring frames are redundant."""
     step = max(len(items) / count, 1.0)
     return [items[int(i * step)] for i in range(min(count, len(items)))]
 
 
-def _after_backbone(graph: Any) -> list[str]:
-    """Additions that do not join two feature maps: those of norms, statistics and the head."""
-    made_by = {name: node.op_type for node in graph.node for name in node.output}
+def _after_backbone(graph: GraphProto) -> list[str]:
+    """Return the additions that do not join two feature maps: in norms, statistics and the head."""
+    operators = {name: node.op_type for node in graph.node for name in node.output}
     maps = {"Conv", "Add", "Clip", "Relu", "MaxPool"}
     return [
         node.name
         for node in graph.node
-        if node.op_type == "Add" and not all(made_by.get(name) in maps for name in node.input)
+        if node.op_type == "Add" and not all(operators.get(name) in maps for name in node.input)
     ]
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    logger = logging.getLogger()
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            yield
-    finally:
-        logger.setLevel(level)

@@ -1,10 +1,8 @@
-"""`model.optimize(device)`: the same model in the form that runs fastest there, for inference alone.
+"""Optimized models for inference: `model.optimize(device)` returns the form that is fastest on a device.
 
-BatchNorms are folded into the convolutions and images lie channels-last. On CUDA the backbone computes in
-half precision (everything after it, from the channels' normalisation to κ, in float32), and each shape of
-batch is recorded once as a CUDA graph.
-
-A function of one tensor as a CUDA graph: at batch 1 starting the kernels costs more than they do.
+BatchNorms are folded into the convolutions, and memory is channels-last. On CUDA, the backbone computes in
+half precision (everything after it, from the normalization of the channels to κ, in float32), and each batch
+shape is recorded once as a CUDA graph: at batch size 1, launching the kernels costs more than running them.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import copy
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +22,14 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.models.backbones.resnet import ResNet
 from kappaplace.models.embedding import check_images, usable_device
 from kappaplace.models.encoder import EncoderModule
-from kappaplace.models.fast.fused import FusedResNet, InPrecision, Tail, best_convolutions, fold_batch_norms
+from kappaplace.models.fast.fused import (
+    FusedResNet,
+    InPrecision,
+    Tail,
+    best_convolutions,
+    cudnn_setting,
+    fold_batch_norms,
+)
 from kappaplace.models.heads import FoldedKappaHead, MirroredKappaHead
 from kappaplace.models.network import Architecture, Network
 from kappaplace.types import Embeddings
@@ -33,16 +38,16 @@ WARM_UP = 3
 
 
 class GraphedCall:
-    """One function for inputs of one shape, recorded once and replayed."""
+    """A function of one tensor for inputs of one shape, recorded as a CUDA graph and replayed."""
 
     def __init__(self, call: Callable[[Tensor], Tensor], example: Tensor) -> None:
-        """``example`` is the first input; what follows is converted to its type and layout."""
+        """Record the function with a first input; later inputs are converted to its type and layout."""
         self._input = example.clone()
         with torch.cuda.device(example.device), best_convolutions():
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
-                for _ in range(WARM_UP):  # compiles, and lets cuDNN choose
+                for _ in range(WARM_UP):  # compiles, and lets cuDNN choose its algorithms
                     call(self._input)
             torch.cuda.current_stream().wait_stream(stream)
             self._graph = torch.cuda.CUDAGraph()
@@ -50,7 +55,7 @@ class GraphedCall:
                 self._output = call(self._input)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The function's value; it is the caller's own, the next call does not touch it."""
+        """Return the value of the function as a copy that the next call does not change."""
         with torch.cuda.device(self._input.device):
             self._input.copy_(x, non_blocking=True)
             self._graph.replay()
@@ -60,22 +65,24 @@ class GraphedCall:
 log = logging.getLogger(__name__)
 
 Way = Literal["auto", "eager", "graph", "fused", "compiled"]
-"""eager: folded, channels-last, half precision on CUDA; graph: the same, recorded; fused: with cuDNN's fused
-kernels, recorded; compiled: by `torch.compile`, recorded on CUDA."""
+"""eager: folded, channels-last, half precision on CUDA. graph: eager, recorded. fused: cuDNN's fused kernels,
+recorded. compiled: by `torch.compile`, recorded on CUDA. auto: the fastest of them."""
 
-LEAST_COSINE, MOST_KAPPA = 0.9999, 0.01  # how far an optimised model may be from the one it was made of
-MOST_SHAPES = 8  # shapes of batch that are recorded; each holds memory for all its activations
-ENOUGH = 256  # images that make up for the seconds that optimising takes
+LEAST_COSINE, MOST_KAPPA = 0.9999, 0.01  # limits of the difference from the original
+MOST_SHAPES = 8  # recorded batch shapes; each one needs memory for all its activations
+ENOUGH = 256  # fewest images for which optimization, which takes seconds, is worth it
 PROBES = 4
+ANY_SIDE = 224
+"""Side of test images for a model that accepts any size."""
 
 
 class Fidelity(NamedTuple):
-    """How far two models' answers to the same images are apart."""
+    """Difference between the outputs of two models for the same images."""
 
     cosine: float
-    """The smallest of two descriptors of one image."""
+    """Smallest cosine of the two descriptors of an image."""
     spread: float
-    """The largest relative difference of κ (or of a variance); 0 without either."""
+    """Largest relative difference of κ (or a variance); 0 if there is none."""
 
     @property
     def good(self) -> bool:
@@ -83,9 +90,9 @@ class Fidelity(NamedTuple):
 
 
 class OptimizedModel(EncoderModule):
-    """A `PlaceModel` for inference, with the same forward, ``embed`` and ``patch_maps``.
+    """A `PlaceModel` for inference, with the same forward, ``embed`` and ``patch_maps``; see `optimize`.
 
-    Made by `optimize`. The first batch of a new shape takes longer than the others: it is recorded.
+    The first batch of a new shape takes longer than later ones, because it is recorded.
     """
 
     def __init__(self, model: Network, dtype: torch.dtype, way: Way) -> None:
@@ -101,15 +108,16 @@ class OptimizedModel(EncoderModule):
         if way == "compiled":
             self._call = torch.compile(self._packed, dynamic=False)
         elif way in ("graph", "fused") and self.tail is not None and has_triton():
-            # A dozen tiny kernels become a few, within seconds; the convolutions are cuDNN's in any case.
+            # Compiles a dozen small kernels into a few within seconds; cuDNN computes the convolutions
+            # anyway.
             self._fast_tail = torch.compile(self.tail, dynamic=False)
         self._graphs: dict[tuple[int, ...], GraphedCall] = {}
-        self._met: set[tuple[int, ...]] = set()
+        self._shapes: set[tuple[int, ...]] = set()  # shapes of earlier batches
         self.eval()
 
     @property
     def architecture(self) -> Architecture:
-        """That of the model it was made of, with a folded head."""
+        """Structure of the original model, with a folded head."""
         return self.model.architecture
 
     @property
@@ -124,86 +132,83 @@ class OptimizedModel(EncoderModule):
 
     @property
     def shows_patches(self) -> bool:
-        """As `PlaceModel.shows_patches`."""
+        """Whether `patch_maps` works."""
         return self.model.shows_patches
 
     @torch.inference_mode()
     def forward(self, images: Tensor) -> Embeddings:
-        """B×3×H×W, normalised as ``preprocessing`` says → descriptors B×d and κ of shape B, float32."""
+        """Compute float32 descriptors B×d and κ of shape B from images normalized by ``preprocessing``."""
         check_images(images)
         recorded = self._graphs.get(tuple(images.shape))
-        if recorded is not None:  # which converts while it copies
+        if recorded is not None:  # converts the images while it copies them
             return self._unpacked(recorded(images), len(images))
-        laid = images.to(self.dtype, memory_format=torch.channels_last)
-        return self._unpacked(self._run(laid), len(images))
+        return self._unpacked(
+            self._run(images.to(self.dtype, memory_format=torch.channels_last)), len(images)
+        )
 
     @torch.inference_mode()
     def patch_maps(self, images: Tensor) -> Tensor:
-        """As `PlaceModel.patch_maps`."""
+        """Compute feature maps for patch matching, see `PlaceModel.patch_maps`."""
         return self.model.patch_maps(images)
 
     def train(self, mode: bool = True) -> OptimizedModel:
-        """Stays in evaluation mode: there is nothing left to train."""
+        """Stay in evaluation mode: an optimized model cannot be trained."""
         return super().train(False)
 
-    def _apply(self, *arguments: Any, **options: Any) -> OptimizedModel:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> OptimizedModel:
         before = [parameter.data_ptr() for parameter in self.parameters()]
-        super()._apply(*arguments, **options)
+        super()._apply(fn, recurse)
         if before != [parameter.data_ptr() for parameter in self.parameters()]:
-            self._graphs.clear()  # they hold the addresses of the weights
+            self._graphs.clear()  # they contain the addresses of the weights
         return self
 
-    def _run(self, laid: Tensor) -> Tensor:
-        shape = tuple(laid.shape)
-        if laid.device.type == "cuda" and self.way != "eager":
-            return self._recorded(shape, laid)
-        if self.way == "compiled" and shape not in self._met:
-            self._met.add(shape)
+    def _run(self, images: Tensor) -> Tensor:
+        shape = tuple(images.shape)
+        if images.device.type == "cuda" and self.way != "eager":
+            return self._recorded(shape, images)
+        if self.way == "compiled" and shape not in self._shapes:
+            self._shapes.add(shape)
             with _room_to_compile():
-                return self._call(laid)
-        return self._call(laid)
+                return self._call(images)
+        return self._call(images)
 
-    def _recorded(self, shape: tuple[int, ...], laid: Tensor) -> Tensor:
+    def _recorded(self, shape: tuple[int, ...], images: Tensor) -> Tensor:
         if shape not in self._graphs:
             larger = self._larger(shape)
-            if larger is not None and shape not in self._met:  # the end of a list: likely this once
-                self._met.add(shape)
-                filled = torch.cat([laid, laid[:1].expand(larger[0] - len(laid), -1, -1, -1)])
-                return self._first(self._graphs[larger](filled), len(laid), larger[0])
+            if larger is not None and shape not in self._shapes:  # the end of a list, probably only once
+                self._shapes.add(shape)
+                padded = torch.cat([images, images[:1].expand(larger[0] - len(images), -1, -1, -1)])
+                return self._first(self._graphs[larger](padded), len(images), larger[0])
             if len(self._graphs) >= MOST_SHAPES:
-                return self._packed(laid)
+                return self._packed(images)
             with _room_to_compile():
-                self._graphs[shape] = self._record(laid)
-        return self._graphs[shape](laid)
+                self._graphs[shape] = self._record(images)
+        return self._graphs[shape](images)
 
-    def _record(self, laid: Tensor) -> GraphedCall:
+    def _record(self, images: Tensor) -> GraphedCall:
         if self._fast_tail is not None:
             try:
-                return GraphedCall(self._with_fast_tail, laid)
+                return GraphedCall(self._with_fast_tail, images)
             except Exception as error:  # compilers fail in many ways; the plain form always works
                 log.warning("The end of the model is not compiled: %s", str(error).partition("\n")[0])
                 self._fast_tail = None
-        return GraphedCall(self._call, laid)
+        return GraphedCall(self._call, images)
 
     def _with_fast_tail(self, images: Tensor) -> Tensor:
         assert self._fast_tail is not None
-        made = self._fast_tail(self.model.backbone(images))
-        return torch.cat([part.flatten() for part in made if part is not None])
+        return _flat(self._fast_tail(self.model.backbone(images)))
 
     def _larger(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-        """The smallest recorded batch of such images that this one fits into."""
-        return min(
-            (known for known in self._graphs if known[1:] == shape[1:] and known > shape), default=None
-        )
+        """Return the smallest recorded batch shape of such images with room for this batch."""
+        return min((own for own in self._graphs if own[1:] == shape[1:] and own > shape), default=None)
 
-    def _first(self, packed: Tensor, count: int, of: int) -> Tensor:
-        """The packed answers of the first ``count`` images."""
-        return torch.cat([packed[: count * self.dim], packed[of * self.dim :][:count]])
+    def _first(self, packed: Tensor, count: int, total: int) -> Tensor:
+        """Return the packed outputs of the first ``count`` images."""
+        return torch.cat([packed[: count * self.dim], packed[total * self.dim :][:count]])
 
     def _packed(self, images: Tensor) -> Tensor:
-        """Descriptors and κ in one piece of memory: a second one would be a second kernel to start."""
-        made = self.model(images) if self.tail is None else self.tail(self.model.backbone(images))
-        return torch.cat([part.flatten() for part in made if part is not None])
+        """Compute descriptors and κ in one tensor: two tensors need two kernels."""
+        return _flat(self.model(images) if self.tail is None else self.tail(self.model.backbone(images)))
 
     def _unpacked(self, packed: Tensor, count: int) -> Embeddings:
         descriptor, spread = packed[: count * self.dim].view(count, self.dim), packed[count * self.dim :]
@@ -214,46 +219,50 @@ class OptimizedModel(EncoderModule):
         return Embeddings(descriptor, variance=spread)
 
 
+def _flat(outputs: Embeddings) -> Tensor:
+    return torch.cat([part.flatten() for part in outputs if part is not None])
+
+
 def optimize(
     model: Network, device: str | torch.device | None = None, *, way: Way = "auto"
 ) -> OptimizedModel:
-    """See `PlaceModel.optimize`."""
+    """Return a copy for inference, see `PlaceModel.optimize`."""
     target = next(model.parameters()).device if device is None else usable_device(device)
     plain = copy.deepcopy(model).to(target).float().eval().requires_grad_(False)
     if isinstance(plain.head, MirroredKappaHead) and plain.head.spread == "kappa":
         plain = plain.fold().eval()
-    images = _probes(plain.preprocessing, target)
+    images = probe_images(plain.preprocessing, PROBES, seed=0).to(target)
     with torch.no_grad():
-        with _full_float32():
+        with cudnn_setting("allow_tf32", False):  # no rounding to the ten bits of TF32
             expected = plain(images)
         folded = copy.deepcopy(plain)
         fold_batch_norms(folded.backbone, images[:1])
         if fidelity(expected, folded(images)).good:
             plain = folded
-        for chosen, dtype in _forms(target, way):
-            form = _in_form(plain, chosen, dtype)
+        for own_way, dtype in _ways(target, way):
+            form = _in_form(plain, own_way, dtype)
             if form is not None:
-                made = OptimizedModel(form, dtype, chosen)
-                if fidelity(expected, _answer(made, images)).good:
-                    return made
+                optimized = OptimizedModel(form, dtype, own_way)
+                if fidelity(expected, _outputs(optimized, images)).good:
+                    return optimized
     last: Way = "eager" if target.type != "cuda" else "graph"
     return OptimizedModel(_encoder_in(plain, torch.float32), torch.float32, last if way == "auto" else way)
 
 
-def _forms(target: torch.device, way: Way) -> list[tuple[Way, torch.dtype]]:
-    """What to try, the fastest first."""
+def _ways(target: torch.device, way: Way) -> list[tuple[Way, torch.dtype]]:
+    """Return the forms and types to try, the fastest first."""
     if target.type != "cuda":
         if way in ("graph", "fused"):
             raise KappaPlaceError(
-                f"The way '{way}' is for CUDA; take 'eager' or 'compiled' on {target.type}."
+                f"way='{way}' is only for CUDA. Choose 'eager' or 'compiled' on {target.type}."
             )
         return []
     ways: tuple[Way, ...] = ("fused", "graph") if way == "auto" else (way,)
-    return [(chosen, dtype) for chosen in ways for dtype in (torch.float16, torch.bfloat16)]
+    return [(each, dtype) for each in ways for dtype in (torch.float16, torch.bfloat16)]
 
 
 def _in_form(plain: Network, way: Way, dtype: torch.dtype) -> Network | None:
-    """The model in this form; None where it cannot have it."""
+    """Return the model in a form, or None if it does not support the form."""
     if way != "fused":
         return _encoder_in(plain, dtype)
     if not isinstance(plain.backbone, ResNet) or plain.backbone.conv1.bias is None:
@@ -269,8 +278,8 @@ def _encoder_in(plain: Network, dtype: torch.dtype) -> Network:
     return model
 
 
-def _answer(model: OptimizedModel, images: Tensor) -> Embeddings:
-    """The model's output, before anything is recorded; of a kernel that does not exist here, NaN."""
+def _outputs(model: OptimizedModel, images: Tensor) -> Embeddings:
+    """Compute the outputs of a model without recording; NaN if this machine does not have a kernel."""
     try:
         return model._unpacked(model._packed(images), len(images))
     except RuntimeError:
@@ -279,39 +288,34 @@ def _answer(model: OptimizedModel, images: Tensor) -> Embeddings:
 
 
 def for_many(model: nn.Module, device: str | torch.device | None, images: int) -> nn.Module:
-    """What embeds so many images soonest: the optimised form, where there are enough to make it for."""
+    """Return the optimized model if there are enough images to be worth it, otherwise the model.
+
+    Args:
+        model: The model.
+        device: Device to embed on. None: device of the model.
+        images: Number of images.
+    """
     if not isinstance(model, Network) or images < ENOUGH:
         return model
     return optimize(model, device)
 
 
 @torch.inference_mode()
-def fidelity(expected: Embeddings, got: Embeddings) -> Fidelity:
-    """How far ``got`` is from ``expected``, both of the same images; NaN where the shapes differ."""
-    if got.descriptor.shape != expected.descriptor.shape:
+def fidelity(expected: Embeddings, actual: Embeddings) -> Fidelity:
+    """Compare the outputs of two models for the same images; NaN if the shapes differ."""
+    if actual.descriptor.shape != expected.descriptor.shape:
         return Fidelity(float("nan"), float("nan"))
-    cosine = (expected.descriptor.double() * got.descriptor.double()).sum(1).min()
+    cosine = (expected.descriptor.double() * actual.descriptor.double()).sum(1).min()
     spread = 0.0
-    for wanted, have in ((expected.kappa, got.kappa), (expected.variance, got.variance)):
-        if wanted is not None:
-            spread = float(((have.double() - wanted.double()) / wanted.double()).abs().max())
+    for reference, value in ((expected.kappa, actual.kappa), (expected.variance, actual.variance)):
+        if reference is not None:
+            spread = float(((value.double() - reference.double()) / reference.double()).abs().max())
     return Fidelity(float(cosine), spread)
 
 
 @contextmanager
-def _full_float32() -> Iterator[None]:
-    """What is compared with must not be rounded itself: cuDNN takes ten bits of a float32 unless told."""
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.allow_tf32 = before
-
-
-@contextmanager
 def _room_to_compile() -> Iterator[None]:
-    """torch gives up compiling after eight versions of a function, counted over all models of a process."""
+    """Raise torch's limit of eight compiled versions per function, which counts all models of a process."""
     from torch._dynamo import config
 
     name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"
@@ -319,14 +323,27 @@ def _room_to_compile() -> Iterator[None]:
         yield
 
 
-def _probes(preprocessing: Preprocessing, device: torch.device) -> Tensor:
-    """A few images of many frequencies, normalised."""
-    generator = torch.Generator().manual_seed(0)
-    height, width = preprocessing.fixed_size or (224, 224)
+def probe_images(
+    preprocessing: Preprocessing,
+    count: int,
+    size: tuple[int, int] | None = None,
+    *,
+    seed: int | None = None,
+) -> Tensor:
+    """Generate normalized test images with structures of many sizes, the same in every run.
+
+    Args:
+        preprocessing: Preprocessing of the model.
+        count: Number of images.
+        size: Height and width. Default: size of the preprocessing, or 224×224.
+        seed: Random seed. Default: ``count``.
+    """
+    generator = torch.Generator().manual_seed(count if seed is None else seed)
+    size = size or preprocessing.fixed_size or (ANY_SIDE, ANY_SIDE)
     layers = [
         nn.functional.interpolate(
-            torch.rand(PROBES, 3, cells, cells, generator=generator), (height, width), mode="bilinear"
+            torch.rand(count, 3, cells, cells, generator=generator), size, mode="bilinear"
         )
         for cells in (3, 12, 60)
     ]
-    return preprocessing.normalise((sum(layers) / len(layers)).to(device))  # type: ignore[union-attr]
+    return preprocessing.normalise(torch.stack(layers).mean(0))

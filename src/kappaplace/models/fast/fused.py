@@ -1,27 +1,24 @@
-"""A ResNet with cuDNN's fused kernels: convolution, bias, shortcut and ReLU in one.
+"""Fused forms of a model's parts for inference, without a compiler.
 
-From the feature map to descriptor and κ in inference, with nothing done twice.
-
-Both exponents of GeM go through one power, one mean and one root, and both projections through one product,
-so that κ starts no kernel of its own before its Softplus.
-
-BatchNorm folded into the convolution before it: in evaluation it is a scale and a shift of its output.
-
-Features of a frozen ResNet through cuDNN's fused kernels: no compiler, and fewer passes over memory.
+* `FusedResNet` uses cuDNN's fused kernels, which compute convolution, bias, shortcut and ReLU at once.
+* `Tail` computes descriptor and κ from the feature map. Both exponents of GeM share one power, one mean and
+one
+  root, and both projections share one product, so the first kernel that only κ needs is its Softplus.
+* `fold_batch_norms` folds each BatchNorm, a scale and a shift in evaluation mode, into the convolution before
+it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from kappaplace.models.aggregation import GEM_EPS, Aggregation, normalise_channels
+from kappaplace.models.aggregation import GEM_EPS, Aggregation, normalize_channels
 from kappaplace.models.backbones.resnet import BasicBlock, Bottleneck, ResNet
 from kappaplace.models.heads import FoldedKappaHead, positive
 from kappaplace.models.network import unit
@@ -31,7 +28,7 @@ STEM_CHANNELS = 8
 
 
 class FusedBlock(nn.Module):
-    """A residual block as two or three kernels, one more where the shortcut is a convolution."""
+    """A residual block of two or three kernels, and one more if the shortcut is a convolution."""
 
     def __init__(self, block: BasicBlock | Bottleneck) -> None:
         super().__init__()
@@ -43,7 +40,7 @@ class FusedBlock(nn.Module):
             last = self.convolutions[-1]
             assert isinstance(self.shortcut, nn.Conv2d)
             assert self.shortcut.bias is not None
-            # The two are added anyway: one bias instead of two saves a kernel.
+            # Both outputs are added, so one bias instead of two saves a kernel.
             last.bias = nn.Parameter(last.bias + self.shortcut.bias, requires_grad=False)  # type: ignore[operator]
             self.shortcut.bias = None
 
@@ -58,10 +55,10 @@ class FusedBlock(nn.Module):
         return _relu_after_sum(last, inner, shortcut)  # type: ignore[arg-type]
 
     def _shortcut_of(self, x: Tensor) -> tuple[Tensor, torch.cuda.Stream | None]:
-        """The shortcut, and what to wait for before it is used.
+        """Return the shortcut and the stream to wait for.
 
-        In a recorded graph it runs beside the block: at batch 1 neither fills the GPU. ``x`` is alive until
-        the block has waited, so that its memory is not used again too early.
+        In a recorded graph, it runs in parallel to the block, because at batch size 1 neither uses the whole
+        GPU. The caller keeps ``x`` until it has waited, so that its memory is not reused too early.
         """
         if self.shortcut is None:
             return x, None
@@ -74,12 +71,12 @@ class FusedBlock(nn.Module):
 
 
 class FusedResNet(nn.Module):
-    """The same output as `ResNet`, in inference on CUDA."""
+    """A `ResNet` for inference on CUDA, with the same output."""
 
     patch_stage = ResNet.patch_stage
 
     def __init__(self, resnet: ResNet) -> None:
-        """The weights of ``resnet``, whose BatchNorms must be folded, are taken over: it is spent."""
+        """Take over the weights of ``resnet``, whose BatchNorms must be folded; do not use it afterwards."""
         super().__init__()
         self.conv1, self.maxpool = _widened(resnet.conv1), resnet.maxpool
         self.stage_channels = resnet.stage_channels
@@ -93,7 +90,7 @@ class FusedResNet(nn.Module):
         return self.forward_stages(x)[0]
 
     def forward_stages(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """The output, and the map of every stage before it."""
+        """Return the output, and the feature map of every stage before it."""
         x = F.pad(x, (0, 0, 0, 0, 0, self.conv1.in_channels - x.shape[1]))
         x = self.maxpool(_relu_after(self.conv1, x.contiguous(memory_format=torch.channels_last)))
         maps: list[Tensor] = []
@@ -104,8 +101,8 @@ class FusedResNet(nn.Module):
 
 
 def _widened(conv: nn.Conv2d) -> nn.Conv2d:
-    """The same convolution of eight channels, five of them empty: tensor cores take no three."""
-    wide = nn.Conv2d(STEM_CHANNELS, conv.out_channels, 7, stride=2, padding=3)  # as every ResNet has it
+    """Return the convolution with eight input channels, five of them zero, as tensor cores require."""
+    wide = nn.Conv2d(STEM_CHANNELS, conv.out_channels, 7, stride=2, padding=3)  # as in every ResNet
     wide.to(conv.weight).requires_grad_(False)
     wide.weight.zero_()
     wide.weight[:, : conv.in_channels] = conv.weight
@@ -128,12 +125,12 @@ def _relu_after_sum(conv: nn.Conv2d, x: Tensor, other: Tensor) -> Tensor:
 
 
 def _padding(conv: nn.Conv2d) -> tuple[int, ...]:
-    assert isinstance(conv.padding, tuple)  # a ResNet has no "same" padding
+    assert isinstance(conv.padding, tuple)  # not "same" in a ResNet
     return conv.padding
 
 
 class Tail(nn.Module):
-    """The aggregation and a folded kappa head (or none) as one."""
+    """The aggregation and a folded kappa head, if there is one, as one module."""
 
     p: Tensor
     root: Tensor
@@ -149,7 +146,7 @@ class Tail(nn.Module):
         if head is not None:
             row, zeros = head.last.weight, torch.zeros_like(head.last.weight)
             if self.own:
-                # Two vectors of pooled features in a row, of which each projection reads its own.
+                # Two vectors of pooled features, one for each projection.
                 weight = torch.cat([weight, torch.zeros_like(weight)], 1)
                 row = torch.cat([zeros, row], 1)
                 p = torch.cat([p, head.gem.p])  # type: ignore[list-item]
@@ -160,8 +157,8 @@ class Tail(nn.Module):
         self.register_buffer("bias", bias.clone())
 
     def forward(self, last: Tensor) -> Embeddings:
-        """B×C×H×W → descriptors B×d and κ of shape B."""
-        x = normalise_channels(last).clamp(min=GEM_EPS)
+        """Compute descriptors B×d and κ of shape B from feature maps B×C×H×W."""
+        x = normalize_channels(last).clamp(min=GEM_EPS)
         x = x.unsqueeze(1) if self.own else x
         pooled = x.pow(self.p).mean(dim=(-2, -1)).pow(self.root).flatten(1)
         both = F.linear(pooled, self.weight, self.bias)
@@ -172,31 +169,38 @@ class Tail(nn.Module):
 
 @torch.no_grad()
 def fold_batch_norms(module: nn.Module, example: Tensor) -> int:
-    """Fold in place every BatchNorm that reads a convolution's output; how many there were.
+    """Fold in place every BatchNorm that reads the output of a convolution.
 
-    ``example`` is run once to see which those are. The module must be in evaluation mode, and a convolution
-    whose output is read by something else as well must not exist in it: no backbone here has one.
+    Only the BatchNorm may read the output of its convolution, which is true for all backbones of this
+    package.
+
+    Args:
+        module: The module, in evaluation mode.
+        example: An input, to find out which BatchNorms these are.
+
+    Returns:
+        Number of folded BatchNorms.
     """
-    made: dict[int, tuple[nn.Conv2d, Tensor]] = {}
+    outputs: dict[int, tuple[nn.Conv2d, Tensor]] = {}
     pairs: list[tuple[nn.Conv2d, nn.BatchNorm2d]] = []
     calls: dict[nn.Module, int] = {}
 
-    def after_convolution(layer: nn.Module, inputs: Any, output: Tensor) -> None:
+    def after_convolution(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         calls[layer] = calls.get(layer, 0) + 1
         assert isinstance(layer, nn.Conv2d)
-        made[id(output)] = (layer, output)  # held, so that no other tensor takes this id
+        outputs[id(output)] = (layer, output)  # a reference, so that no other tensor gets this id
 
     def before_norm(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         calls[layer] = calls.get(layer, 0) + 1
-        if id(inputs[0]) in made:
+        if id(inputs[0]) in outputs:
             assert isinstance(layer, nn.BatchNorm2d)
-            pairs.append((made[id(inputs[0])][0], layer))
+            pairs.append((outputs[id(inputs[0])][0], layer))
 
     handles = []
     for layer in module.modules():
         if isinstance(layer, nn.Conv2d):
             handles.append(layer.register_forward_hook(after_convolution))
-        elif type(layer) is nn.BatchNorm2d:  # not timm's, which does more
+        elif type(layer) is nn.BatchNorm2d:  # not the class of timm, which does more
             handles.append(layer.register_forward_pre_hook(before_norm))
     try:
         module(example)
@@ -217,7 +221,7 @@ def fold_batch_norms(module: nn.Module, example: Tensor) -> int:
 def _fold(conv: nn.Conv2d, norm: nn.BatchNorm2d) -> None:
     assert norm.running_mean is not None
     assert norm.running_var is not None
-    # In float64: a scale and a shift of float32 weights must not cost digits.
+    # In float64, so that scaling and shifting float32 weights does not lose digits.
     parts = [conv.weight, conv.bias, norm.running_mean, norm.running_var, norm.weight, norm.bias]
     kernel, shift, mean, variance, *scale = (None if x is None else x.detach().double() for x in parts)
     weight, bias = fuse_conv_bn_weights(kernel, shift, mean, variance, norm.eps, *scale)  # type: ignore
@@ -226,35 +230,40 @@ def _fold(conv: nn.Conv2d, norm: nn.BatchNorm2d) -> None:
 
 
 @contextmanager
-def best_convolutions() -> Iterator[None]:
-    """cuDNN tries its algorithms and keeps the fastest."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True
+def cudnn_setting(name: str, value: bool) -> Iterator[None]:
+    """Change a setting of cuDNN, and restore it at the end."""
+    before = getattr(torch.backends.cudnn, name)
+    setattr(torch.backends.cudnn, name, value)
     try:
         yield
     finally:
-        torch.backends.cudnn.benchmark = before
+        setattr(torch.backends.cudnn, name, before)
+
+
+def best_convolutions() -> AbstractContextManager[None]:
+    """Let cuDNN try its algorithms and use the fastest."""
+    return cudnn_setting("benchmark", True)
 
 
 class InPrecision(nn.Module):
-    """A backbone that computes in its own precision, channels-last; float32 comes out."""
+    """A backbone that computes in a given precision, channels-last, and returns float32."""
 
     def __init__(self, backbone: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()
         self.dtype = dtype
-        self.stages = ()  # nothing in it is frozen any more than the rest
+        self.stages = ()  # no stages that could be frozen
         self.backbone = backbone.to(dtype=dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
         for name in ("stage_channels", "patch_stage"):
             if hasattr(backbone, name):
                 setattr(self, name, getattr(backbone, name))
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.backbone(self._laid(images)).float()
+        return self.backbone(self._convert(images)).float()
 
     def forward_stages(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """The output, and the map of every stage before it."""
-        last, maps = self.backbone.forward_stages(self._laid(images))
+        """Return the output, and the feature map of every stage before it."""
+        last, maps = self.backbone.forward_stages(self._convert(images))
         return last.float(), maps
 
-    def _laid(self, images: Tensor) -> Tensor:
+    def _convert(self, images: Tensor) -> Tensor:
         return images.to(self.dtype, memory_format=torch.channels_last)

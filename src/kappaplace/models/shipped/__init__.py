@@ -1,7 +1,7 @@
-"""Pretrained models that come with the package: a folder each, beside this file.
+"""Pretrained models of the package, each in a subfolder.
 
-A folder holds what `save_model` writes, README.md (the model card that ``kappaplace models NAME`` shows) and
-calibration.json (probabilities for maps that are not calibrated, see `kappaplace.calibration.sources`).
+A folder contains the files of `save_model`, README.md (the model card that ``kappaplace models NAME`` prints)
+and calibration.json (probabilities for maps without a calibration, see `kappaplace.calibration.sources`).
 """
 
 from __future__ import annotations
@@ -13,40 +13,40 @@ from kappaplace.errors import KappaPlaceError
 DEFAULT = "kappaplace-lite0"
 SHIPPED = (DEFAULT,)
 MOST_BYTES = 9_000_000
-"""What the folder of one model may weigh: everybody downloads it with the package."""
+"""Largest size of a model folder: every user downloads it with the package."""
 FOLDER = Path(__file__).parent
 PAGE, CALIBRATION = "README.md", "calibration.json"
-_CARD = "card.json"  # as in `kappaplace.models.checkpoint`, which would bring torch into every help text
+_CARD = "card.json"  # as in `kappaplace.models.checkpoint`, which imports torch: too slow for help texts
 
 
 def is_shipped(name: str) -> bool:
-    """Whether a name is that of a model of ours, be its files here or not."""
+    """Return whether a name is a pretrained model of the package, even if its files are missing."""
     return name in SHIPPED
 
 
 def shipped_folder(name: str = DEFAULT) -> Path:
-    """Where the files of a model of ours lie; one sentence where an installation lacks them."""
+    """Return the folder of a pretrained model; raise an error if its files are missing."""
     folder = FOLDER / name
     if not (folder / _CARD).is_file():
         raise KappaPlaceError(
-            f"The pretrained model '{name}' is not part of this installation (there is no "
-            f"{folder / _CARD}); install kappaplace from its wheel, or name another model."
+            f"The pretrained model '{name}' is not part of this installation (there is no {folder / _CARD}). "
+            "Install kappaplace from its wheel, or use another model."
         )
     return folder
 
 
 def installed() -> list[str]:
-    """Names of the models whose files are here."""
+    """Return the names of the models whose files are installed."""
     return [name for name in SHIPPED if (FOLDER / name / _CARD).is_file()]
 
 
 def size_bytes(folder: Path) -> int:
-    """What all files of a model weigh together."""
+    """Return the total size of the files of a model."""
     return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
 
 
 def model_page(name: str) -> str:
-    """The model card in words, Markdown."""
+    """Return the model card as Markdown."""
     file = shipped_folder(name) / PAGE
     try:
         return file.read_text(encoding="utf-8")

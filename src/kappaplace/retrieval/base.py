@@ -1,0 +1,129 @@
+"""What all search engines have in common, and the engine that compares all references."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kappaplace.data.near import Circle, Near, checked_circle
+from kappaplace.errors import KappaPlaceError
+from kappaplace.retrieval.codes import check_finite
+from kappaplace.retrieval.columns import Columns, Descriptors, as_columns
+from kappaplace.retrieval.exact import check_k, search
+from kappaplace.types import Matches
+
+E = TypeVar("E", bound="BaseEngine")
+
+
+class BaseEngine:
+    """Base class that checks the input, so that an engine implements only its own search."""
+
+    name = ""
+    exact = True
+    why = "chosen by the caller"
+    dim: int
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def search(
+        self,
+        queries: NDArray[np.float32],
+        k: int,
+        *,
+        area: Circle | None = None,
+        near: Circle | None = None,
+    ) -> Matches:
+        if near is not None:
+            warnings.warn("near= is now area=.", DeprecationWarning, stacklevel=2)
+        area = near if area is None else area
+        area = None if area is None else checked_circle(area)
+        queries = np.ascontiguousarray(queries, np.float32)
+        if queries.ndim != 2 or queries.shape[1] != self.dim:
+            raise KappaPlaceError(
+                f"Queries of shape {queries.shape} do not fit references of {self.dim} dimensions. "
+                "Both must come from the same model."
+            )
+        check_finite(queries)
+        if area is None or k < 1:
+            check_k(k, len(self))
+        if len(queries) == 0:
+            return Matches(np.empty((0, k), np.int64), np.empty((0, k), np.float32))
+        return self._search(queries, k, area)
+
+    def _search(self, queries: NDArray[np.float32], k: int, area: Circle | None) -> Matches:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Release files and connections; do not use the engine afterwards."""
+
+    def __enter__(self: E) -> E:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def best_first(
+    rows: NDArray[np.int64], similarities: NDArray[np.float32], k: int
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Return the k best of N×C candidates in order, equal similarities by row.
+
+    Args:
+        rows: Row numbers of the candidates, N×C.
+        similarities: Their similarities, N×C.
+        k: Number of candidates to return per query.
+    """
+    order = np.lexsort((rows, -similarities), axis=1)[:, :k]
+    return np.take_along_axis(rows, order, 1), np.take_along_axis(similarities, order, 1)
+
+
+def circles(positions: NDArray[np.floating] | None, references: int) -> Near:
+    """Return the positions of references, ready to be queried for those inside a circle."""
+    if positions is not None and np.shape(positions) != (references, 2):
+        raise KappaPlaceError(
+            f"Positions of shape {np.shape(positions)} do not fit {references} references. "
+            "Pass x and y of each, NaN if unknown."
+        )
+    return Near(positions=positions)
+
+
+def no_matches(queries: int) -> Matches:
+    """Return an empty list for each query."""
+    return Matches(np.empty((queries, 0), np.int64), np.empty((queries, 0), np.float32))
+
+
+class ExactEngine(BaseEngine):
+    """Engine that compares all references in blocks, on CPU or GPU; only one block is in memory."""
+
+    name = "exact"
+    exact = True
+
+    def __init__(
+        self,
+        descriptors: Descriptors | Columns,
+        positions: NDArray[np.floating] | None = None,
+        *,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        self.columns, self.device = as_columns(descriptors), device
+        if len(self.columns) == 0:
+            raise KappaPlaceError("There are no references to search: the map is empty.")
+        self.nearby, self.dim = circles(positions, len(self.columns)), self.columns.shape[1]
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def _search(self, queries: NDArray[np.float32], k: int, area: Circle | None) -> Matches:
+        if area is None:
+            return search(*self.columns.beside(queries), k, device=self.device)
+        rows = self.nearby.within(area)
+        if len(rows) == 0:
+            return no_matches(len(queries))
+        inside = self.columns.only(rows).beside(queries)
+        best = search(*inside, min(k, len(rows)), device=self.device)
+        return Matches(rows[best.indices], best.similarities)  # ascending rows: ties stay in order
