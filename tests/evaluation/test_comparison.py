@@ -60,7 +60,7 @@ def test_one_score_against_all_others():
     assert math.isnan(pa.p_value)
     assert cosine.difference == pytest.approx(cosine.value - pa.value)
     for results, name in (([noisy(1.2)], "beauty"), ([noisy(1.2), noisy(0.9)], "pa")):
-        with pytest.raises(KappaPlaceError, match="--against names the score of one folder"):
+        with pytest.raises(KappaPlaceError, match="must be a score of a single evaluation"):
             compare_results(results, against=name, resamples=5)
 
 
@@ -77,7 +77,7 @@ def test_every_metric_agrees_with_the_evaluation(metric):
 
 def test_other_queries_are_told_and_not_tested():
     table = compare_results([noisy(1.2), noisy(1.2, queries=60)], resamples=50)
-    assert "not of the same queries" in table.sets[0].note
+    assert "do not have the same queries" in table.sets[0].note
     assert all(cell is None or math.isnan(cell.p_value) for cell in table.sets[0].rows["cosine"])
 
 
@@ -98,5 +98,5 @@ def test_pooled_over_the_sets_that_all_have(tmp_path):
 def test_bad_comparisons():
     with pytest.raises(KappaPlaceError, match="No score has the metric 'beauty'"):
         compare_results([noisy(1.2)], "beauty", resamples=5)
-    with pytest.raises(KappaPlaceError, match="no set in common"):
+    with pytest.raises(KappaPlaceError, match="no dataset in common"):
         compare_results([noisy(1.2), noisy(1.2, name="OTHER")], resamples=5)

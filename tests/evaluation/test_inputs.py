@@ -10,15 +10,17 @@ import pytest
 
 from kappaplace.data.positives import Positives
 from kappaplace.errors import KappaPlaceError
-from kappaplace.evaluation.inputs import (
-    Retrieved,
-    from_similarities,
+from kappaplace.evaluation.arrays import (
+    Labels,
+    evaluate_descriptors,
+    evaluate_matrices,
     read_embeddings,
     read_positives,
     read_similarities,
 )
+from kappaplace.evaluation.inputs import Retrieved, from_similarities
 from kappaplace.evaluation.own_scores import read_own_score
-from kappaplace.evaluation.run import Choices, evaluate_descriptors, evaluate_matrices
+from kappaplace.evaluation.run import Choices
 from kappaplace.retrieval.exact import search, search_matrix
 
 QUICK = Choices(resamples=0)
@@ -45,9 +47,9 @@ def retrieved(k: int = 5) -> Retrieved:
 
 def test_one_evaluation_for_each_method(files):
     matrix, positives = files
-    found = list(evaluate_matrices([matrix], [positives], [], QUICK))
+    found = list(evaluate_matrices([matrix], Labels([positives]), QUICK))
     assert [result.name for result in found] == ["NetVLAD", "ap-gem"]
-    one = list(evaluate_matrices([matrix], [positives], [], QUICK, method="ap-gem"))
+    one = list(evaluate_matrices([matrix], Labels([positives]), QUICK, method="ap-gem"))
     assert [result.name for result in one] == ["ap-gem"]
     np.testing.assert_equal(one[0].metrics, found[1].metrics)
     top = cosines(seed=1).argmax(axis=1)
@@ -55,7 +57,7 @@ def test_one_evaluation_for_each_method(files):
         (top == np.arange(12)) | (top == np.arange(12) + 1)
     )
     assert "margin" in one[0].sets[0].left_out
-    near = next(evaluate_matrices([matrix], [positives], [], QUICK, neighborhood="frames:1"))
+    near = next(evaluate_matrices([matrix], Labels([positives], neighborhood="frames:1"), QUICK))
     assert "margin" in near.sets[0].scores
 
 
@@ -63,8 +65,8 @@ def test_several_sets_are_pooled(files, tmp_path):
     np.save(tmp_path / "other.npy", cosines(8, 20))
     np.savez(tmp_path / "one.npz", NetVLAD=cosines())
     (tmp_path / "other.json").write_text(json.dumps({"positives": [[i] for i in range(8)]}))
-    sets = [tmp_path / "one.npz", tmp_path / "other.npy"], [files[1], tmp_path / "other.json"], []
-    (result,) = evaluate_matrices(*sets, QUICK, name="mine")
+    labels = Labels([files[1], tmp_path / "other.json"])
+    (result,) = evaluate_matrices([tmp_path / "one.npz", tmp_path / "other.npy"], labels, QUICK, name="mine")
     assert result.name == "mine"
     assert list(result.metrics) == ["one", "other", "pooled", "mean"]
 
@@ -102,8 +104,9 @@ def test_descriptors_with_and_without_kappa(tmp_path, table):
         paths.append((tmp_path / f"{name}.npy", tmp_path / f"{name}_kappa.npy"))
     table.save(tmp_path / "t.parquet")
     descriptors, kappa = zip(*paths, strict=True)
-    bare = evaluate_descriptors(descriptors, None, [], [tmp_path / "t.parquet"], QUICK)
-    full = evaluate_descriptors(descriptors, kappa, [], [tmp_path / "t.parquet"], QUICK)
+    labels = Labels(tables=[tmp_path / "t.parquet"])
+    bare = evaluate_descriptors(descriptors, None, labels, QUICK)
+    full = evaluate_descriptors(descriptors, kappa, labels, QUICK)
     assert {"margin", "sue", "aliasing", "z-score"} <= set(bare.sets[0].scores)
     assert set(full.sets[0].scores) - set(bare.sets[0].scores) == {
         "inverse-kappa",
@@ -145,17 +148,17 @@ def test_own_scores_of_pairs(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
-        ("query,uncertainty\n0,1\n0,2\n", "query 0 stands there twice"),
-        ("query,reference,uncertainty\n0,1,1\n0,1,2\n", "query 0 with reference 1 stands there twice"),
-        ("query,reference,uncertainty,probability\n0,1,1,0.5\n", "a probability is of a query"),
+        ("query,uncertainty\n0,1\n0,2\n", "query 0 appears more than once"),
+        ("query,reference,uncertainty\n0,1,1\n0,1,2\n", "query 0 with reference 1 appears more than once"),
+        ("query,reference,uncertainty,probability\n0,1,1,0.5\n", "a probability belongs to a query"),
         ("uncertainty,query\n0.5\n", "query '' is neither a number"),
     ],
 )
-def test_own_scores_that_cannot_be_are_told(text, told, tmp_path):
+def test_invalid_own_scores_are_reported(text, message, tmp_path):
     (tmp_path / "mine.csv").write_text(text)
-    with pytest.raises(KappaPlaceError, match=told):
+    with pytest.raises(KappaPlaceError, match=message):
         read_own_score(tmp_path / "mine.csv", retrieved())
 
 
@@ -172,7 +175,7 @@ def test_own_scores_by_image_path_and_set(tmp_path, table):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("a,b\n1,2\n", "needs a first line that names its columns"),
+        ("a,b\n1,2\n", "needs a first line with the names of its columns"),
         ("query,x\n1,2\n", "needs the column uncertainty"),
         ("query,uncertainty\n0,1\n", "lacks 11 of the 12 queries of SET"),
         ("query,uncertainty\n99,1\n", "query '99' is neither a number from 0 to 11"),
@@ -211,7 +214,9 @@ def test_bad_matrices():
 
 
 def test_bad_files(files, tmp_path):
-    with pytest.raises(KappaPlaceError, match=r"holds no method 'VGG'; it has NetVLAD, ap-gem"):
+    with pytest.raises(
+        KappaPlaceError, match=r"does not contain the method 'VGG'. Choose from: NetVLAD, ap-gem"
+    ):
         read_similarities(files[0], "VGG")
     with pytest.raises(KappaPlaceError, match="There is no file"):
         read_similarities(tmp_path / "none.npz")
@@ -219,7 +224,7 @@ def test_bad_files(files, tmp_path):
     with pytest.raises(KappaPlaceError, match="cannot be read as a NumPy file"):
         read_similarities(tmp_path / "bad.npz")
     np.save(tmp_path / "whole.npy", np.arange(6).reshape(2, 3))
-    with pytest.raises(KappaPlaceError, match="no matrix of floating-point similarities"):
+    with pytest.raises(KappaPlaceError, match="must contain a matrix of floating-point similarities"):
         read_similarities(tmp_path / "whole.npy")
     np.save(tmp_path / "pickle.npy", np.array([[0], [1, 2]], dtype=object), allow_pickle=True)
     with pytest.raises(KappaPlaceError, match="cannot be read as a NumPy file"):
@@ -236,6 +241,6 @@ def test_bad_files(files, tmp_path):
     with pytest.raises(KappaPlaceError, match="one κ for each of 4 descriptors"):
         read_embeddings(tmp_path / "q.npy", tmp_path / "kappa.npy")
     with pytest.raises(KappaPlaceError, match="1 sets but 2 positives files"):
-        list(evaluate_matrices([files[0]], [files[1]] * 2, [], QUICK))
-    with pytest.raises(KappaPlaceError, match="give --positives FILE or a table"):
-        list(evaluate_matrices([files[0]], [], [], QUICK))
+        list(evaluate_matrices([files[0]], Labels([files[1]] * 2), QUICK))
+    with pytest.raises(KappaPlaceError, match="Pass --positives FILE or a table"):
+        list(evaluate_matrices([files[0]], Labels(), QUICK))

@@ -78,7 +78,7 @@ def test_what_can_be_run_is_run(saved_model, table, tmp_path):
     assert mine["ours"] == metrics["scores"]["pa"]["ECE@5"]
     assert mine["difference"] == mine["ours"] - 0.713
     reasons = {row.reason for row in comparison.rows}
-    assert "no model given as jt=MODEL (KappaPlace-JT, ResNet-50)" in reasons
+    assert "no model: jt=MODEL (KappaPlace-JT, ResNet-50)" in reasons
     # MSLS is resized to 512×512, San Francisco keeps its size, whatever the model would do by itself.
     sizes = [each.facts["preprocessing"]["size"] for each in comparison.evaluations["pt"].sets]
     assert sizes == [None, [512, 512]]
@@ -86,8 +86,8 @@ def test_what_can_be_run_is_run(saved_model, table, tmp_path):
 
 def test_roles(saved_model, table, tmp_path):
     assert parse_models(["jt=a", "seeds-r18=b", "seeds-r18=c"]) == {"jt": ["a"], "seeds-r18": ["b", "c"]}
-    with pytest.raises(KappaPlaceError, match="Two models are there as pt"):
+    with pytest.raises(KappaPlaceError, match="more than one model for the role pt"):
         parse_models([str(saved_model), str(saved_model)])
     table.save(tmp_path / "amstertime.parquet")
-    with pytest.raises(KappaPlaceError, match="is a table of no protocol"):
+    with pytest.raises(KappaPlaceError, match="must have the protocol"):
         compare_with_paper([], tmp_path, QUICK)

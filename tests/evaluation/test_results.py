@@ -61,7 +61,7 @@ def test_pooled_and_mean(cache, table, city_folder):
     hits = np.concatenate([each.hits[:, 0] for each in result.sets])
     query = np.concatenate([each.scores["l2"].query for each in result.sets])
     assert result.metrics["pooled"]["scores"]["l2"]["AUROC"] == auroc(query, hits)
-    with pytest.raises(KappaPlaceError, match="Two sets are called val"):
+    with pytest.raises(KappaPlaceError, match="The name 'val' is used for more than one dataset"):
         evaluate_sets("tiny", [sets[0], sets[0]], Choices("l2", resamples=0))
 
 
@@ -191,5 +191,5 @@ def test_damaged_folders_are_one_sentence(tmp_path):
     with pytest.raises(KappaPlaceError, match="cannot be read"):
         read_result(tmp_path)
     (tmp_path / "results.json").write_text('{"version": 99}')
-    with pytest.raises(KappaPlaceError, match="is of version 99"):
+    with pytest.raises(KappaPlaceError, match="has version 99"):
         read_result(tmp_path)

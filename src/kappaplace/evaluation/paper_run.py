@@ -1,4 +1,4 @@
-"""The paper's numbers beside ours: what can be run with the data and models at hand; else, why not."""
+"""Compares the paper's numbers with ours, as far as data and models are available."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.evaluation.measuring import measure
 from kappaplace.evaluation.paper import COST, NUMBERS, POOL, POOLED, PROTOCOLS_OF, ROLES, PaperNumber
-from kappaplace.evaluation.results import EvaluationResult, SetResult, write_rows
+from kappaplace.evaluation.results import EvaluationResult, Metrics, SetResult, write_rows
 from kappaplace.evaluation.run import Choices, Machine, evaluate_model
 from kappaplace.files import make_folder
 from kappaplace.models.checkpoint import load_model
@@ -22,45 +22,52 @@ from kappaplace.models.exported import KAPPA, VARIANCE, ExportedModel
 from kappaplace.models.heads import Head
 
 SCORES = "l2,pa,log-sue,variance,inverse-kappa,kappaplace"
-Metrics = dict[str, dict[str, Any]]
+ByName = dict[str, Metrics]
+"""Metrics by the paper's name of the dataset."""
 
 
 class PaperRow(NamedTuple):
-    """One number of the paper, ours, and why ours is missing."""
+    """One number of the paper, and ours."""
 
     paper: PaperNumber
+    """The number of the paper."""
     ours: float = math.nan
+    """Our number. NaN if it is missing."""
     reason: str = ""
+    """Why our number is missing."""
 
     @property
     def difference(self) -> float:
+        """Our number minus that of the paper."""
         return self.ours - self.paper.value
 
 
 class PaperComparison(NamedTuple):
-    """All rows, and the evaluations behind them."""
+    """All rows, and the evaluations they are based on."""
 
     rows: list[PaperRow]
+    """One row per number of the paper."""
     evaluations: dict[str, EvaluationResult]
+    """Evaluations by role of the model."""
     tables: dict[str, Path]
-    """Set of the paper → the table that stood for it."""
+    """Dataset of the paper → table that was used for it."""
 
 
 def find_tables(data: Path) -> dict[str, Path]:
-    """Which of the paper's sets are under a folder, as PROTOCOL.parquet or PROTOCOL.csv."""
+    """Return the paper's datasets in a folder, stored as PROTOCOL.parquet or PROTOCOL.csv."""
     if not data.is_dir():
-        raise KappaPlaceError(f"There is no folder {data}; give the one that holds the tables with --data.")
-    found: dict[str, Path] = {}
+        raise KappaPlaceError(f"There is no folder {data}. Pass the folder of the tables as --data.")
+    tables: dict[str, Path] = {}
     for name, protocols in PROTOCOLS_OF.items():
         files = [data / f"{each}{suffix}" for each in protocols for suffix in (".parquet", ".csv")]
         present = next((file for file in files if file.is_file()), None)
         if present is not None:
-            found[name] = present
-    return found
+            tables[name] = present
+    return tables
 
 
 def parse_models(words: Sequence[str]) -> dict[str, list[str]]:
-    """Models by role, from ROLE=MODEL; a model without a role gets the one that its head suggests."""
+    """Return models by role, from ROLE=MODEL; without a role, the head of the model decides."""
     models: dict[str, list[str]] = {}
     for word in words:
         role, equals, source = word.partition("=")
@@ -70,9 +77,10 @@ def parse_models(words: Sequence[str]) -> dict[str, list[str]]:
     for role, sources in models.items():
         if len(sources) > 1 and role != "seeds-r18":
             raise KappaPlaceError(
-                f"Two models are there as {role}; write ROLE=MODEL with one of {', '.join(ROLES)}."
+                f"Got more than one model for the role {role}. Pass ROLE=MODEL, with one of the roles "
+                f"{', '.join(ROLES)}."
             )
-    # A post-trained head leaves its encoder as it was, so it shows the baseline, too.
+    # Post-training does not change the encoder, so the model serves as the baseline, too.
     if "pt" in models and "baseline" not in models:
         models["baseline"] = models["pt"]
     return models
@@ -95,47 +103,60 @@ def compare_with_paper(
     choices: Choices,
     machine: Machine = Machine(),
 ) -> PaperComparison:
-    """Run what can be run, each set resized as its protocol says, and put it beside the paper's numbers."""
+    """Evaluate models on the paper's datasets, with the image size of each protocol.
+
+    Args:
+        words: Models, as MODEL or ROLE=MODEL.
+        data: Folder with tables named after protocols.
+        choices: Options.
+        machine: Where and how images are embedded.
+
+    Returns:
+        The numbers of the paper, each with ours or the reason why it is missing.
+
+    Raises:
+        KappaPlaceError: If the folder does not exist, a table has another protocol, or a role is used twice.
+    """
     tables = find_tables(data)
     for file in tables.values():
         if (named := PlaceImages.open(file, machine.root).protocol) != file.stem:
             raise KappaPlaceError(
-                f"{file} is a table of {named or 'no protocol'}: make it with "
+                f"The table {file} must have the protocol '{file.stem}', got '{named}'. Run "
                 f"`kappaplace data import {file.stem}`."
             )
     models = parse_models(words)
     choices = choices if choices.scores else replace(choices, scores=SCORES)
     evaluations: dict[str, EvaluationResult] = {}
-    measured: dict[str, list[Metrics]] = {}
+    measured: dict[str, list[ByName]] = {}
     for role, sources in models.items():
         for number, source in enumerate(sources):
             title = role if len(sources) == 1 else f"{role}-{number + 1}"
-            known = next((e for e in evaluations.values() if e.facts["model"] == source), None)
-            if known is None and tables:
-                known = evaluate_model(
+            result = next((e for e in evaluations.values() if e.facts["model"] == source), None)
+            if result is None and tables:
+                result = evaluate_model(
                     source, list(tables.values()), choices, machine, name=title, resize="protocol"
                 )
-            if known is not None:
-                evaluations[title] = known
-                measured.setdefault(role, []).append(_by_paper_name(known, tables, choices))
+            if result is not None:
+                evaluations[title] = result
+                measured.setdefault(role, []).append(_by_paper_name(result, tables, choices))
     rows = [_row(number, measured, models, tables) for number in NUMBERS]
     cost = "time and memory of one machine, not measured by an evaluation"
     return PaperComparison([*rows, *(PaperRow(n, reason=cost) for n in COST)], evaluations, tables)
 
 
-def _by_paper_name(result: EvaluationResult, tables: dict[str, Path], choices: Choices) -> Metrics:
-    """Metrics under the paper's names of the sets, and pooled over those that the paper pools."""
+def _by_paper_name(result: EvaluationResult, tables: dict[str, Path], choices: Choices) -> ByName:
+    """Return metrics under the paper's names, and pooled over the datasets that the paper pools."""
     named: dict[str, SetResult] = dict(zip(tables, result.sets, strict=True))
-    found = {name: result.metrics[each.name] for name, each in named.items()}
+    metrics = {name: result.metrics[each.name] for name, each in named.items()}
     if all(name in named for name in POOL):
         pool = [named[name] for name in POOL]
-        found[POOLED] = measure(pool, resamples=0, seed=choices.seed)[POOLED]
-    return found
+        metrics[POOLED] = measure(pool, resamples=0, seed=choices.seed)[POOLED]
+    return metrics
 
 
 def _row(
     number: PaperNumber,
-    measured: dict[str, list[Metrics]],
+    measured: dict[str, list[ByName]],
     models: dict[str, list[str]],
     tables: dict[str, Path],
 ) -> PaperRow:
@@ -144,22 +165,21 @@ def _row(
     if missing:
         return PaperRow(number, reason=f"no data: {', '.join(missing)}")
     if number.role not in models:
-        return PaperRow(number, reason=f"no model given as {number.role}=MODEL ({ROLES[number.role]})")
-    values = [_value(number, found) for found in measured[number.role]]
-    known = [value for value in values if value is not None]
-    if not known:
-        return PaperRow(number, reason=f"this model or set allows no score {number.score}")
-    return PaperRow(number, float(np.mean(known)))  # of several seeds the mean, as in the paper
+        return PaperRow(number, reason=f"no model: {number.role}=MODEL ({ROLES[number.role]})")
+    values = [_value(number, metrics[number.set]) for metrics in measured[number.role]]
+    defined = [value for value in values if value is not None]
+    if not defined:
+        return PaperRow(number, reason=f"this model or dataset does not have the score {number.score}")
+    return PaperRow(number, float(np.mean(defined)))  # the mean over seeds, as in the paper
 
 
-def _value(number: PaperNumber, found: Metrics) -> float | None:
-    metrics = found[number.set]
-    where = metrics["scores"].get(number.score, {}) if number.score else metrics["recall"]
-    return where.get(number.metric)
+def _value(number: PaperNumber, metrics: Metrics) -> float | None:
+    values = metrics["scores"].get(number.score, {}) if number.score else metrics["recall"]
+    return values.get(number.metric)
 
 
-def paper_rows(comparison: PaperComparison) -> list[dict[str, Any]]:
-    """Plain rows for CSV, JSON and tables."""
+def paper_rows(comparison: PaperComparison) -> list[dict[str, str | float]]:
+    """Return plain rows for CSV, JSON and tables."""
     return [
         {
             "table": row.paper.table,
@@ -178,5 +198,6 @@ def paper_rows(comparison: PaperComparison) -> list[dict[str, Any]]:
 
 
 def write_paper(comparison: PaperComparison, folder: Path) -> Path:
-    """Write paper.csv."""
-    return write_rows(make_folder(folder) / "paper.csv", paper_rows(comparison))
+    """Write paper.csv to a folder and return the file."""
+    rows = paper_rows(comparison)
+    return write_rows(make_folder(folder) / "paper.csv", rows, list(rows[0]))
