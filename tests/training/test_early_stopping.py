@@ -110,8 +110,8 @@ def test_no_metric_keeps_every_model_and_never_stops() -> None:
     assert not stopping.stopped
 
 
-def test_a_metric_the_model_does_not_have_is_told() -> None:
+def test_a_metric_the_model_does_not_have_is_reported() -> None:
     with pytest.raises(
-        KappaPlaceError, match=r"watches ECE@1, which this model does not have; set stop\.metrics"
+        KappaPlaceError, match=r"watches ECE@1, which this model does not have\. Set stop\.metrics"
     ):
         EarlyStopping(("ECE@1",), 3).update(1, {"R@1": 0.5})

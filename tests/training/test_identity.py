@@ -83,6 +83,6 @@ def test_joint_training_goes_on_from_the_classifier_of_its_start(
     assert torch.equal(torch.cat([seen[name] for name in sorted(seen)]), kept)
 
 
-def test_kappa_without_a_weight_is_told(tmp_path: Path) -> None:
-    with pytest.raises(KappaPlaceError, match="κ never learns"):
+def test_kappa_without_a_weight_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(KappaPlaceError, match="Otherwise κ is not trained"):
         small_run("kappa-jt", str(tmp_path), "loss.weight=0")

@@ -100,7 +100,7 @@ def test_stun_loss_by_hand(squared: bool) -> None:
         for x in s[i].tolist():
             total += gap / math.exp(x) + math.log(math.exp(x))
     assert float(stun_loss(student, teacher, s, squared)) == pytest.approx(total / 24, rel=1e-9)
-    with pytest.raises(KappaPlaceError, match="one shape"):
+    with pytest.raises(KappaPlaceError, match="the same shape"):
         stun_loss(student, teacher, s[:, 0])
 
 

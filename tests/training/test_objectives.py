@@ -217,8 +217,8 @@ def test_distillation_follows_a_teacher_that_nobody_trains_or_saves(squared: boo
         BayesianTriplet(LOSS, gather_batch),
     ],
 )
-def test_a_model_without_a_head_is_told(objective: Objective) -> None:
-    with pytest.raises(KappaPlaceError, match=r"the model has no head for it; set model\.head"):
+def test_a_model_without_a_head_is_reported(objective: Objective) -> None:
+    with pytest.raises(KappaPlaceError, match=r"the model has no head for it\. Set model\.head"):
         objective(step())
 
 

@@ -41,7 +41,7 @@ def test_a_group_of_one_class_teaches_nothing() -> None:
     positions = np.repeat([[5.0, 5.0], [25.0, 5.0], [15.0, 5.0]], 2, axis=0)
     groups = find_places(positions, None, None, SETTINGS).groups(0)
     assert [group.images.tolist() for group in groups] == [[0, 1, 2, 3]]
-    with pytest.raises(KappaPlaceError, match="no two classes to tell apart"):
+    with pytest.raises(KappaPlaceError, match="at least two place classes"):
         find_places(positions[:2], None, None, SETTINGS).groups(0)
 
 
@@ -99,10 +99,10 @@ def test_single_images_are_places_of_their_own() -> None:
     assert group.counts.tolist() == [1] * 5
 
 
-def test_what_gives_no_places_is_told() -> None:
+def test_images_without_places_are_reported() -> None:
     nowhere = np.full((6, 2), np.nan)
     with pytest.raises(
-        KappaPlaceError, match=r"neither positions nor place labels; only anchors\.source=views"
+        KappaPlaceError, match=r"neither positions nor place labels\. .*anchors\.source=views"
     ):
         find_places(nowhere, None, None, SETTINGS)
     with pytest.raises(KappaPlaceError, match="neither positions nor place labels"):

@@ -57,7 +57,7 @@ def test_prototypes_find_their_cells_in_another_table(saved: tuple[Path, dict[in
         np.testing.assert_allclose(anchor, prototype[cell] / prototype[cell].norm(), rtol=1e-6)
 
 
-def test_prototypes_that_do_not_belong_here_are_told(
+def test_prototypes_that_do_not_match_are_reported(
     saved: tuple[Path, dict[int, Tensor]], tmp_path: Path
 ) -> None:
     file, _ = saved
@@ -70,14 +70,14 @@ def test_prototypes_that_do_not_belong_here_are_told(
     with pytest.raises(KappaPlaceError, match="have 6 dimensions, the model's descriptors 7"):
         prototype_anchors(file, classes.all(), classes, GRID, DIM + 1)
     with pytest.raises(
-        KappaPlaceError, match=r"cells of 10 m and 30°, these are 20 m and 30°; set classes\.cell"
+        KappaPlaceError, match=r"cells of 10 m and 30°, these are 20 m and 30°\. Set classes\.cell"
     ):
         prototype_anchors(file, classes.all(), classes, replace(GRID, cell=20.0), DIM)
     with pytest.raises(KappaPlaceError, match=r"no class prototypes at .*anchors\.source=places"):
         prototype_anchors(tmp_path / "nothing.safetensors", classes.all(), classes, GRID, DIM)
     junk = tmp_path / "junk.safetensors"
     junk.write_bytes(b"not a tensor in sight")
-    with pytest.raises(KappaPlaceError, match="not a file of prototypes"):
+    with pytest.raises(KappaPlaceError, match="not a valid file of prototypes"):
         prototype_anchors(junk, classes.all(), classes, GRID, DIM)
 
 
@@ -167,10 +167,10 @@ def test_centroids_of_single_images_are_those_of_their_other_views() -> None:
     np.testing.assert_allclose(found, second, atol=1e-5)
 
 
-def test_a_centroid_of_one_descriptor_is_told() -> None:
+def test_a_centroid_of_one_descriptor_is_reported() -> None:
     classes = classes_of_places(np.arange(4), min_images=1)
     for views in ((0,), (CLEAN, 0)):
-        with pytest.raises(KappaPlaceError, match=r"set anchors\.views to 2 or more"):
+        with pytest.raises(KappaPlaceError, match=r"Set anchors\.views to 2 or more"):
             view_anchors(store_of(np.arange(4), views), 4)
     with pytest.raises(KappaPlaceError, match="need two images of each place"):
         place_anchors(store_of(np.arange(4), (0, 1)), classes.all(), 4)

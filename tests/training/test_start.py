@@ -53,7 +53,7 @@ def test_a_new_model_follows_settings_and_seed(recipe: str) -> None:
 @pytest.mark.parametrize("recipe", [name for name, recipe in RECIPES.items() if recipe.needs_start])
 def test_recipes_for_trained_models_ask_for_one(recipe: str) -> None:
     with pytest.raises(
-        KappaPlaceError, match=rf"The recipe {recipe} starts from a trained model; .*model\.start"
+        KappaPlaceError, match=rf"The recipe {recipe} starts from a trained model\. .*model\.start"
     ):
         start(recipe)
 
@@ -132,7 +132,7 @@ def test_frozen_encoders_take_the_recipes_that_leave_them_alone() -> None:
     for recipe in ("retrieval", "kappa-jt", "contrastive", "stun", "gnll", "mc-dropout", "btl"):
         with pytest.raises(KappaPlaceError, match=f"The recipe {recipe} changes the encoder"):
             start(recipe, given=encoder)
-    with pytest.raises(KappaPlaceError, match="follows from the layer it watches"):
+    with pytest.raises(KappaPlaceError, match="layer of a FrozenEncoder determines its head"):
         start("kappa-pt", "model.head=mirrored", given=encoder)
 
 
@@ -143,8 +143,8 @@ def test_the_linear_head_of_a_frozen_encoder_is_linear() -> None:
         start("linear-head", given=FrozenEncoder(plain_encoder(), layer="2", preprocessing=INPUT))
 
 
-def test_sides_that_a_backbone_cannot_take_are_told() -> None:
-    with pytest.raises(KappaPlaceError, match=r"multiples of 14; model\.size is 32"):
+def test_sides_that_a_backbone_does_not_support_are_reported() -> None:
+    with pytest.raises(KappaPlaceError, match=r"must be a multiple of 14 .*got 32"):
         start("retrieval", "model.backbone=dinov2_vits14")
 
 

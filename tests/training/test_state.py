@@ -48,11 +48,11 @@ class Bomb:
         return os.mkdir, ("bomb-went-off",)
 
 
-def test_what_is_no_state_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_states_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for content in (b"", b"junk", b"\x80\x02."):
         (tmp_path / FILE).write_bytes(content)
-        with pytest.raises(KappaPlaceError, match=r"cannot be read .*remove it to start again"):
+        with pytest.raises(KappaPlaceError, match=r"cannot be read .*Remove it to start again"):
             load_state(tmp_path)
     for content in ({"epoch": 1}, [1, 2], {"format": 1, "bomb": Bomb()}):
         torch.save(content, tmp_path / FILE)
