@@ -406,7 +406,9 @@ def check_message(message: str, settings: Settings, city: City, folder: Path, **
 
 def test_unknown_recipes_list_the_valid_ones() -> None:
     for function in (recipe_named, settings_for):
-        with pytest.raises(KappaPlaceError, match="Unknown recipe 'kappa'. Choose from: retrieval, kappa-pt"):
+        with pytest.raises(
+            KappaPlaceError, match=r"Unknown recipe 'kappa'\. Choose from: retrieval, kappa-pt"
+        ):
             function("kappa")
 
 
@@ -522,7 +524,10 @@ def test_images_without_places_are_reported(city: City, tmp_path: Path) -> None:
 
 def test_a_folder_with_other_settings_is_reported(city: City, retrieval: Path) -> None:
     settings = tiny_settings("retrieval", "optimiser.lr=1e-4", "run.seed=3")
-    message = "contains a run with other settings .*optimiser.lr: 0.001 there, 0.0001 here; run.seed: 0 there, 3 here"
+    message = (
+        "contains a run with other settings .*"
+        "optimiser.lr: 0.001 there, 0.0001 here; run.seed: 0 there, 3 here"
+    )
     check_message(message, settings, city, retrieval)
     check_message("recipe: 'retrieval' there, 'kappa-jt' here", tiny_settings("kappa-jt"), city, retrieval)
 

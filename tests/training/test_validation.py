@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +18,6 @@ from kappaplace.types import Embeddings, Matches
 from kappaplace.uncertainty.score import Evidence
 from tests.training.tiny import City
 from tests.uncertainty.helpers import evidence_of
-
-CPU = torch.device("cpu")
-
-
-def measure(validator: Validator, model: PlaceModel) -> dict[str, float]:
-    return validator(model, CPU, nullcontext, lambda part: part)
 
 
 def made_up(**spread: np.ndarray) -> Evidence:
@@ -71,29 +64,29 @@ def test_binning_is_as_asked_for() -> None:
 def test_kept_features_give_what_the_whole_model_gives(city: City, head: str) -> None:
     model = PlaceModel.create("resnet_tiny", 32, head).eval()  # type: ignore[arg-type]
     direct, kept = (Validator(city.validation, frozen=frozen, batch_size=50) for frozen in (False, True))
-    expected = measure(direct, model)
+    expected = direct(model)
     assert set(expected) == {"R@1", "R@5", "R@10", "ECE@1", "AUROC"}
-    assert measure(kept, model) == pytest.approx(expected, abs=1e-6)
+    assert kept(model) == pytest.approx(expected, abs=1e-6)
     with torch.no_grad():  # the head moves, the encoder does not
         for parameter in model.head.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
-    moved = measure(direct, model)
+    moved = direct(model)
     assert moved["AUROC"] != expected["AUROC"]
-    assert measure(kept, model) == pytest.approx(moved, abs=1e-6)
+    assert kept(model) == pytest.approx(moved, abs=1e-6)
 
 
 def test_a_kept_encoder_runs_once(city: City, monkeypatch: pytest.MonkeyPatch) -> None:
     model = PlaceModel.create("resnet_tiny", 32)
     kept = Validator(city.validation, frozen=True)
-    measure(kept, model)
+    kept(model)
     monkeypatch.setattr(model.backbone, "forward", None)
-    measure(kept, model)
+    kept(model)
 
 
 @pytest.mark.parametrize("processes", [2, 3, 7])
 def test_processes_together_measure_what_one_does(city: City, processes: int) -> None:
     model = PlaceModel.create("resnet_tiny", 32)
-    expected = measure(Validator(city.validation), model)
+    expected = Validator(city.validation)(model)
     shares: list[list[Tensor]] = []
     for rank in range(processes):
         sent: list[Tensor] = []
@@ -102,15 +95,13 @@ def test_processes_together_measure_what_one_does(city: City, processes: int) ->
             sent.append(part)
             return torch.cat([part] * processes)
 
-        Validator(city.validation, rank=rank, processes=processes)(model, CPU, nullcontext, send)
+        Validator(city.validation, gather=send, rank=rank, processes=processes)(model)
         shares.append(sent)
     assert (
         len({part.shape for sent in shares for part in sent if part.ndim == 1}) == 1
     )  # gathering needs that
     columns = iter([torch.cat(parts) for parts in zip(*shares, strict=True)])
-    found = Validator(city.validation, processes=processes)(
-        model, CPU, nullcontext, lambda part: next(columns)
-    )
+    found = Validator(city.validation, gather=lambda part: next(columns), processes=processes)(model)
     assert found == pytest.approx(expected)
 
 
@@ -118,7 +109,7 @@ def test_processes_together_measure_what_one_does(city: City, processes: int) ->
 def test_the_model_returns_to_its_mode_and_keeps_its_statistics(city: City, training: bool) -> None:
     model = PlaceModel.create("resnet_tiny", 32).train(training)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    measure(Validator(city.validation), model)
+    Validator(city.validation)(model)
     assert model.training is training
     for name, value in model.state_dict().items():
         torch.testing.assert_close(value, before[name], rtol=0, atol=0)

@@ -100,9 +100,8 @@ class Assembly:
             _freeze_p(self.model.head)  # type: ignore[arg-type]
         total = settings.optimiser.epochs * self.plan.iterations
         optimizers = Optimizers(self.model, objective, len(self.groups), settings.optimiser, total)
-        steps = self._steps(
-            Work(self.plan, objective, optimizers, engine.accelerator, settings.run.accumulate)
-        )
+        work = Work(self.plan, objective, optimizers, engine.accelerator, settings.run.accumulate)
+        steps = self._steps(work)
         self._start_head(steps, objective)
         torch.manual_seed(settings.run.seed + 1 + engine.rank)  # dropout differs between processes
         watched = settings.stop.metrics if self.validation is not None else ()
@@ -111,12 +110,8 @@ class Assembly:
             folder=self.folder,
             model=self.model,
             steps=steps,
-            optimizers=optimizers,
-            objective=objective,
+            work=work,
             stopping=EarlyStopping(watched, settings.stop.patience, settings.stop.min_delta),
-            accelerator=engine.accelerator,
-            iterations=self.plan.iterations,
-            autocast=engine.autocast,
             validator=self._validator(),
             card=ModelCard(
                 data=self.data.name or "not stated",
@@ -269,6 +264,9 @@ class Assembly:
             frozen=self.recipe.frozen and (self._cached or not self.settings.anchors.learn_p),
             batch_size=self.settings.optimiser.batch_size,
             workers=_workers(self.settings.run.workers),
+            device=self.engine.device,
+            autocast=self.engine.autocast,
+            gather=self.engine.accelerator.gather,
             rank=self.engine.rank,
             processes=self.engine.processes,
         )

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.files import make_folder, replace_file, reserve_array
+from kappaplace.files import make_folder, replace_file, reserve_array, write_file
 from kappaplace.models.aggregation import without_autocast
 from kappaplace.models.backbones.resnet import ResNet
 from kappaplace.models.checkpoint import TrainableModel
@@ -89,6 +89,8 @@ def compiled_features() -> Callable[[TrainableModel, Tensor], tuple[Tensor, Tens
 
 
 Compute = Callable[[Tensor], tuple[Tensor, Tensor]]
+Autocast = Callable[[], AbstractContextManager[object]]
+"""Returns a context that sets the precision."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ class FeatureEncoder:
     """Computes the features of a batch of images."""
     batch_size: int
     """Images per batch."""
-    autocast: Callable[[], AbstractContextManager[object]] = nullcontext
+    autocast: Autocast = nullcontext
     """Context that sets the precision."""
     channels_last: bool = True
     """Whether images are stored with the channels last."""
@@ -219,11 +221,11 @@ def extract_features(
             if end == stop or late or end // FLUSH_EVERY > position // FLUSH_EVERY:
                 for array in (store.reduced, store.descriptor):
                     array.flush()  # type: ignore[attr-defined]  # a memory map
-                _write(progress, {"key": key, "done": end})
+                write_file(progress, json.dumps({"key": key, "done": end}))
                 flushed = time.monotonic()
     share.wait()
     if share.rank == 0 and _all_done(folder, key, share, len(images)):
-        _write(folder / COMPLETE, {"key": key, "done": len(images)})
+        write_file(folder / COMPLETE, json.dumps({"key": key, "done": len(images)}))
     return store
 
 
@@ -254,7 +256,7 @@ def _create(folder: Path, key: str, total: int, widths: list[int]) -> None:
         old.unlink()
     for path, width in zip(_paths(folder), widths, strict=True):
         replace_file(path, lambda part, width=width: reserve_array(part, (total, width), np.float16))  # type: ignore[misc]
-    _write(folder / RECORD, {"key": key})
+    write_file(folder / RECORD, json.dumps({"key": key}))
 
 
 def _open(folder: Path, key: str, images: ViewSource) -> FeatureStore | None:
@@ -287,10 +289,6 @@ def _all_done(folder: Path, key: str, share: Share, total: int) -> bool:
 
 def _progress(folder: Path, rank: int, processes: int) -> Path:
     return folder / f"done-{rank}-of-{processes}.json"
-
-
-def _write(file: Path, content: dict[str, object]) -> None:
-    replace_file(file, lambda part: part.write_text(json.dumps(content), encoding="utf-8"))
 
 
 def feature_function(model: TrainableModel, run: RunSettings) -> Compute:

@@ -7,11 +7,10 @@ import importlib.util
 import io
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -22,13 +21,9 @@ from kappaplace.files import write_file
 from kappaplace.models.checkpoint import ModelCard, TrainableModel, save_model
 from kappaplace.progress import track
 from kappaplace.training.early_stopping import EarlyStopping
-from kappaplace.training.optimizers import Optimizers
 from kappaplace.training.settings import Settings
-from kappaplace.training.steps import Steps
+from kappaplace.training.steps import Steps, Work
 from kappaplace.training.validation import Validator
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
 
 FILE = "training.pt"
 FORMAT = 1
@@ -140,12 +135,8 @@ class Loop:
     folder: Path
     model: TrainableModel
     steps: Steps
-    optimizers: Optimizers
-    objective: nn.Module
+    work: Work
     stopping: EarlyStopping
-    accelerator: Accelerator
-    iterations: int
-    autocast: Callable[[], AbstractContextManager[object]]
     validator: Validator | None = None
     card: ModelCard = field(default_factory=ModelCard)
     frozen: bool = False
@@ -160,6 +151,8 @@ class Loop:
     chunk: int = LOG_EVERY
 
     def __post_init__(self) -> None:
+        self.accelerator, self.optimizers = self.work.accelerator, self.work.optimizers
+        self.iterations = self.work.plan.iterations
         self.log = RunLog(self.folder)
         self.epoch = self.iteration = 0
         self.finished = False
@@ -294,7 +287,7 @@ class Loop:
         if self.accelerator.num_processes > 1:
             for buffer in self.model.buffers():  # each process has its own BatchNorm statistics
                 torch.distributed.broadcast(buffer, 0)
-        values = [validator(self.model, self.accelerator.device, self.autocast, self.accelerator.gather)]
+        values = [validator(self.model)]
         if self.accelerator.num_processes > 1:
             torch.distributed.broadcast_object_list(values, 0)
         return values[0]
@@ -329,7 +322,7 @@ class Loop:
                     "iteration": self.iteration,
                     "finished": self.finished,
                     "model": self._weights(),
-                    "objective": self.objective.state_dict(),
+                    "objective": self.work.objective.state_dict(),
                     "optimisers": self.optimizers.state_dict(),
                     "stopping": self.stopping.state_dict(),
                     "random": random,
@@ -364,7 +357,7 @@ class Loop:
                 f"{self.folder} contains a run that started from another model. Choose another folder."
             )
         self.model.load_state_dict({**self.model.state_dict(), **state["model"]})
-        self.objective.load_state_dict(state["objective"])
+        self.work.objective.load_state_dict(state["objective"])
         self.optimizers.load_state_dict(state["optimisers"])
         self.stopping.load_state_dict(state["stopping"])
         if self.accelerator.process_index < len(state["random"]):

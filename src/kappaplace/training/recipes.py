@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -38,7 +38,7 @@ from kappaplace.training.prototypes import (
     restore_prototypes,
     view_anchors,
 )
-from kappaplace.training.settings import ClassSettings, Option, Settings, parse_options, read_toml
+from kappaplace.training.settings import ClassSettings, Settings, parse_options, preset, read_toml
 from kappaplace.uncertainty import score_named
 
 Say: TypeAlias = Callable[[str], None]
@@ -212,17 +212,8 @@ class Recipe:
     """Whether loss.weight must be above zero."""
     needs_start: bool = False
     """Whether the run must start from a trained model."""
-    defaults: Mapping[str, Option] = field(default_factory=dict)
-    """Options that differ from the defaults of `Settings`, by ``section.key``."""
 
 
-_PT: Mapping[str, Option] = {
-    "optimiser.lr": 1e-3,
-    "optimiser.epochs": 30,
-    "optimiser.iterations": 0,
-    "stop.metrics": ["ECE@1"],
-}
-_PLACES: Mapping[str, Option] = {"optimiser.batch_size": 128, "optimiser.images_per_place": 4}
 _POST_TRAINING = partial(Recipe, frozen=True, needs_start=True)
 
 RECIPES: dict[str, Recipe] = {
@@ -236,7 +227,6 @@ RECIPES: dict[str, Recipe] = {
             to_anchors,
             anchor_places,
             weighted=True,
-            defaults=_PT,
         ),
         Recipe(
             "kappa-jt",
@@ -244,7 +234,6 @@ RECIPES: dict[str, Recipe] = {
             "mirrored",
             partial(classification, joint=True),
             weighted=True,
-            defaults={"stop.metrics": ["R@1", "ECE@1"]},
         ),
         Recipe(
             "contrastive",
@@ -252,7 +241,6 @@ RECIPES: dict[str, Recipe] = {
             "none",
             multi_similarity,
             place_batches=True,
-            defaults=_PLACES,
         ),
         _POST_TRAINING(
             "contrastive-pt",
@@ -260,7 +248,6 @@ RECIPES: dict[str, Recipe] = {
             "mirrored",
             to_centroids,
             place_batches=True,
-            defaults={**_PT, **_PLACES, "anchors.source": "batch"},
         ),
         Recipe(
             "contrastive-jt",
@@ -269,7 +256,6 @@ RECIPES: dict[str, Recipe] = {
             partial(multi_similarity, joint=True),
             place_batches=True,
             weighted=True,
-            defaults={**_PLACES, "stop.metrics": ["R@1", "ECE@1"], "anchors.source": "batch"},
         ),
         Recipe(
             "stun",
@@ -278,7 +264,6 @@ RECIPES: dict[str, Recipe] = {
             distillation,
             all_places,
             needs_start=True,
-            defaults={"optimiser.epochs": 6, "optimiser.iterations": 43_800, "stop.patience": 0},
         ),
         _POST_TRAINING(
             "gnll",
@@ -286,7 +271,6 @@ RECIPES: dict[str, Recipe] = {
             "variance",
             partial(to_anchors, gaussian=True),
             anchor_places,
-            defaults=_PT,
         ),
         _POST_TRAINING(
             "linear-head",
@@ -295,7 +279,6 @@ RECIPES: dict[str, Recipe] = {
             to_anchors,
             anchor_places,
             weighted=True,
-            defaults=_PT,
         ),
         Recipe(
             "mc-dropout",
@@ -309,7 +292,6 @@ RECIPES: dict[str, Recipe] = {
             "variance",
             bayesian_triplet,
             place_batches=True,
-            defaults=_PLACES,
         ),
     )
 }
@@ -341,7 +323,7 @@ def settings_for(name: str, config: str = "", options: list[str] | None = None) 
     (3, 0.01)
     """
     recipe = recipe_named(name)
-    settings = Settings(recipe=name).changed(recipe.defaults)
+    settings = Settings(recipe=name).changed(preset(recipe.name))
     if config:
         values = read_toml(config)
         other = values.pop("recipe", name)

@@ -7,8 +7,9 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.records import Hint
@@ -22,6 +23,35 @@ else:  # the same parser under its older name
 Option: TypeAlias = "bool | int | float | str | Sequence[str]"
 """Value of an option."""
 Metric = Literal["R@1", "ECE@1", "AUROC"]
+
+
+N = TypeVar("N", int, float)
+
+
+@dataclass(frozen=True)
+class _Range:
+    """Valid values of a number."""
+
+    above_zero: bool = False
+    most: float = math.inf
+
+    def contains(self, value: float) -> bool:
+        return (value > 0 or (value == 0 and not self.above_zero)) and value <= self.most
+
+    def __str__(self) -> str:
+        if self.most < math.inf:
+            return f"be between 0 and {self.most:g}"
+        return "be above zero" if self.above_zero else "not be negative"
+
+
+def _positive(default: N, most: float = math.inf) -> N:
+    """Return a field whose values are above zero."""
+    return field(default=default, metadata={"range": _Range(True, most)})
+
+
+def _not_negative(default: N, most: float = math.inf) -> N:
+    """Return a field whose values are zero or above."""
+    return field(default=default, metadata={"range": _Range(False, most)})
 
 
 @dataclass(frozen=True)
@@ -38,7 +68,7 @@ class ModelSettings:
     """Whether a new backbone starts from ImageNet weights."""
     head: str = ""
     """Head of the model. Empty: the head of the recipe."""
-    size: int = 512
+    size: int = _not_negative(512)
     """Side of the training images in pixels. 0: the size that the model uses at inference."""
     trainable: Literal["partial", "all"] = "partial"
     """partial: stem to layer2 are frozen, as in the authors' release; all: everything trains (the paper)."""
@@ -56,7 +86,7 @@ class ClassSettings:
 
     by: Literal["auto", "pose", "place"] = "auto"
     """pose: cells of ground and heading; place: the labels of the table; auto: poses if there are any."""
-    cell: float = 10.0
+    cell: float = _positive(10.0)
     """Side of a cell in metres."""
     angle: float = 30.0
     """Width of a heading sector in degrees."""
@@ -64,11 +94,11 @@ class ClassSettings:
     """Number of groups along each axis. Classes of a group are at least this many cells apart."""
     groups_per_heading: int = 2
     """Number of groups along the heading."""
-    groups: int = 8
+    groups: int = _not_negative(8)
     """Number of groups that take turns, one per epoch. 0: all."""
-    min_images: int = 10
+    min_images: int = _positive(10)
     """Minimum number of images per class."""
-    hold_out: float = 0.0
+    hold_out: float = _not_negative(0.0, most=1.0)
     """Fraction of places to exclude from training, so that κ can be fitted on places new to the encoder."""
     use: Literal["trained", "held-out", "all"] = "trained"
     """Which of these places the run uses."""
@@ -78,17 +108,17 @@ class ClassSettings:
 class AugmentSettings:
     """How training views differ from the images."""
 
-    brightness: float = 0.7
+    brightness: float = _not_negative(0.7)
     """Largest change of brightness, as a fraction."""
-    contrast: float = 0.7
+    contrast: float = _not_negative(0.7)
     """Largest change of contrast, as a fraction."""
-    saturation: float = 0.7
+    saturation: float = _not_negative(0.7)
     """Largest change of saturation, as a fraction."""
-    hue: float = 0.5
+    hue: float = _not_negative(0.5, most=0.5)
     """Largest change of hue, as a fraction of a full turn; at most 0.5."""
-    scale: float = 0.5
+    scale: float = _positive(0.5, most=1.0)
     """Smallest fraction of the image that a crop keeps."""
-    damage: float = 0.0
+    damage: float = _not_negative(0.0, most=1.0)
     """Fraction of views that are degraded by night, fog, rain, blur, noise, occlusion or compression."""
 
 
@@ -96,21 +126,21 @@ class AugmentSettings:
 class OptimiserSettings:
     """How the weights are updated."""
 
-    epochs: int = 50
+    epochs: int = _positive(50)
     """Number of epochs."""
-    iterations: int = 10_000
+    iterations: int = _not_negative(10_000)
     """Steps per epoch. 0: as many as there are images for."""
-    batch_size: int = 32
+    batch_size: int = _positive(32)
     """Images per step, over all processes and accumulated parts."""
-    images_per_place: int = 4
+    images_per_place: int = _positive(4)
     """Images of the same place in a batch, for contrastive recipes."""
-    lr: float = 1e-5
+    lr: float = _positive(1e-5)
     """Learning rate of the encoder."""
-    head_lr: float = 0.0
+    head_lr: float = _not_negative(0.0)
     """Learning rate of the head. 0: as for the encoder."""
-    prototype_lr: float = 1e-2
+    prototype_lr: float = _not_negative(1e-2)
     """Learning rate of the class prototypes."""
-    weight_decay: float = 0.0
+    weight_decay: float = _not_negative(0.0)
     """Weight decay of AdamW."""
     schedule: Literal["constant", "warm-cosine"] = "constant"
     """Learning rate over the run: constant, or a linear warm-up followed by a cosine."""
@@ -120,11 +150,11 @@ class OptimiserSettings:
 class LossSettings:
     """Constants of the losses."""
 
-    scale: float = SCALE
+    scale: float = _positive(SCALE)
     """Scale of the cosines in the classification loss."""
     margin: float = MARGIN
     """Margin of the correct class in the classification loss."""
-    weight: float = 0.01
+    weight: float = _not_negative(0.01)
     """Weight λ of the vMF term in joint training."""
     vmf_dim: int = 0
     """Dimension d of the vMF term. 0: that of the descriptor. The authors' released code uses 256 for 512."""
@@ -146,7 +176,7 @@ class AnchorSettings:
     batch: centroid of the positives in the batch."""
     prototypes: str = ""
     """File of prototypes. Empty: prototypes.safetensors next to the starting model."""
-    views: int = 1
+    views: int = _not_negative(1)
     """Augmented views per image. 0: a new view at every visit (not with the cache)."""
     cache: bool = True
     """Extract features once and fit the head on them. GeM's exponent in the head is then not trained."""
@@ -160,9 +190,9 @@ class StopSettings:
 
     metrics: tuple[Metric, ...] = ("R@1",)
     """Metrics to watch in turn. When patience with one ends, the next starts from its current value."""
-    patience: int = 15
+    patience: int = _not_negative(15)
     """Epochs without an improvement. 0: never stop early."""
-    min_delta: float = 0.0
+    min_delta: float = _not_negative(0.0)
     """Smallest change that is an improvement."""
     score: str = ""
     """Score whose ECE@1 and AUROC are watched. Empty: kappaplace for κ, variance for other heads."""
@@ -174,7 +204,7 @@ class StopSettings:
 class RunSettings:
     """How the machine is used."""
 
-    seed: int = 0
+    seed: int = _not_negative(0)
     """Random seed."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Number format of the encoder."""
@@ -182,11 +212,11 @@ class RunSettings:
     """Store images with the channels last, which is faster on GPUs."""
     compile: bool = False
     """Compile the network."""
-    accumulate: int = 1
+    accumulate: int = _positive(1)
     """Number of parts in which a batch is computed, to save memory."""
     workers: int = -1
     """Number of threads that decode images. −1: one per core."""
-    checkpoint_every: int = 1000
+    checkpoint_every: int = _positive(1000)
     """Steps between training states on disk. The end of an epoch writes one, too, after ten seconds."""
     trackers: tuple[str, ...] = ("tensorboard",)
     """Trackers to use in addition to CSV files: tensorboard, wandb, mlflow. Missing ones are skipped."""
@@ -264,8 +294,7 @@ SECTIONS = tuple(item.name for item in fields(Settings) if item.name != "recipe"
 def flat(settings: Settings) -> dict[str, Option]:
     """Return the values by ``section.key``."""
     values = asdict(settings)
-    nested = {f"{section}.{key}": value for section in SECTIONS for key, value in values[section].items()}
-    return {"recipe": settings.recipe, **nested}
+    return {"recipe": settings.recipe, **_by_name({section: values[section] for section in SECTIONS})}
 
 
 def read_toml(file: str | Path) -> dict[str, Option]:
@@ -286,17 +315,21 @@ def read_toml(file: str | Path) -> dict[str, Option]:
         raise KappaPlaceError(f"The settings {file} cannot be read: {error.strerror}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise KappaPlaceError(f"The settings {file} are not valid TOML: {error}.") from None
-    options: dict[str, Option] = {}
-    for section, values in content.items():
-        if section == "recipe":
-            options["recipe"] = values
-        elif isinstance(values, dict):
-            options |= {f"{section}.{key}": value for key, value in values.items()}
-        else:
-            raise KappaPlaceError(
-                f"The value '{section}' in {file} is outside a section. {_nearest(section)}"
-            )
-    return options
+    for name, values in content.items():
+        if name != "recipe" and not isinstance(values, dict):
+            raise KappaPlaceError(f"The value '{name}' in {file} is outside a section. {_nearest(name)}")
+    recipe = {"recipe": content.pop("recipe")} if "recipe" in content else {}
+    return {**recipe, **_by_name(content)}
+
+
+def preset(recipe: str) -> dict[str, Option]:
+    """Return the options of a recipe that differ from the defaults, from ``presets.toml``."""
+    text = files("kappaplace.training").joinpath("presets.toml").read_text(encoding="utf-8")
+    return _by_name(tomllib.loads(text).get(recipe, {}))
+
+
+def _by_name(sections: Mapping[str, Mapping[str, Option]]) -> dict[str, Option]:
+    return {f"{section}.{key}": value for section, part in sections.items() for key, value in part.items()}
 
 
 def parse_options(pairs: Iterable[str]) -> dict[str, Option]:
@@ -360,53 +393,17 @@ def _converted(name: str, value: Option, kind: Hint) -> Option:
     raise KappaPlaceError(f"{name} must be {types.get(kind, 'a list')}, got {value!r}.")
 
 
-_POSITIVE = (
-    "optimiser.epochs",
-    "optimiser.batch_size",
-    "optimiser.images_per_place",
-    "optimiser.lr",
-    "run.accumulate",
-    "run.checkpoint_every",
-    "classes.cell",
-    "classes.min_images",
-    "augment.scale",
-    "loss.scale",
-)
-
-
-_NOT_NEGATIVE = (
-    "optimiser.iterations",
-    "run.seed",
-    "model.size",
-    "loss.weight",
-    "augment.brightness",
-    "augment.contrast",
-    "augment.saturation",
-    "augment.hue",
-    "optimiser.head_lr",
-    "optimiser.prototype_lr",
-    "optimiser.weight_decay",
-    "stop.patience",
-    "anchors.views",
-    "classes.groups",
-    "stop.min_delta",
-)
-_AT_MOST = {"augment.hue": 0.5, "classes.hold_out": 1.0, "augment.damage": 1.0, "augment.scale": 1.0}
-
-
 def _check(settings: Settings) -> None:
     """Check the ranges of numbers."""
     for name, value in flat(settings).items():
-        if not isinstance(value, int | float):
-            continue
         if isinstance(value, float) and not math.isfinite(value):
             raise KappaPlaceError(f"{name} must be a finite number, got {value!r}.")
-        if name in _POSITIVE and value <= 0:
-            raise KappaPlaceError(f"{name} must be above zero, got {value!r}.")
-        if name in _AT_MOST and not 0 <= value <= _AT_MOST[name]:
-            raise KappaPlaceError(f"{name} must be between 0 and {_AT_MOST[name]:g}, got {value!r}.")
-        if name in _NOT_NEGATIVE and value < 0:
-            raise KappaPlaceError(f"{name} must not be negative, got {value!r}.")
+    for section in SECTIONS:
+        part = getattr(settings, section)
+        for item in fields(part):
+            limits, value = item.metadata.get("range"), getattr(part, item.name)
+            if limits is not None and not limits.contains(value):
+                raise KappaPlaceError(f"{section}.{item.name} must {limits}, got {value!r}.")
 
 
 def _toml(value: Option) -> str:

@@ -19,10 +19,11 @@ from kappaplace.models.frozen import FrozenEncoder
 from kappaplace.models.heads import Head, HeadName, KappaHead, MirroredKappaHead
 from kappaplace.models.network import default_preprocessing
 from kappaplace.models.place_model import PlaceModel
+from kappaplace.training.features import Autocast
 from kappaplace.training.loop import installed_trackers
 from kappaplace.training.recipes import Recipe
 from kappaplace.training.settings import RunSettings, Settings
-from kappaplace.training.steps import Autocast, autocast_for
+from kappaplace.training.steps import autocast_for
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

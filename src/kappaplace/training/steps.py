@@ -8,7 +8,7 @@ graph: the head is so small that starting its kernels takes longer than running 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -19,16 +19,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from kappaplace.training.batches import BatchPlan, Items
-from kappaplace.training.features import FeatureStore
+from kappaplace.training.features import Autocast, FeatureStore
 from kappaplace.training.images import ImageSource, Views
 from kappaplace.training.objectives import Losses, Objective, Step
 from kappaplace.training.optimizers import Optimizers
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
-
-Autocast = Callable[[], AbstractContextManager[object]]
-"""Returns a context that sets the precision."""
 
 
 class Steps(Protocol):
@@ -66,8 +63,9 @@ class Work:
         """Images that one process computes at a time."""
         return self.plan.batch_size // (self.accelerator.num_processes * self.accumulate)
 
-    def mine(self, items: Items) -> Items:
-        """Return the items of whole batches that belong to this process, part after part."""
+    def items(self, epoch: int, start: int, stop: int) -> Items:
+        """Return the items of steps ``start`` to ``stop`` that belong to this process, part after part."""
+        items = self.plan.items(epoch, start, min(stop, self.plan.iterations))
         shape = (-1, self.accumulate, self.accelerator.num_processes, self.part_size)
         rank = self.accelerator.process_index
         return Items(*(column.reshape(shape)[:, :, rank].reshape(-1) for column in items))
@@ -76,17 +74,22 @@ class Work:
         """Copy an array to the device."""
         return torch.from_numpy(np.ascontiguousarray(values)).to(self.device, non_blocking=True)
 
-    def learn(self, net: nn.Module, steps: Iterator[Step], group: int) -> Losses:
-        """Do one optimizer step with the parts of one batch.
+    def learn(self, net: nn.Module, steps: Iterator[Step], group: int, count: int) -> dict[str, Tensor]:
+        """Do some optimizer steps.
 
         Args:
             net: The network, wrapped if there are several processes.
             steps: Yields the outputs of the network, part after part.
             group: Number of the group.
+            count: Number of steps.
 
         Returns:
-            Mean losses of this process by name.
+            Mean losses of this process by name, one value per step.
         """
+        losses = [self._learn_batch(net, steps, group) for _ in range(count)]
+        return {name: torch.stack([each[name] for each in losses]) for name in losses[0]}
+
+    def _learn_batch(self, net: nn.Module, steps: Iterator[Step], group: int) -> Losses:
         total: Losses = {}
         for number in range(self.accumulate):
             last = number == self.accumulate - 1
@@ -125,18 +128,13 @@ class DirectSteps:
     def run(self, epoch: int, start: int, stop: int) -> dict[str, Tensor]:
         # One stream per epoch: the loader reads ahead and must not restart at every call.
         if self._stream is None or self._next != (epoch, start):
-            items = self.work.plan.items(epoch, start, self.work.plan.iterations)
-            self._stream = self._steps(self.work.mine(items), self.work.plan.group_of(epoch))
-        losses = [
-            self.work.learn(self.net, self._stream, self.work.plan.group_of(epoch))
-            for _ in range(start, stop)
-        ]
+            items = self.work.items(epoch, start, self.work.plan.iterations)
+            self._stream = self._steps(items, self.work.plan.group_of(epoch))
         self._next = (epoch, stop)
-        return {name: torch.stack([one[name] for one in losses]) for name in losses[0]}
+        return self.work.learn(self.net, self._stream, self.work.plan.group_of(epoch), stop - start)
 
     def peek(self, count: int) -> Iterator[Step]:
-        items = self.work.mine(self.work.plan.items(0, 0, min(count, self.work.plan.iterations)))
-        return self._steps(items, 0)
+        return self._steps(self.work.items(0, 0, count), 0)
 
     def _steps(self, items: Items, group: int) -> Iterator[Step]:
         """Yield the outputs of the network, part after part."""
@@ -175,14 +173,11 @@ class CachedSteps:
 
     def run(self, epoch: int, start: int, stop: int) -> dict[str, Tensor]:
         group = self.work.plan.group_of(epoch)
-        steps = self._steps(self.work.mine(self.work.plan.items(epoch, start, stop)), group)
-        losses = [self.work.learn(self.head, steps, group) for _ in range(start, stop)]
-        return {name: torch.stack([one[name] for one in losses]) for name in losses[0]}
+        steps = self._steps(self.work.items(epoch, start, stop), group)
+        return self.work.learn(self.head, steps, group, stop - start)
 
     def peek(self, count: int) -> Iterator[Step]:
-        return self._steps(
-            self.work.mine(self.work.plan.items(0, 0, min(count, self.work.plan.iterations))), 0
-        )
+        return self._steps(self.work.items(0, 0, count), 0)
 
     def _steps(self, items: Items, group: int) -> Iterator[Step]:
         size = self.work.part_size

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -23,14 +24,14 @@ from kappaplace.models.network import with_spread
 from kappaplace.retrieval.evidence import Evidence
 from kappaplace.retrieval.references import ArrayReferences, Queries
 from kappaplace.retrieval.retrieve import retrieve
-from kappaplace.training.features import frozen_features
+from kappaplace.training.features import Autocast, frozen_features
 from kappaplace.training.images import Images, ImageSource
 from kappaplace.types import Embeddings
 from kappaplace.uncertainty import score_named
 from kappaplace.uncertainty.score import Scores as Floats
 
 Gather = Callable[[Tensor], Tensor]
-Autocast = Callable[[], AbstractContextManager[object]]
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,26 +71,23 @@ class Validator:
     """Images per batch."""
     workers: int | None = None
     """Number of threads that decode images. Default: one per core."""
+    device: torch.device = CPU
+    """Device of the model."""
+    autocast: Autocast = nullcontext
+    """Sets the precision."""
+    gather: Gather = lambda part: part
+    """Concatenates the parts of all processes."""
     rank: int = 0
     """Number of this process, from 0."""
     processes: int = 1
     """Number of processes."""
     _frozen: tuple[Evidence, Tensor, Tensor] | None = field(default=None, repr=False)
 
-    def __call__(
-        self,
-        model: TrainableModel,
-        device: torch.device,
-        autocast: Autocast,
-        gather: Gather,
-    ) -> dict[str, float]:
+    def __call__(self, model: TrainableModel) -> dict[str, float]:
         """Measure a model; afterwards it is in the same mode as before.
 
         Args:
             model: The model.
-            device: Device of the model.
-            autocast: Sets the precision.
-            gather: Concatenates the parts of all processes.
 
         Returns:
             Values by the name of the metric.
@@ -99,10 +97,9 @@ class Validator:
         try:
             with torch.inference_mode():
                 if self.frozen:
-                    evidence = self._with_head(model, device, autocast, gather)
+                    evidence = self._with_head(model)
                 else:
-                    columns = self._embed(model, device, autocast, gather, model)
-                    evidence = self._retrieve(Embeddings(*columns), device)
+                    evidence = self._retrieve(Embeddings(*self._embed(model, model)))
         finally:
             model.train(was_training)
         return self.measure(evidence)
@@ -127,28 +124,23 @@ class Validator:
         return expected_calibration_error(uncertainty, success, clamp, zoom=self.binning == "zoom")
 
     def _embed(
-        self,
-        model: TrainableModel,
-        device: torch.device,
-        autocast: Autocast,
-        gather: Gather,
-        compute: Callable[[Tensor], Iterable[Tensor | None]],
+        self, model: TrainableModel, compute: Callable[[Tensor], Iterable[Tensor | None]]
     ) -> list[Tensor | None]:
         """Return the outputs for all images, of which each process computes a part: tensors on the CPU."""
         preprocessing = model.preprocessing
-        source = ImageSource(self.data.images, preprocessing, device, self.workers)
+        source = ImageSource(self.data.images, preprocessing, self.device, self.workers)
         rows = np.concatenate([self.data.query_rows, self.data.reference_rows])
         share = -(-len(rows) // self.processes)
         # Gathering needs parts of equal size, so the last ones are filled with the first rows.
         own = np.resize(rows, share * self.processes)[self.rank * share : (self.rank + 1) * share]
         parts = []
         for _, images in source.batches(own, self.batch_size):
-            with autocast():
+            with self.autocast():
                 parts.append(compute(preprocessing.normalise(images)))
         columns: list[Tensor | None] = []
         for column in zip(*parts, strict=True):
             tensors = [tensor for tensor in column if tensor is not None]
-            columns.append(gather(torch.cat(tensors).float())[: len(rows)].cpu() if tensors else None)
+            columns.append(self.gather(torch.cat(tensors).float())[: len(rows)].cpu() if tensors else None)
         return columns
 
     def _split(self, embeddings: Embeddings) -> tuple[Embeddings, Embeddings]:
@@ -156,22 +148,18 @@ class Validator:
         queries = len(self.data.query_rows)
         return arrays.take(slice(None, queries)), arrays.take(slice(queries, None))
 
-    def _retrieve(self, embeddings: Embeddings, device: torch.device) -> Evidence:
+    def _retrieve(self, embeddings: Embeddings) -> Evidence:
         query, reference = self._split(embeddings)
-        references = ArrayReferences(reference, device=str(device))
+        references = ArrayReferences(reference, device=str(self.device))
         return retrieve(Queries(query), references, min(max(KS), len(references)))
 
-    def _with_head(
-        self, model: TrainableModel, device: torch.device, autocast: Autocast, gather: Gather
-    ) -> Evidence:
+    def _with_head(self, model: TrainableModel) -> Evidence:
         if self._frozen is None:
-            columns = self._embed(
-                model, device, autocast, gather, lambda images: frozen_features(model, images)
-            )
-            reduced, descriptor = columns
+            reduced, descriptor = self._embed(model, partial(frozen_features, model))
             assert reduced is not None
             assert descriptor is not None
-            self._frozen = self._retrieve(Embeddings(descriptor), device), reduced.to(device), descriptor
+            evidence = self._retrieve(Embeddings(descriptor))
+            self._frozen = evidence, reduced.to(self.device), descriptor
         evidence, reduced, descriptor = self._frozen
         assert isinstance(model.head, Head)
         spread = model.head.from_reduced(reduced).cpu()
