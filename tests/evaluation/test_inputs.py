@@ -1,4 +1,4 @@
-"""What researchers bring: similarity matrices, positives, descriptors, scores of their own."""
+"""Input files: similarity matrices, positives, descriptors and the user's own scores."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def cosines(queries: int = 12, references: int = 30, seed: int = 0) -> np.ndarra
 
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[Path, Path]:
-    """A file as VPR-Bench's users have it: several methods in one npz, positives as a list of lists."""
+    """Files like those of VPR-Bench: several methods in one npz, positives as a list of lists."""
     np.savez_compressed(tmp_path / "SET.npz", NetVLAD=cosines(seed=0), **{"ap-gem": cosines(seed=1)})
     (tmp_path / "SET_positives.json").write_text(json.dumps([[i, i + 1] for i in range(12)]))
     return tmp_path / "SET.npz", tmp_path / "SET_positives.json"
@@ -47,11 +47,11 @@ def retrieved(k: int = 5) -> Retrieved:
 
 def test_one_evaluation_for_each_method(files):
     matrix, positives = files
-    found = list(evaluate_matrices([matrix], Labels([positives]), QUICK))
-    assert [result.name for result in found] == ["NetVLAD", "ap-gem"]
+    results = list(evaluate_matrices([matrix], Labels([positives]), QUICK))
+    assert [result.name for result in results] == ["NetVLAD", "ap-gem"]
     one = list(evaluate_matrices([matrix], Labels([positives]), QUICK, method="ap-gem"))
     assert [result.name for result in one] == ["ap-gem"]
-    np.testing.assert_equal(one[0].metrics, found[1].metrics)
+    np.testing.assert_equal(one[0].metrics, results[1].metrics)
     top = cosines(seed=1).argmax(axis=1)
     assert one[0].metrics["SET"]["recall"]["R@1"] == np.mean(
         (top == np.arange(12)) | (top == np.arange(12) + 1)
@@ -90,8 +90,8 @@ def test_positives_in_every_form(tmp_path):
     np.save(tmp_path / "c.npy", matrix)
     np.savez(tmp_path / "d.npz", indptr=expected.indptr, indices=expected.indices)
     for name in ("a.json", "b.json", "c.npy", "d.npz"):
-        found = read_positives(tmp_path / name, 4)
-        assert [found.of(i).tolist() for i in range(3)] == lists, name
+        results = read_positives(tmp_path / name, 4)
+        assert [results.of(i).tolist() for i in range(3)] == lists, name
 
 
 def test_descriptors_with_and_without_kappa(tmp_path, table):
@@ -117,34 +117,34 @@ def test_descriptors_with_and_without_kappa(tmp_path, table):
 
 
 def test_own_scores(tmp_path):
-    found = retrieved()
+    results = retrieved()
     by_query = tmp_path / "mine.csv"
     by_query.write_text("query,uncertainty\n" + "".join(f"{i},{i / 10}\n" for i in reversed(range(12))))
-    score = read_own_score(by_query, found)
+    score = read_own_score(by_query, results)
     assert (score.name, score.match, score.probability) == ("mine", None, None)
     np.testing.assert_allclose(score.query, np.arange(12) / 10)
     sure = tmp_path / "sure.csv"
     sure.write_text("query,probability\n" + "".join(f"{i},{i / 20}\n" for i in range(12)))
-    score = read_own_score(sure, found)
+    score = read_own_score(sure, results)
     np.testing.assert_allclose(score.query, 1 - np.arange(12) / 20)
     np.testing.assert_allclose(score.probability, np.arange(12) / 20)
 
 
 def test_own_scores_of_pairs(tmp_path):
-    found = retrieved()
-    indices = found.evidence.matches.indices
+    results = retrieved()
+    indices = results.evidence.matches.indices
     lines = [f"{i},{r},{i + r / 100}" for i, row in enumerate(indices) for r in row]
     file = tmp_path / "pairs.csv"
     file.write_text("\n".join(["query,reference,uncertainty", *lines]))
-    score = read_own_score(file, found)
+    score = read_own_score(file, results)
     expected = np.arange(12)[:, None] + indices / 100
     np.testing.assert_allclose(score.match, expected)
     np.testing.assert_allclose(score.query, expected[:, 0])
     file.write_text("\n".join(["query,reference,uncertainty", *lines[::5]]))  # the top matches alone
-    assert read_own_score(file, found).match is None
+    assert read_own_score(file, results).match is None
     file.write_text("\n".join(["query,reference,uncertainty", *lines[1:]]))
     with pytest.raises(KappaPlaceError, match="lacks 1 of the top matches"):
-        read_own_score(file, found)
+        read_own_score(file, results)
 
 
 @pytest.mark.parametrize(
@@ -168,8 +168,8 @@ def test_own_scores_by_image_path_and_set(tmp_path, table):
     matrix = cosines(len(names), len(table.reference_rows))
     lines = [f"val,{name},{i}" for i, name in enumerate(names)] + ["other,0,99"]
     (tmp_path / "mine.csv").write_text("\n".join(["set,query,uncertainty", *lines]))
-    found = from_similarities(matrix, positives, table, name="val")
-    assert read_own_score(tmp_path / "mine.csv", found).query.tolist() == list(range(len(names)))
+    results = from_similarities(matrix, positives, table, name="val")
+    assert read_own_score(tmp_path / "mine.csv", results).query.tolist() == list(range(len(names)))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The paper's numbers, and what of them can be measured."""
+"""The paper's numbers, and those that can be measured."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from kappaplace.uncertainty import SCORES as REGISTRY
 QUICK = Choices(resamples=0)
 
 
-def number(table: str, method: str, where: str, metric: str) -> float:
-    (found,) = [n.value for n in NUMBERS if n[:4] == (table, method, where, metric)]
-    return found
+def number(table: str, method: str, dataset: str, metric: str) -> float:
+    (value,) = [n.value for n in NUMBERS if n[:4] == (table, method, dataset, metric)]
+    return value
 
 
 def test_some_numbers_of_every_table():
@@ -38,7 +38,7 @@ def test_some_numbers_of_every_table():
     }
 
 
-def test_numbers_are_shares_with_a_known_role_set_and_score():
+def test_numbers_are_fractions_with_a_valid_role_set_and_score():
     for each in NUMBERS:
         assert 0 < each.value < 1
         assert each.role in ROLES
@@ -61,7 +61,7 @@ def test_without_data_every_row_says_so(tmp_path):
 
 
 def test_what_can_be_run_is_run(saved_model, table, tmp_path):
-    """A small city in the place of St. Francis: counts that are not verified only warn."""
+    """A small city instead of St. Francis: unverified counts only cause a warning."""
     for name in ("sf-xl-v1", "msls-val"):
         replace(table, name=name, protocol=name).save(tmp_path / f"{name}.parquet")
     machine = Machine(cache=tmp_path / "cache")

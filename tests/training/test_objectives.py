@@ -1,4 +1,4 @@
-"""Objectives: sums of known losses, whom they move, and the constant each starts from."""
+"""Objectives: sums of tested losses, the weights they update, and the constant each starts from."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_prototypes_start_xavier_uniform_from_the_seed() -> None:
         assert not torch.equal(values, other.prototypes[number])
 
 
-def test_post_training_moves_the_head_alone() -> None:
+def test_post_training_updates_only_the_head() -> None:
     anchors = FixedAnchors(torch.randn(BATCH, DIM), torch.arange(BATCH))
     for gaussian in (False, True):
         objective = ToAnchors(anchors, LOSS, gaussian)

@@ -1,4 +1,4 @@
-"""Optimizers: one schedule, each part at its own rate, prototypes only in their turn."""
+"""Optimizers: one schedule, a rate for each part, prototypes only in their epoch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def make(total_steps: int = 20, **options: object) -> tuple[Model, Classificatio
 
 
 def push(model: Model, objective: Classification, value: float = 1.0) -> None:
-    """A gradient of one size on everything that may move."""
+    """The same gradient for all trainable weights."""
     for parameter in (*model.parameters(), *objective.parameters()):
         if parameter.requires_grad:
             parameter.grad = torch.full_like(parameter, value)
@@ -54,7 +54,7 @@ def test_schedule_rises_then_falls_and_never_stands_still(steps: int) -> None:
 
 
 def test_each_part_moves_at_its_own_rate() -> None:
-    """Adam's first step is the learning rate itself, whatever the gradient's size."""
+    """Adam's first step equals the learning rate for any gradient."""
     model, objective, optimizers = make(lr=1e-3, head_lr=1e-2, prototype_lr=1e-1)
     parts = {"encoder": model.encoder, "head": model.head, "frozen": model.frozen}
     before = {name: part.weight.detach().clone() for name, part in parts.items()}
@@ -98,7 +98,7 @@ def test_weight_decay_pulls_towards_zero() -> None:
     torch.testing.assert_close(model.encoder.weight.detach(), before * (1 - 1e-3 * 0.1))
 
 
-def test_a_saved_state_goes_on_alike() -> None:
+def test_a_saved_state_resumes_exactly() -> None:
     whole = make(schedule="warm-cosine")
     first = make(schedule="warm-cosine")
 

@@ -1,4 +1,4 @@
-"""Settings: every option survives TOML, and whatever cannot be meant is told."""
+"""Settings: every option survives TOML, and invalid ones are reported."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def test_settings_survive_a_toml_file(tmp_path_factory: pytest.TempPathFactory, 
     settings = Settings(recipe="kappa-pt").changed(changes)
     file = tmp_path_factory.getbasetemp() / "settings.toml"
     file.write_text(settings.to_toml(), encoding="utf-8")
-    stated = read_toml(file)
-    assert stated.pop("recipe") == "kappa-pt"
-    assert set(stated) == set(flat(settings)) - {"recipe"}
-    assert Settings(recipe="kappa-pt").changed(stated) == settings
+    values = read_toml(file)
+    assert values.pop("recipe") == "kappa-pt"
+    assert set(values) == set(flat(settings)) - {"recipe"}
+    assert Settings(recipe="kappa-pt").changed(values) == settings
 
 
 def test_changed_options_are_changed_and_nothing_else() -> None:
@@ -50,9 +50,9 @@ def test_changed_options_are_changed_and_nothing_else() -> None:
     assert type(after.optimiser.lr) is float
     differ = {name for name, value in flat(after).items() if flat(before)[name] != value}
     assert differ == {"optimiser.lr", "stop.metrics", "model.dim"}
-    told = after.differences(before)
-    assert "model.dim: 512 there, 64 here" in told
-    assert len(told) == 3
+    lines = after.differences(before)
+    assert "model.dim: 512 there, 64 here" in lines
+    assert len(lines) == 3
     assert before.differences(before) == []
 
 
@@ -145,7 +145,7 @@ def test_options_of_a_command_line() -> None:
 
 @pytest.mark.parametrize("folder", ["2024", "2024-05-01", "true", "1e5", "07"])
 def test_a_folder_may_be_called_like_a_number_or_a_date(folder: str) -> None:
-    """What a text option is given on the command line is that text, whatever else TOML would read."""
+    """A text option on the command line is that text, even if it is another type in TOML."""
     assert Settings().changed(parse_options([f"model.start={folder}"])).model.start == folder
 
 

@@ -223,7 +223,13 @@ class BatchPlan:
         return epoch % len(self.groups)
 
     def items(self, epoch: int, start: int, stop: int) -> Items:
-        """Return the items of steps ``start`` to ``stop`` of an epoch, batch after batch."""
+        """Return the items of some steps of an epoch, batch after batch.
+
+        Args:
+            epoch: Number of the epoch, from 0.
+            start: First step.
+            stop: Step after the last one.
+        """
         group = self.groups[self.group_of(epoch)]
         first = (epoch // len(self.groups)) * self.iterations  # steps of this group in earlier epochs
         if self.images_per_place:
@@ -245,5 +251,11 @@ class BatchPlan:
 
 
 def view_key(seed: int, rows: Ints, views: Ints) -> NDArray[np.uint64]:
-    """Return the keys of numbered views of images, the same with and without the cache."""
+    """Return the keys of numbered views of images, the same with and without the cache.
+
+    Args:
+        seed: Random seed of the run.
+        rows: Image rows.
+        views: Number of the view of each image.
+    """
     return item_key(seed, rows, views, 1)

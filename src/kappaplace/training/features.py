@@ -130,7 +130,16 @@ class ViewSource:
     def batches(
         self, start: int, stop: int, size: int
     ) -> Iterator[tuple[int, NDArray[np.uint64] | None, Tensor]]:
-        """Yield (position in the store, keys, images) of a range of positions, view after view."""
+        """Yield a range of positions of the store, view after view.
+
+        Args:
+            start: First position.
+            stop: Position after the last one.
+            size: Images per batch.
+
+        Yields:
+            Position of the first image, keys of the views (None for unchanged images), and images.
+        """
         for number, view in enumerate(self.views):
             first = number * len(self.rows)
             position, end = max(start, first), min(stop, first + len(self.rows))

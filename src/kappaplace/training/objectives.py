@@ -54,6 +54,7 @@ class Objective(nn.Module):
     """Whether the best constant output of the head depends on the cosine of descriptors and anchors."""
 
     def forward(self, step: Step) -> Losses:
+        """Return the losses of one batch by name."""
         raise NotImplementedError
 
     def parameters_of(self, group: int) -> list[nn.Parameter]:
@@ -86,6 +87,7 @@ class LossFunction(Objective):
         self.loss = loss
 
     def forward(self, step: Step) -> Losses:
+        """Return the loss of one batch."""
         return {"loss": self.loss(step)}
 
 
@@ -109,6 +111,7 @@ class Classification(Objective):
         self.settings, self.weight = settings, weight
 
     def forward(self, step: Step) -> Losses:
+        """Return the classification loss of one batch, and the vMF term."""
         prototypes, settings = self.prototypes[step.group], self.settings
         classification = large_margin_cosine_loss(
             step.descriptor, prototypes, step.labels, settings.scale, settings.margin
@@ -153,6 +156,7 @@ class ToAnchors(Objective):
         self.nll = compiled_nll() if compiled else vmf.nll
 
     def forward(self, step: Step) -> Losses:
+        """Return the mean negative log-likelihood of one batch."""
         anchors = self.anchors(step.rows, step.descriptor)
         if self.gaussian:
             return {"loss": gaussian_nll(step.descriptor, anchors, _spread(step))}
@@ -188,6 +192,7 @@ class Contrastive(Objective):
         self.settings, self.retrieval, self.weight, self.gather = settings, retrieval, weight, gather
 
     def forward(self, step: Step) -> Losses:
+        """Return the losses of one batch."""
         descriptors, places = self.gather(step.descriptor), self.gather(step.labels)
         losses: Losses = {}
         if self.retrieval:
@@ -222,6 +227,7 @@ class BayesianTriplet(Objective):
         self.settings, self.gather = settings, gather
 
     def forward(self, step: Step) -> Losses:
+        """Return the loss of one batch."""
         descriptors, variance, places = (
             self.gather(x) for x in (step.descriptor, _spread(step), step.labels)
         )
@@ -247,6 +253,7 @@ class Distillation(Objective):
         self.settings = settings
 
     def forward(self, step: Step) -> Losses:
+        """Return the loss of one batch."""
         assert step.images is not None
         with torch.no_grad():
             target = self._teacher[0](step.images).descriptor

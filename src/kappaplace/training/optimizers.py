@@ -21,7 +21,15 @@ def warm_cosine(step: int, steps: int) -> float:
 
 
 class Optimizers:
-    """AdamW for all weights. Learning rates are a function of the step and are not part of the state."""
+    """AdamW for all weights. Learning rates are a function of the step and are not part of the state.
+
+    Args:
+        model: The model.
+        objective: The loss, which can have its own weights per group.
+        groups: Number of groups.
+        settings: Learning rates and schedule.
+        total_steps: Number of steps of the run.
+    """
 
     def __init__(
         self,
@@ -76,10 +84,12 @@ class Optimizers:
         self.done += 1
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the state to resume from."""
         groups = {number: optimizer.state_dict() for number, optimizer in self.groups.items()}
         return {"model": self.model.state_dict(), "groups": groups}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the state that `state_dict` returned."""
         self.model.load_state_dict(state["model"])
         for number, optimizer in self.groups.items():
             optimizer.load_state_dict(state["groups"][number])

@@ -32,7 +32,16 @@ class Steps(Protocol):
     """Training steps, as the loop uses them."""
 
     def run(self, epoch: int, start: int, stop: int) -> dict[str, Tensor]:
-        """Do steps ``start`` to ``stop`` of an epoch, and return the losses of each by name."""
+        """Do some steps of an epoch.
+
+        Args:
+            epoch: Number of the epoch, from 0.
+            start: First step.
+            stop: Step after the last one.
+
+        Returns:
+            Losses by name, one value per step.
+        """
 
     def peek(self, count: int) -> Iterator[Step]:
         """Yield the first batches, without training."""
@@ -64,7 +73,13 @@ class Work:
         return self.plan.batch_size // (self.accelerator.num_processes * self.accumulate)
 
     def items(self, epoch: int, start: int, stop: int) -> Items:
-        """Return the items of steps ``start`` to ``stop`` that belong to this process, part after part."""
+        """Return the items of some steps that belong to this process, part after part.
+
+        Args:
+            epoch: Number of the epoch, from 0.
+            start: First step.
+            stop: Step after the last one; at most the number of steps per epoch.
+        """
         items = self.plan.items(epoch, start, min(stop, self.plan.iterations))
         shape = (-1, self.accumulate, self.accelerator.num_processes, self.part_size)
         rank = self.accelerator.process_index
