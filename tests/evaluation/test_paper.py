@@ -8,8 +8,18 @@ from dataclasses import replace
 import pytest
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.evaluation.paper import COST, NUMBERS, POOL, POOLED, PROTOCOLS_OF, ROLES
-from kappaplace.evaluation.paper_run import SCORES, compare_with_paper, paper_rows, parse_models
+from kappaplace.evaluation.paper import (
+    COST,
+    NUMBERS,
+    POOL,
+    POOLED,
+    PROTOCOLS_OF,
+    ROLES,
+    SCORES,
+    compare_with_paper,
+    paper_rows,
+    parse_models,
+)
 from kappaplace.evaluation.run import Choices, Machine
 from kappaplace.uncertainty import SCORES as REGISTRY
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kappaplace.training.loop import EPOCHS, STEPS, RunLog, as_csv, epoch_line, installed_trackers
+from kappaplace.training.loop import EPOCHS, STEPS, RunLog, as_csv, epoch_line
+from kappaplace.training.start import installed_trackers
 
 
 def test_csv_has_all_columns_of_any_row() -> None:

@@ -249,7 +249,7 @@ def _paper(
     from rich.console import Console
 
     from kappaplace.cli.show import missing_table, paper_tables
-    from kappaplace.evaluation.paper_run import compare_with_paper, paper_rows, write_paper
+    from kappaplace.evaluation.paper import compare_with_paper, paper_rows, write_paper
     from kappaplace.evaluation.results import plain, write_result
 
     if data is None:

@@ -55,14 +55,14 @@ class Choices:
         chosen_scores(self.scores)  # so that an unknown name fails before anything is embedded
         for name in self.fuse:
             score_named(name)
-        for name, value, least, most in (
-            ("k", self.k, 1, None),
-            ("resamples", self.resamples, 0, MOST_RESAMPLES),
-            ("seed", self.seed, 0, None),
-        ):
-            if value < least or (most is not None and value > most):
-                bound = f"at least {least}" if most is None else f"between {least} and {most:,}"
-                raise KappaPlaceError(f"{name} must be {bound}, got {value:,}.")
+        if self.k < 1:
+            raise KappaPlaceError(f"k must be at least 1, got {self.k}.")
+        if not 0 <= self.resamples <= MOST_RESAMPLES:
+            raise KappaPlaceError(
+                f"resamples must be between 0 and {MOST_RESAMPLES:,}, got {self.resamples:,}."
+            )
+        if self.seed < 0:
+            raise KappaPlaceError(f"seed must be at least 0, got {self.seed}.")
 
 
 def evaluate_table(

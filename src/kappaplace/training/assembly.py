@@ -243,9 +243,7 @@ class Assembly:
             self.model.eval()
             batches = -(-FIRST_LOOK // self.plan.batch_size)
             cosines = [objective.cosine(step) for step in steps.peek(batches)]
-            cosine = torch.cat(cosines).mean()
-            if self.engine.processes > 1:
-                cosine = self.engine.accelerator.reduce(cosine, "mean")
+            cosine = self.engine.accelerator.reduce(torch.cat(cosines).mean(), "mean")
             if not math.isfinite(cosine):
                 raise KappaPlaceError(
                     "The encoder returns descriptors that are not finite. Check the model and run.precision."

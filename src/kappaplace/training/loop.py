@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import io
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -77,15 +76,6 @@ def set_rng_state(state: Mapping[str, Tensor]) -> None:
 
 
 STEPS, EPOCHS = "steps.csv", "epochs.csv"
-_MODULES = {"tensorboard": ("tensorboard", "tensorboardX"), "wandb": ("wandb",), "mlflow": ("mlflow",)}
-
-
-def installed_trackers(names: Sequence[str]) -> list[str]:
-    """Return the trackers that are installed."""
-    unknown = sorted(set(names) - set(_MODULES))
-    if unknown:
-        raise KappaPlaceError(f"Unknown tracker '{unknown[0]}'. Choose from: {', '.join(_MODULES)}.")
-    return [name for name in names if any(importlib.util.find_spec(module) for module in _MODULES[name])]
 
 
 class RunLog:
@@ -202,7 +192,7 @@ class Loop:
         limits = (self._next(self.chunk), self._next(every), self.iterations)
         start, stop, began = self.iteration, min(limits), time.perf_counter()
         losses = {
-            name: self._mean_of_processes(x).cpu()
+            name: self.accelerator.reduce(x, "mean").cpu()
             for name, x in self.steps.run(self.epoch, start, stop).items()
         }
         self._check_finite(losses["loss"], start)
@@ -226,9 +216,6 @@ class Loop:
 
     def _next(self, every: int) -> int:
         return (self.iteration // every + 1) * every
-
-    def _mean_of_processes(self, values: Tensor) -> Tensor:
-        return self.accelerator.reduce(values, "mean") if self.accelerator.num_processes > 1 else values
 
     def _check_finite(self, losses: Tensor, start: int) -> None:
         bad = torch.nonzero(~torch.isfinite(losses)).flatten()
@@ -295,7 +282,7 @@ class Loop:
     def _any_process(self, condition: bool) -> bool:
         """Return whether the condition is met in any process: processes that wait must decide together."""
         flag = torch.tensor(float(condition), device=self.accelerator.device)
-        return bool(self.accelerator.reduce(flag, "sum") if self.accelerator.num_processes > 1 else flag)
+        return bool(self.accelerator.reduce(flag, "sum"))
 
     def _track(self, values: dict[str, float], step: int) -> None:
         if values and self.accelerator.trackers:

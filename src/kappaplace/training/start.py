@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -20,7 +22,6 @@ from kappaplace.models.heads import Head, HeadName, KappaHead, MirroredKappaHead
 from kappaplace.models.network import default_preprocessing
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.training.features import Autocast
-from kappaplace.training.loop import installed_trackers
 from kappaplace.training.recipes import Recipe
 from kappaplace.training.settings import RunSettings, Settings
 from kappaplace.training.steps import autocast_for
@@ -114,6 +115,17 @@ def _freeze(model: PlaceModel, recipe: Recipe, trainable: str) -> None:
         model.freeze_partially()
     else:
         model.requires_grad_(True)
+
+
+_MODULES = {"tensorboard": ("tensorboard", "tensorboardX"), "wandb": ("wandb",), "mlflow": ("mlflow",)}
+
+
+def installed_trackers(names: Sequence[str]) -> list[str]:
+    """Return the trackers that are installed."""
+    unknown = sorted(set(names) - set(_MODULES))
+    if unknown:
+        raise KappaPlaceError(f"Unknown tracker '{unknown[0]}'. Choose from: {', '.join(_MODULES)}.")
+    return [name for name in names if any(importlib.util.find_spec(module) for module in _MODULES[name])]
 
 
 @dataclass(frozen=True, eq=False)
