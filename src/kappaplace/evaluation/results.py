@@ -138,6 +138,7 @@ class EvaluationResult:
 
 VERSION = 1
 RESULTS, METRICS = "results.json", "metrics.csv"
+METRIC_COLUMNS = ("set", "score", "metric", "value", "low", "high")
 QUERIES, MATCHES, REFERENCES = "queries.parquet", "matches.parquet", "references.parquet"
 _SET_FACTS = ("references", "without_positives", "policy", "block", "left_out", "facts")
 
@@ -160,7 +161,7 @@ def write_result(result: EvaluationResult, folder: str | Path) -> Path:
     _write_parquet(target / QUERIES, [_query_columns(each) for each in result.sets])
     _write_parquet(target / MATCHES, [_match_columns(each) for each in result.sets])
     _write_parquet(target / REFERENCES, [_reference_columns(each) for each in result.sets])
-    write_rows(target / METRICS, metric_rows(result), ("set", "score", "metric", "value", "low", "high"))
+    write_rows(target / METRICS, metric_rows(result), METRIC_COLUMNS)
     record: dict[str, Json] = {
         "version": VERSION,
         "name": result.name,
@@ -214,7 +215,7 @@ def _set_facts(each: SetResult) -> dict[str, Json]:
         }
         for name, score in each.scores.items()
     }
-    known = {
+    presence = {
         "kappa": each.query_kappa is not None,
         "reference_kappa": each.reference_kappa is not None,
         "positions": each.query_positions is not None,
@@ -224,7 +225,7 @@ def _set_facts(each: SetResult) -> dict[str, Json]:
     }
     n, k = each.hits.shape
     facts = {name: getattr(each, name) for name in _SET_FACTS}
-    return {"name": each.name, "queries": n, "k": k, **facts, "known": known, "scores": scores}
+    return {"name": each.name, "queries": n, "k": k, **facts, "known": presence, "scores": scores}
 
 
 def plain(value: Json | np.generic) -> Json:
@@ -257,14 +258,8 @@ def metric_rows(result: EvaluationResult) -> Iterator[dict[str, str | float]]:
         for score, values, limits in tables:
             for metric, value in values.items():
                 low, high = map(float, limits.get(metric, (math.nan, math.nan)))
-                yield {
-                    "set": name,
-                    "score": score,
-                    "metric": metric,
-                    "value": float(value),
-                    "low": low,
-                    "high": high,
-                }
+                cells: list[str | float] = [name, score, metric, float(value), low, high]
+                yield dict(zip(METRIC_COLUMNS, cells, strict=True))
 
 
 def write_rows(file: Path, rows: Iterable[Mapping[str, str | float]], columns: Sequence[str]) -> Path:
@@ -330,7 +325,7 @@ def _match_columns(each: SetResult) -> Columns:
 
 
 def _reference_columns(each: SetResult) -> Columns:
-    rows = kept_references(each.references, each.matches.indices)
+    rows = references_to_store(each.references, each.matches.indices)
     n = len(rows)
     positions = None if each.reference_positions is None else each.reference_positions[rows]
     return {
@@ -427,7 +422,7 @@ def _set_of(facts: dict[str, Any], queries: pa.Table, matches: pa.Table, referen
     )
 
 
-def kept_references(references: int, retrieved: NDArray[np.int64]) -> NDArray[np.int64]:
+def references_to_store(references: int, retrieved: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the references to store: all, or for a very large map the matches and a sample.
 
     Args:

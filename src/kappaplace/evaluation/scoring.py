@@ -14,7 +14,7 @@ from kappaplace.data.positives import NoPositives, apply_policy
 from kappaplace.data.table import ImageNames, PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.evaluation.inputs import Retrieved
-from kappaplace.evaluation.results import MOST_REFERENCES, ScoreColumns, SetResult, kept_references
+from kappaplace.evaluation.results import MOST_REFERENCES, ScoreColumns, SetResult, references_to_store
 from kappaplace.metrics import ROUTE_BLOCK, success_at
 from kappaplace.retrieval.references import References
 from kappaplace.types import Embeddings, Matches
@@ -158,7 +158,7 @@ def _of_table(
     queries, root = table.query_rows[rows], str(table.root)
     images = ImageNames(table.paths, root, table.reference_rows)
     if len(images) > MOST_REFERENCES:  # a result must not hold the whole table in memory
-        images = images.keeping(kept_references(len(images), retrieved))
+        images = images.keeping(references_to_store(len(images), retrieved))
     posed = bool(table.posed.any())
     return {
         "query_images": ImageNames(table.paths[queries], root),
