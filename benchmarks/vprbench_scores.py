@@ -13,7 +13,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from kappaplace.evaluation.run import Choices, evaluate_matrices
+from kappaplace.evaluation.arrays import Labels, evaluate_matrices
+from kappaplace.evaluation.run import Choices
 from record import append_row
 
 NEIGHBORHOODS = {"SPEDTEST": "self", "corridor": "frames:5"}  # single places; one route of 111 frames
@@ -46,9 +47,9 @@ def main() -> None:
             sys.argv[i] = f"DATA/{arguments.data.name}"
     wrong = []
     for name, neighborhood in NEIGHBORHOODS.items():
-        files = [arguments.data / f"{name}.npz"], [arguments.data / f"{name}_positives.json"], []
+        labels = Labels([arguments.data / f"{name}_positives.json"], neighborhood=neighborhood)
         choices = Choices(resamples=arguments.resamples)
-        for result in evaluate_matrices(*files, choices, neighborhood=neighborhood):
+        for result in evaluate_matrices([arguments.data / f"{name}.npz"], labels, choices):
             found = result.metrics[name]
             recall = {f"R@{k}": found["recall"][f"R@{k}"] for k in (1, 5, 10)}
             print(f"{name:10}{result.name:14}" + "".join(f"{k} {v:.3f}  " for k, v in recall.items()))

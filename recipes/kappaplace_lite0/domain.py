@@ -55,7 +55,10 @@ def main() -> None:
         part = fit_domain(examples.domain, examples.right)
         assert part is not None
         parts.append(part)
-        print(f"{tables[0][0]}: {len(part.rows)} of {len(examples.right)} queries were answered correctly", flush=True)
+        print(
+            f"{tables[0][0]}: {len(part.rows)} of {len(examples.right)} queries were answered correctly",
+            flush=True,
+        )
     values = replace(calibration, domain=balanced(parts)).to_dict()
     replace_file(given.calibration, lambda part: part.write_text(json.dumps(values) + "\n", encoding="utf-8"))
 

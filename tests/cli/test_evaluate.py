@@ -127,10 +127,10 @@ def test_fused(kappaplace, saved_model, city_folder, tmp_path):  # noqa: F811
     out = kappaplace(*words, "--fuse", "pa,margin", "--fit-on", city_folder / "val.parquet", *QUICK)
     assert "Fused" in out
     assert "smECE" in out
-    assert "fit on a table of other places" in kappaplace(
+    assert "Fit on a table of other places" in kappaplace(
         *words, "--fuse", "pa", "--fit-on", city_folder / "test.parquet", refuses=True
     )
-    assert "give --fit-on TABLE" in kappaplace(*words, "--fuse", "pa", refuses=True)
+    assert "Pass --fit-on TABLE" in kappaplace(*words, "--fuse", "pa", refuses=True)
 
 
 def test_the_paper_without_data(kappaplace, tmp_path):
@@ -151,24 +151,24 @@ def test_bad_input_is_one_sentence(kappaplace, matrix, saved_model, city_folder,
         ((), "Give a model and at least one table"),
         ((saved_model,), "Give a model and at least one table"),
         ((*model, "--scores", "beauty"), "Unknown score 'beauty'"),
-        ((*model, "--k", 99), "Cannot retrieve 99 matches: there are 56 references"),
-        ((*model, "--k", 0), "needs k ≥ 1"),
+        ((*model, "--k", 99), "k must be between 1 and 56"),
+        ((*model, "--k", 0), "k must be at least 1"),
         ((*model, "--resize", "huge"), "--resize is model or protocol"),
         ((*model, "--device", "toaster"), "The device 'toaster' cannot be used here"),
         ((*model, "--root", tmp_path / "gone"), "No image file at"),
-        ((*model, "--batch-size", 0), "The batch size must be at least 1"),
+        ((*model, "--batch-size", 0), "batch_size must be at least 1"),
         ((*model, "--uncertainty", "gone.csv"), "There is no file gone.csv"),
         ((*model, "--fuse", "beauty", "--fit-on", model[1]), "Unknown score 'beauty'"),
         (("no-such-model", model[1]), "No model 'no-such-model'"),
         ((saved_model, "no.parquet"), "There is no table at no.parquet"),
-        ((*similar, "--method", "VGG"), "holds no method 'VGG'"),
+        ((*similar, "--method", "VGG"), "does not contain the method 'VGG'"),
         ((*similar, "--k", 41), "k must be between 1 and 40, the number of references, got 41"),
         ((*similar, "--neighbourhood", "metres:5"), "needs positions"),
         ((*similar, "--fuse", "pa"), "need a model"),
-        ((*similar, city_folder / "val.parquet"), "the table val holds 24 and 56"),
+        ((*similar, city_folder / "val.parquet"), "the table val has 24 and 56"),
         ((*similar, "--descriptors", "q.npy", "r.npy"), "Give one of"),
         ((*similar, "--kappa", "q.npy", "r.npy"), "--kappa belongs to --descriptors"),
-        (("--similarities", matrix[0]), "give --positives FILE or a table"),
+        (("--similarities", matrix[0]), "Pass --positives FILE or a table"),
         (("--similarities", matrix[0], "--positives", empty), "40 queries and 40 references to evaluate but"),
         (("--protocol", "paper"), "needs --data DIR"),
         (("--protocol", "other"), "--protocol knows paper only"),

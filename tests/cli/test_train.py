@@ -102,8 +102,11 @@ def test_from_tables_to_a_model_that_knows_kappa(
     [
         (("kappa-xt",), "Unknown recipe 'kappa-xt'"),
         (("retrieval",), "A run needs --data TABLE and --out FOLDER"),
-        (("retrieval", "-s", "optimiser.lr=fast"), "optimiser.lr must be a number; got 'fast'"),
-        (("retrieval", "-s", "optimizer.lr=1"), "There is no option 'optimizer.lr'; sections are: model"),
+        (("retrieval", "-s", "optimiser.lr=fast"), "optimiser.lr must be a number, got 'fast'"),
+        (
+            ("retrieval", "-s", "optimizer.lr=1"),
+            "Unknown option 'optimizer.lr'. Choose a section from: model",
+        ),
         (("retrieval", "--config", "nowhere.toml"), "The settings nowhere.toml cannot be read"),
         (("retrieval", "--data", "nowhere.parquet", "--out", "x"), "nowhere.parquet"),
     ],

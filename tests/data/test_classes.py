@@ -165,7 +165,7 @@ def test_without_headings_and_without_images() -> None:
 def test_bad_input_is_refused(wrong: dict) -> None:
     with pytest.raises(KappaPlaceError):
         assign_classes(**{"positions": [[0, 0]], "heading": [0], **wrong})
-    with pytest.raises(KappaPlaceError, match="no group"):
+    with pytest.raises(KappaPlaceError, match="group must be between 0 and 24"):
         assign_classes([[0, 0]]).group(25)
 
 

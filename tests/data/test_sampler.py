@@ -115,11 +115,11 @@ def test_a_pass_of_place_batches_repeats_no_place() -> None:
 
 def test_what_cannot_be_sampled_is_refused() -> None:
     whole = group([3] * 5)
-    with pytest.raises(KappaPlaceError, match="Rank 2"):
+    with pytest.raises(KappaPlaceError, match="rank must be between 0 and 1, got 2"):
         ClassSampler(whole, rank=2, world_size=2)
     with pytest.raises(KappaPlaceError, match="fewer places"):
         PlaceBatchSampler(whole, places=6, images=2)
-    with pytest.raises(KappaPlaceError, match="No class"):
+    with pytest.raises(KappaPlaceError, match="There is no class"):
         ClassSampler(group([]))
     with pytest.raises(KappaPlaceError, match="4 classes"):
         ClassSampler(whole).load_state_dict({"seed": 0, "position": 0, "classes": 4})

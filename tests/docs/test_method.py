@@ -69,7 +69,7 @@ def test_settings_that_are_named_exist() -> None:
 
 
 def test_every_table_of_the_protocol_is_on_the_page() -> None:
-    source = (ROOT / "src/kappaplace/evaluation/paper.py").read_text(encoding="utf-8")
+    source = (ROOT / "src/kappaplace/evaluation/paper.toml").read_text(encoding="utf-8")
     labels = set(re.findall(r"\"((?:tab|fig):\w+)\"", source))
     assert labels
     shown = set(re.findall(r"`((?:tab|fig):\w+)`", PAGE))

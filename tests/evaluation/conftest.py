@@ -1,4 +1,4 @@
-"""A walk of 72 small pictures as a table, and the model that embeds it."""
+"""A walk of 72 small images as a table, and the model that embeds it."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ def table(city_folder: Path) -> PlaceImages:
 
 @pytest.fixture
 def route(table: PlaceImages, city_folder: Path) -> PlaceImages:
-    """As many queries as a block bootstrap needs: the references of the walk ask the references."""
+    """Enough queries for a block bootstrap: the references of the walk are also the queries."""
     rows = np.resize(table.reference_rows, 48)
     paths = np.concatenate([table.paths[rows], table.paths[table.reference_rows]])
-    asked = np.arange(len(paths)) < 48
+    is_query_row = np.arange(len(paths)) < 48
     positions = np.concatenate([table.positions[rows], table.positions[table.reference_rows]])
     return PlaceImages.create(
         paths,
         positions,
-        is_query=asked,
+        is_query=is_query_row,
         root=table.root,
         name="route",
         neighborhood=Neighborhood("frames", 2),

@@ -17,13 +17,13 @@ from kappaplace.evaluation.run import Choices, evaluate_sets
 
 
 def noisy(noise: float, seed: int = 0, queries: int = 80, name: str = "SET", **rest) -> EvaluationResult:
-    """Query i belongs to reference i, the better seen the less noise; the same queries for every noise."""
+    """Query i shows reference i, with more or less noise; the queries are the same for every noise."""
     rng = np.random.default_rng(seed)
     matrix = 0.2 * np.eye(queries) + noise * rng.uniform(-0.2, 0.2, (queries, queries))
     positives = Positives.from_lists([[i] for i in range(queries)], queries)
-    found = from_similarities(matrix.astype(np.float32), positives, name=name)
-    found = replace(found, facts={"hash": f"{name}{queries}"})
-    return evaluate_sets(f"noise {noise}", [found], Choices("cosine,pa", resamples=0), **rest)
+    measured = from_similarities(matrix.astype(np.float32), positives, name=name)
+    measured = replace(measured, facts={"hash": f"{name}{queries}"})
+    return evaluate_sets(f"noise {noise}", [measured], Choices("cosine,pa", resamples=0), **rest)
 
 
 def test_a_clear_difference_is_found_and_none_is_not():
@@ -60,24 +60,24 @@ def test_one_score_against_all_others():
     assert math.isnan(pa.p_value)
     assert cosine.difference == pytest.approx(cosine.value - pa.value)
     for results, name in (([noisy(1.2)], "beauty"), ([noisy(1.2), noisy(0.9)], "pa")):
-        with pytest.raises(KappaPlaceError, match="--against names the score of one folder"):
+        with pytest.raises(KappaPlaceError, match="must be a score of a single evaluation"):
             compare_results(results, against=name, resamples=5)
 
 
 @pytest.mark.parametrize("metric", ["AURC", "ECE@5", "zoom ECE@1", "match ECE@10", "R@100%P", "mAP@5"])
 def test_every_metric_agrees_with_the_evaluation(metric):
     result = noisy(1.2)
-    found = result.metrics["SET"]
+    measured = result.metrics["SET"]
     rows = compare_results([result], metric, resamples=5).sets[0].rows
     assert rows
     for score, (cell,) in rows.items():
         assert cell is not None
-        assert cell.value == (found["scores"][score][metric] if score else found["recall"][metric])
+        assert cell.value == (measured["scores"][score][metric] if score else measured["recall"][metric])
 
 
-def test_other_queries_are_told_and_not_tested():
+def test_other_queries_are_reported_and_not_tested():
     table = compare_results([noisy(1.2), noisy(1.2, queries=60)], resamples=50)
-    assert "not of the same queries" in table.sets[0].note
+    assert "do not have the same queries" in table.sets[0].note
     assert all(cell is None or math.isnan(cell.p_value) for cell in table.sets[0].rows["cosine"])
 
 
@@ -98,5 +98,5 @@ def test_pooled_over_the_sets_that_all_have(tmp_path):
 def test_bad_comparisons():
     with pytest.raises(KappaPlaceError, match="No score has the metric 'beauty'"):
         compare_results([noisy(1.2)], "beauty", resamples=5)
-    with pytest.raises(KappaPlaceError, match="no set in common"):
+    with pytest.raises(KappaPlaceError, match="no dataset in common"):
         compare_results([noisy(1.2), noisy(1.2, name="OTHER")], resamples=5)

@@ -1,4 +1,4 @@
-"""What researchers bring: similarity matrices, positives, descriptors, scores of their own."""
+"""Input files: similarity matrices, positives, descriptors and the user's own scores."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ import pytest
 
 from kappaplace.data.positives import Positives
 from kappaplace.errors import KappaPlaceError
-from kappaplace.evaluation.inputs import (
-    Retrieved,
-    from_similarities,
+from kappaplace.evaluation.arrays import (
+    Labels,
+    evaluate_descriptors,
+    evaluate_matrices,
     read_embeddings,
     read_positives,
     read_similarities,
 )
+from kappaplace.evaluation.inputs import Retrieved, from_similarities
 from kappaplace.evaluation.own_scores import read_own_score
-from kappaplace.evaluation.run import Choices, evaluate_descriptors, evaluate_matrices
+from kappaplace.evaluation.run import Choices
 from kappaplace.retrieval.exact import search, search_matrix
 
 QUICK = Choices(resamples=0)
@@ -33,7 +35,7 @@ def cosines(queries: int = 12, references: int = 30, seed: int = 0) -> np.ndarra
 
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[Path, Path]:
-    """A file as VPR-Bench's users have it: several methods in one npz, positives as a list of lists."""
+    """Files like those of VPR-Bench: several methods in one npz, positives as a list of lists."""
     np.savez_compressed(tmp_path / "SET.npz", NetVLAD=cosines(seed=0), **{"ap-gem": cosines(seed=1)})
     (tmp_path / "SET_positives.json").write_text(json.dumps([[i, i + 1] for i in range(12)]))
     return tmp_path / "SET.npz", tmp_path / "SET_positives.json"
@@ -45,17 +47,17 @@ def retrieved(k: int = 5) -> Retrieved:
 
 def test_one_evaluation_for_each_method(files):
     matrix, positives = files
-    found = list(evaluate_matrices([matrix], [positives], [], QUICK))
-    assert [result.name for result in found] == ["NetVLAD", "ap-gem"]
-    one = list(evaluate_matrices([matrix], [positives], [], QUICK, method="ap-gem"))
+    results = list(evaluate_matrices([matrix], Labels([positives]), QUICK))
+    assert [result.name for result in results] == ["NetVLAD", "ap-gem"]
+    one = list(evaluate_matrices([matrix], Labels([positives]), QUICK, method="ap-gem"))
     assert [result.name for result in one] == ["ap-gem"]
-    np.testing.assert_equal(one[0].metrics, found[1].metrics)
+    np.testing.assert_equal(one[0].metrics, results[1].metrics)
     top = cosines(seed=1).argmax(axis=1)
     assert one[0].metrics["SET"]["recall"]["R@1"] == np.mean(
         (top == np.arange(12)) | (top == np.arange(12) + 1)
     )
     assert "margin" in one[0].sets[0].left_out
-    near = next(evaluate_matrices([matrix], [positives], [], QUICK, neighborhood="frames:1"))
+    near = next(evaluate_matrices([matrix], Labels([positives], neighborhood="frames:1"), QUICK))
     assert "margin" in near.sets[0].scores
 
 
@@ -63,8 +65,8 @@ def test_several_sets_are_pooled(files, tmp_path):
     np.save(tmp_path / "other.npy", cosines(8, 20))
     np.savez(tmp_path / "one.npz", NetVLAD=cosines())
     (tmp_path / "other.json").write_text(json.dumps({"positives": [[i] for i in range(8)]}))
-    sets = [tmp_path / "one.npz", tmp_path / "other.npy"], [files[1], tmp_path / "other.json"], []
-    (result,) = evaluate_matrices(*sets, QUICK, name="mine")
+    labels = Labels([files[1], tmp_path / "other.json"])
+    (result,) = evaluate_matrices([tmp_path / "one.npz", tmp_path / "other.npy"], labels, QUICK, name="mine")
     assert result.name == "mine"
     assert list(result.metrics) == ["one", "other", "pooled", "mean"]
 
@@ -88,8 +90,8 @@ def test_positives_in_every_form(tmp_path):
     np.save(tmp_path / "c.npy", matrix)
     np.savez(tmp_path / "d.npz", indptr=expected.indptr, indices=expected.indices)
     for name in ("a.json", "b.json", "c.npy", "d.npz"):
-        found = read_positives(tmp_path / name, 4)
-        assert [found.of(i).tolist() for i in range(3)] == lists, name
+        results = read_positives(tmp_path / name, 4)
+        assert [results.of(i).tolist() for i in range(3)] == lists, name
 
 
 def test_descriptors_with_and_without_kappa(tmp_path, table):
@@ -102,8 +104,9 @@ def test_descriptors_with_and_without_kappa(tmp_path, table):
         paths.append((tmp_path / f"{name}.npy", tmp_path / f"{name}_kappa.npy"))
     table.save(tmp_path / "t.parquet")
     descriptors, kappa = zip(*paths, strict=True)
-    bare = evaluate_descriptors(descriptors, None, [], [tmp_path / "t.parquet"], QUICK)
-    full = evaluate_descriptors(descriptors, kappa, [], [tmp_path / "t.parquet"], QUICK)
+    labels = Labels(tables=[tmp_path / "t.parquet"])
+    bare = evaluate_descriptors(descriptors, None, labels, QUICK)
+    full = evaluate_descriptors(descriptors, kappa, labels, QUICK)
     assert {"margin", "sue", "aliasing", "z-score"} <= set(bare.sets[0].scores)
     assert set(full.sets[0].scores) - set(bare.sets[0].scores) == {
         "inverse-kappa",
@@ -114,48 +117,48 @@ def test_descriptors_with_and_without_kappa(tmp_path, table):
 
 
 def test_own_scores(tmp_path):
-    found = retrieved()
+    results = retrieved()
     by_query = tmp_path / "mine.csv"
     by_query.write_text("query,uncertainty\n" + "".join(f"{i},{i / 10}\n" for i in reversed(range(12))))
-    score = read_own_score(by_query, found)
+    score = read_own_score(by_query, results)
     assert (score.name, score.match, score.probability) == ("mine", None, None)
     np.testing.assert_allclose(score.query, np.arange(12) / 10)
     sure = tmp_path / "sure.csv"
     sure.write_text("query,probability\n" + "".join(f"{i},{i / 20}\n" for i in range(12)))
-    score = read_own_score(sure, found)
+    score = read_own_score(sure, results)
     np.testing.assert_allclose(score.query, 1 - np.arange(12) / 20)
     np.testing.assert_allclose(score.probability, np.arange(12) / 20)
 
 
 def test_own_scores_of_pairs(tmp_path):
-    found = retrieved()
-    indices = found.evidence.matches.indices
+    results = retrieved()
+    indices = results.evidence.matches.indices
     lines = [f"{i},{r},{i + r / 100}" for i, row in enumerate(indices) for r in row]
     file = tmp_path / "pairs.csv"
     file.write_text("\n".join(["query,reference,uncertainty", *lines]))
-    score = read_own_score(file, found)
+    score = read_own_score(file, results)
     expected = np.arange(12)[:, None] + indices / 100
     np.testing.assert_allclose(score.match, expected)
     np.testing.assert_allclose(score.query, expected[:, 0])
     file.write_text("\n".join(["query,reference,uncertainty", *lines[::5]]))  # the top matches alone
-    assert read_own_score(file, found).match is None
+    assert read_own_score(file, results).match is None
     file.write_text("\n".join(["query,reference,uncertainty", *lines[1:]]))
     with pytest.raises(KappaPlaceError, match="lacks 1 of the top matches"):
-        read_own_score(file, found)
+        read_own_score(file, results)
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
-        ("query,uncertainty\n0,1\n0,2\n", "query 0 stands there twice"),
-        ("query,reference,uncertainty\n0,1,1\n0,1,2\n", "query 0 with reference 1 stands there twice"),
-        ("query,reference,uncertainty,probability\n0,1,1,0.5\n", "a probability is of a query"),
+        ("query,uncertainty\n0,1\n0,2\n", "query 0 appears more than once"),
+        ("query,reference,uncertainty\n0,1,1\n0,1,2\n", "query 0 with reference 1 appears more than once"),
+        ("query,reference,uncertainty,probability\n0,1,1,0.5\n", "a probability belongs to a query"),
         ("uncertainty,query\n0.5\n", "query '' is neither a number"),
     ],
 )
-def test_own_scores_that_cannot_be_are_told(text, told, tmp_path):
+def test_invalid_own_scores_are_reported(text, message, tmp_path):
     (tmp_path / "mine.csv").write_text(text)
-    with pytest.raises(KappaPlaceError, match=told):
+    with pytest.raises(KappaPlaceError, match=message):
         read_own_score(tmp_path / "mine.csv", retrieved())
 
 
@@ -165,14 +168,14 @@ def test_own_scores_by_image_path_and_set(tmp_path, table):
     matrix = cosines(len(names), len(table.reference_rows))
     lines = [f"val,{name},{i}" for i, name in enumerate(names)] + ["other,0,99"]
     (tmp_path / "mine.csv").write_text("\n".join(["set,query,uncertainty", *lines]))
-    found = from_similarities(matrix, positives, table, name="val")
-    assert read_own_score(tmp_path / "mine.csv", found).query.tolist() == list(range(len(names)))
+    results = from_similarities(matrix, positives, table, name="val")
+    assert read_own_score(tmp_path / "mine.csv", results).query.tolist() == list(range(len(names)))
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("a,b\n1,2\n", "needs a first line that names its columns"),
+        ("a,b\n1,2\n", "needs a first line with the names of its columns"),
         ("query,x\n1,2\n", "needs the column uncertainty"),
         ("query,uncertainty\n0,1\n", "lacks 11 of the 12 queries of SET"),
         ("query,uncertainty\n99,1\n", "query '99' is neither a number from 0 to 11"),
@@ -211,7 +214,9 @@ def test_bad_matrices():
 
 
 def test_bad_files(files, tmp_path):
-    with pytest.raises(KappaPlaceError, match=r"holds no method 'VGG'; it has NetVLAD, ap-gem"):
+    with pytest.raises(
+        KappaPlaceError, match=r"does not contain the method 'VGG'. Choose from: NetVLAD, ap-gem"
+    ):
         read_similarities(files[0], "VGG")
     with pytest.raises(KappaPlaceError, match="There is no file"):
         read_similarities(tmp_path / "none.npz")
@@ -219,7 +224,7 @@ def test_bad_files(files, tmp_path):
     with pytest.raises(KappaPlaceError, match="cannot be read as a NumPy file"):
         read_similarities(tmp_path / "bad.npz")
     np.save(tmp_path / "whole.npy", np.arange(6).reshape(2, 3))
-    with pytest.raises(KappaPlaceError, match="no matrix of floating-point similarities"):
+    with pytest.raises(KappaPlaceError, match="must contain a matrix of floating-point similarities"):
         read_similarities(tmp_path / "whole.npy")
     np.save(tmp_path / "pickle.npy", np.array([[0], [1, 2]], dtype=object), allow_pickle=True)
     with pytest.raises(KappaPlaceError, match="cannot be read as a NumPy file"):
@@ -236,6 +241,6 @@ def test_bad_files(files, tmp_path):
     with pytest.raises(KappaPlaceError, match="one κ for each of 4 descriptors"):
         read_embeddings(tmp_path / "q.npy", tmp_path / "kappa.npy")
     with pytest.raises(KappaPlaceError, match="1 sets but 2 positives files"):
-        list(evaluate_matrices([files[0]], [files[1]] * 2, [], QUICK))
-    with pytest.raises(KappaPlaceError, match="give --positives FILE or a table"):
-        list(evaluate_matrices([files[0]], [], [], QUICK))
+        list(evaluate_matrices([files[0]], Labels([files[1]] * 2), QUICK))
+    with pytest.raises(KappaPlaceError, match="Pass --positives FILE or a table"):
+        list(evaluate_matrices([files[0]], Labels(), QUICK))

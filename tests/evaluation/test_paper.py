@@ -1,4 +1,4 @@
-"""The paper's numbers, and what of them can be measured."""
+"""The paper's numbers, and those that can be measured."""
 
 from __future__ import annotations
 
@@ -8,17 +8,27 @@ from dataclasses import replace
 import pytest
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.evaluation.paper import COST, NUMBERS, POOL, POOLED, PROTOCOLS_OF, ROLES
-from kappaplace.evaluation.paper_run import SCORES, compare_with_paper, paper_rows, parse_models
+from kappaplace.evaluation.paper import (
+    COST,
+    NUMBERS,
+    POOL,
+    POOLED,
+    PROTOCOLS_OF,
+    ROLES,
+    SCORES,
+    compare_with_paper,
+    paper_rows,
+    parse_models,
+)
 from kappaplace.evaluation.run import Choices, Machine
 from kappaplace.uncertainty import SCORES as REGISTRY
 
 QUICK = Choices(resamples=0)
 
 
-def number(table: str, method: str, where: str, metric: str) -> float:
-    (found,) = [n.value for n in NUMBERS if n[:4] == (table, method, where, metric)]
-    return found
+def number(table: str, method: str, dataset: str, metric: str) -> float:
+    (value,) = [n.value for n in NUMBERS if n[:4] == (table, method, dataset, metric)]
+    return value
 
 
 def test_some_numbers_of_every_table():
@@ -38,7 +48,7 @@ def test_some_numbers_of_every_table():
     }
 
 
-def test_numbers_are_shares_with_a_known_role_set_and_score():
+def test_numbers_are_fractions_with_a_valid_role_set_and_score():
     for each in NUMBERS:
         assert 0 < each.value < 1
         assert each.role in ROLES
@@ -61,7 +71,7 @@ def test_without_data_every_row_says_so(tmp_path):
 
 
 def test_what_can_be_run_is_run(saved_model, table, tmp_path):
-    """A small city in the place of St. Francis: counts that are not verified only warn."""
+    """A small city instead of St. Francis: unverified counts only cause a warning."""
     for name in ("sf-xl-v1", "msls-val"):
         replace(table, name=name, protocol=name).save(tmp_path / f"{name}.parquet")
     machine = Machine(cache=tmp_path / "cache")
@@ -78,7 +88,7 @@ def test_what_can_be_run_is_run(saved_model, table, tmp_path):
     assert mine["ours"] == metrics["scores"]["pa"]["ECE@5"]
     assert mine["difference"] == mine["ours"] - 0.713
     reasons = {row.reason for row in comparison.rows}
-    assert "no model given as jt=MODEL (KappaPlace-JT, ResNet-50)" in reasons
+    assert "no model: jt=MODEL (KappaPlace-JT, ResNet-50)" in reasons
     # MSLS is resized to 512×512, San Francisco keeps its size, whatever the model would do by itself.
     sizes = [each.facts["preprocessing"]["size"] for each in comparison.evaluations["pt"].sets]
     assert sizes == [None, [512, 512]]
@@ -86,8 +96,8 @@ def test_what_can_be_run_is_run(saved_model, table, tmp_path):
 
 def test_roles(saved_model, table, tmp_path):
     assert parse_models(["jt=a", "seeds-r18=b", "seeds-r18=c"]) == {"jt": ["a"], "seeds-r18": ["b", "c"]}
-    with pytest.raises(KappaPlaceError, match="Two models are there as pt"):
+    with pytest.raises(KappaPlaceError, match="more than one model for the role pt"):
         parse_models([str(saved_model), str(saved_model)])
     table.save(tmp_path / "amstertime.parquet")
-    with pytest.raises(KappaPlaceError, match="is a table of no protocol"):
+    with pytest.raises(KappaPlaceError, match="must have the protocol"):
         compare_with_paper([], tmp_path, QUICK)

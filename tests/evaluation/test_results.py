@@ -39,16 +39,16 @@ def test_every_score_is_there_or_has_a_reason(tiny, table, tmp_path):
 
 def test_metrics_are_those_of_the_metrics_package(tiny, table, tmp_path):
     result = evaluate_table(tiny, table, "l2,kappaplace", cache=tmp_path / "cache")
-    found = measure([result], resamples=20)["val"]
+    metrics = measure([result], resamples=20)["val"]
     success = result.hits[:, 0]
     for name, clamp in (("l2", UPPER_TAIL), ("kappaplace", BOTH_TAILS)):
         query = result.scores[name].query
-        assert found["scores"][name]["AUROC"] == auroc(query, success)
-        assert found["scores"][name]["ECE@1"] == expected_calibration_error(query, success, clamp)
-        low, high = found["intervals"]["scores"][name]["AUROC"]
-        assert low <= found["scores"][name]["AUROC"] <= high
-    assert found["recall"]["R@1"] == success.mean()
-    assert found["scores"]["l2"]["match ECE@1"] == found["scores"]["l2"]["ECE@1"]
+        assert metrics["scores"][name]["AUROC"] == auroc(query, success)
+        assert metrics["scores"][name]["ECE@1"] == expected_calibration_error(query, success, clamp)
+        low, high = metrics["intervals"]["scores"][name]["AUROC"]
+        assert low <= metrics["scores"][name]["AUROC"] <= high
+    assert metrics["recall"]["R@1"] == success.mean()
+    assert metrics["scores"]["l2"]["match ECE@1"] == metrics["scores"]["l2"]["ECE@1"]
 
 
 def test_pooled_and_mean(cache, table, city_folder):
@@ -61,7 +61,7 @@ def test_pooled_and_mean(cache, table, city_folder):
     hits = np.concatenate([each.hits[:, 0] for each in result.sets])
     query = np.concatenate([each.scores["l2"].query for each in result.sets])
     assert result.metrics["pooled"]["scores"]["l2"]["AUROC"] == auroc(query, hits)
-    with pytest.raises(KappaPlaceError, match="Two sets are called val"):
+    with pytest.raises(KappaPlaceError, match="The name 'val' is used for more than one dataset"):
         evaluate_sets("tiny", [sets[0], sets[0]], Choices("l2", resamples=0))
 
 
@@ -137,14 +137,14 @@ def test_policies(cache, table):
         evaluate_sets("x", [lost], Choices("l2", policy=NoPositives.ERROR, resamples=0))
 
 
-def test_fitting_gives_every_score_a_probability(cache, table, city_folder):
+def test_fitting_fits_every_score_a_probability(cache, table, city_folder):
     fitted = fit_on(from_table(table, cache), Choices("l2,pa", fuse=("pa", "margin")))
     other = from_table(PlaceImages.open(city_folder / "test.parquet"), cache)
     result = evaluate_sets("x", [other], Choices("l2,pa", resamples=5), fitted=fitted)
-    found = result.metrics["test"]["scores"]
-    assert list(found) == ["l2", "pa", "fused"]
-    for name in found:
-        assert {"smooth ECE", "debiased ECE", "Brier", "Brier resolution", "log-loss"} <= set(found[name])
+    metrics = result.metrics["test"]["scores"]
+    assert list(metrics) == ["l2", "pa", "fused"]
+    for name in metrics:
+        assert {"smooth ECE", "debiased ECE", "Brier", "Brier resolution", "log-loss"} <= set(metrics[name])
     fused = result.sets[0].scores["fused"]
     np.testing.assert_allclose(fused.probability, 1 - fused.query)
     assert result.facts["fused"]["scores"] == ["pa", "margin"]
@@ -191,5 +191,5 @@ def test_damaged_folders_are_one_sentence(tmp_path):
     with pytest.raises(KappaPlaceError, match="cannot be read"):
         read_result(tmp_path)
     (tmp_path / "results.json").write_text('{"version": 99}')
-    with pytest.raises(KappaPlaceError, match="is of version 99"):
+    with pytest.raises(KappaPlaceError, match="has version 99"):
         read_result(tmp_path)

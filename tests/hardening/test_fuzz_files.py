@@ -20,7 +20,8 @@ from kappaplace.data.readers.trajectory import read_poses
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.evaluation import evaluate_sets, read_result, write_result
-from kappaplace.evaluation.inputs import from_similarities, read_embeddings, read_positives, read_similarities
+from kappaplace.evaluation.arrays import read_embeddings, read_positives, read_similarities
+from kappaplace.evaluation.inputs import from_similarities
 from kappaplace.evaluation.run import Choices
 from kappaplace.maps import BuildOptions, PlaceMap
 from kappaplace.maps.exchange import export_map, import_map

@@ -1,4 +1,4 @@
-"""A run in a process of its own, for tests that kill it or start several of them."""
+"""A run in a separate process, for tests that kill it or start several of them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ OPTIONS = [
 
 @cache
 def small_data() -> tuple[TrainingSet, ValidationSet]:
-    """A corner of the synthetic city to learn from, and another district to be tested in."""
+    """Training images from a corner of the synthetic city, and validation images from another district."""
     city = SyntheticCity(0, (1, 1))
     training = city.views("train", spacing=30.0, per_class=6, strength=0.3, seed=0)
     test = city.views("val", spacing=10.0, queries=30, query_strength=0.5, seed=0)
@@ -72,7 +72,7 @@ def small_encoder() -> PlaceModel:
 
 
 def small_run(recipe: str, folder: str, *options: str, start: bool = False) -> Trained:
-    """Train on the small data; ``start`` begins with the trained encoder."""
+    """Train on the small data; with ``start``, from the trained encoder."""
     torch.set_num_threads(THREADS)
     data, validation = small_data()
     settings = settings_for(recipe, "", [*OPTIONS, *options])

@@ -1,4 +1,4 @@
-"""The batch plan: whose turn it is, which images, which views; the same however it is cut."""
+"""The batch plan: which group, images and views; the same for every division into steps."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from kappaplace.training.places import PlaceClasses, assign_classes, classes_of_
 
 def classes(places: int = 12, images: int = 5) -> PlaceClasses:
     """Two groups of places on a line, images in a shuffled order."""
-    where = np.random.default_rng(0).permutation(np.repeat(np.arange(places), images))
-    positions = np.stack([where * 10.0 + 5, np.full(len(where), 5.0)], axis=1)
+    place_numbers = np.random.default_rng(0).permutation(np.repeat(np.arange(places), images))
+    positions = np.stack([place_numbers * 10.0 + 5, np.full(len(place_numbers), 5.0)], axis=1)
     return assign_classes(positions, groups_per_axis=2, min_images=1)
 
 
 def plan(**options: int) -> BatchPlan:
-    found = classes()
-    groups = tuple(found.group(number) for number in np.flatnonzero(found.group_sizes))
+    place_classes = classes()
+    groups = tuple(place_classes.group(number) for number in np.flatnonzero(place_classes.group_sizes))
     return BatchPlan(groups, **{"batch_size": 6, "iterations": 5, **options})
 
 
@@ -111,13 +111,13 @@ def test_part_takes_all_columns() -> None:
         np.testing.assert_array_equal(column, whole[2:4])
 
 
-def test_what_makes_no_batch_is_told() -> None:
+def test_invalid_batches_are_reported() -> None:
     group = classes_of_places(np.repeat(np.arange(3), 4), 1).all()
-    with pytest.raises(KappaPlaceError, match="no place to learn"):
+    with pytest.raises(KappaPlaceError, match="no place to train on"):
         BatchPlan((), 4, 1)
     with pytest.raises(KappaPlaceError, match="Group 0 has 12 images, fewer than a batch of 16"):
         BatchPlan((group,), 16, 1)
-    with pytest.raises(KappaPlaceError, match="A batch of 6 cannot be made of places with 4 images each"):
+    with pytest.raises(KappaPlaceError, match=r"must be a multiple of optimiser\.images_per_place=4, got 6"):
         BatchPlan((group,), 6, 1, images_per_place=4)
-    with pytest.raises(KappaPlaceError, match="ask for fewer places"):
+    with pytest.raises(KappaPlaceError, match="Use fewer places"):
         BatchPlan((group,), 8, 1, images_per_place=2).items(0, 0, 1)

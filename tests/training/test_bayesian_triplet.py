@@ -112,7 +112,7 @@ def test_gradient_is_finite_in_extremes(size: float) -> None:
 
 
 @pytest.mark.parametrize("places", [[0, 0, 0], [0, 1, 2]])
-def test_no_triplet_gives_a_zero_that_backpropagates(places: list[int]) -> None:
+def test_no_triplet_is_a_zero_that_backpropagates(places: list[int]) -> None:
     z, v = (x.requires_grad_() for x in gaussians(3, 4))
     loss = bayesian_triplet_loss(z, v, torch.tensor(places))
     loss.backward()
@@ -122,7 +122,7 @@ def test_no_triplet_gives_a_zero_that_backpropagates(places: list[int]) -> None:
         assert not x.grad.any()
 
 
-def test_bad_input_is_refused() -> None:
+def test_bad_input_is_rejected() -> None:
     z, v = gaussians(3, 4)
     with pytest.raises(KappaPlaceError, match="descriptors B×d"):
         bayesian_triplet_loss(z, v[:, None], torch.arange(3))

@@ -14,7 +14,7 @@ from kappaplace.training.losses import Pairs, all_pairs, multi_similarity_loss, 
 
 
 def batch(places: list[int], dim: int = 6, seed: int = 0, spread: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Unit descriptors, those of a place near each other as far as `spread` is small."""
+    """Unit descriptors; the smaller `spread`, the closer are those of a place."""
     g = torch.Generator().manual_seed(seed)
     centres = torch.randn(max(places) + 1, dim, generator=g, dtype=torch.float64)
     z = centres[places] + spread * torch.randn(len(places), dim, generator=g, dtype=torch.float64)
@@ -70,10 +70,10 @@ def test_miner_and_loss_by_hand(name: str, epsilon: float) -> None:
     positive, negative = mine_by_hand(z.numpy(), places.tolist(), epsilon)
     assert as_set(pairs.positive) == positive
     assert as_set(pairs.negative) == negative
-    for chosen, settings in ((pairs, (2.0, 50.0, 0.5)), (None, (1.0, 30.0, 0.3))):
-        used = all_pairs(places) if chosen is None else chosen
+    for selection, settings in ((pairs, (2.0, 50.0, 0.5)), (None, (1.0, 30.0, 0.3))):
+        used = all_pairs(places) if selection is None else selection
         expected = loss_by_hand(z.numpy(), as_set(used.positive), as_set(used.negative), *settings)
-        ours = multi_similarity_loss(z, places, chosen, *settings)
+        ours = multi_similarity_loss(z, places, selection, *settings)
         assert float(ours) == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
@@ -144,7 +144,7 @@ def test_pairs_may_be_chosen_by_the_caller() -> None:
         (torch.ones(0, 2), torch.arange(0)),
     ],
 )
-def test_bad_input_is_refused(descriptors: Tensor, places: Tensor) -> None:
+def test_bad_input_is_rejected(descriptors: Tensor, places: Tensor) -> None:
     with pytest.raises(KappaPlaceError, match="descriptors B×d"):
         multi_similarity_loss(descriptors, places)
     with pytest.raises(KappaPlaceError, match="descriptors B×d"):

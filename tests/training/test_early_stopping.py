@@ -13,7 +13,7 @@ from kappaplace.training.early_stopping import EarlyStopping, better
 
 
 def test_two_phases_by_hand() -> None:
-    """JT with patience 2: R@1 first; when its patience is over, ECE@1 from the value of that epoch."""
+    """Joint training with patience 2: R@1 first; when its patience ends, ECE@1 from its current value."""
     stopping = EarlyStopping(("R@1", "ECE@1"), patience=2)
     trace = [
         # R@1, ECE@1 → what improved, the metric watched afterwards, whether it is over
@@ -34,7 +34,7 @@ def test_two_phases_by_hand() -> None:
 
 
 def stop_by_hand(values: list[float], higher: bool, patience: int, delta: float) -> int | None:
-    """Epoch (from 1) at which patience with one metric is over."""
+    """Epoch (from 1) at which patience with a metric ends."""
     for epoch in range(1, len(values) + 1):
         last_best, best = 1, values[0]
         for number, value in enumerate(values[:epoch], 1):
@@ -70,18 +70,18 @@ def test_one_metric_stops_when_the_definition_says(
 
 
 @given(pairs=st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=12), data=st.data())
-def test_a_saved_state_goes_on_as_if_nothing_had_been(
+def test_a_saved_state_resumes_without_a_difference(
     pairs: list[tuple[float, float]], data: st.DataObject
 ) -> None:
     cut = data.draw(st.integers(0, len(pairs)))
     whole, first = (EarlyStopping(("R@1", "ECE@1"), 2) for _ in range(2))
     rows = [{"R@1": recall, "ECE@1": ece} for recall, ece in pairs]
     expected = [whole.update(epoch, row) for epoch, row in enumerate(rows, 1)]
-    found = [first.update(epoch, row) for epoch, row in enumerate(rows[:cut], 1)]
+    improved = [first.update(epoch, row) for epoch, row in enumerate(rows[:cut], 1)]
     second = EarlyStopping(("R@1", "ECE@1"), 2)
     second.load_state_dict(first.state_dict())
-    found += [second.update(epoch, row) for epoch, row in enumerate(rows[cut:], cut + 1)]
-    assert found == expected
+    improved += [second.update(epoch, row) for epoch, row in enumerate(rows[cut:], cut + 1)]
+    assert improved == expected
     assert second == whole
 
 
@@ -96,8 +96,8 @@ def test_better_knows_the_direction_and_undefined_values() -> None:
     assert not better("AUROC", math.nan, 0.4)
 
 
-def test_a_metric_that_is_never_defined_still_gives_a_model() -> None:
-    """AUROC is NaN where every query is right: the first epoch's model must be kept nevertheless."""
+def test_a_metric_that_is_never_defined_still_has_a_model() -> None:
+    """AUROC is NaN if every query is correct: the first model must be saved all the same."""
     stopping = EarlyStopping(("AUROC",), patience=2)
     assert "model" in stopping.update(1, {"AUROC": math.nan})
     assert "model" not in stopping.update(2, {"AUROC": math.nan})
@@ -110,8 +110,8 @@ def test_no_metric_keeps_every_model_and_never_stops() -> None:
     assert not stopping.stopped
 
 
-def test_a_metric_the_model_does_not_have_is_told() -> None:
+def test_a_metric_the_model_does_not_have_is_reported() -> None:
     with pytest.raises(
-        KappaPlaceError, match=r"watches ECE@1, which this model does not have; set stop\.metrics"
+        KappaPlaceError, match=r"watches ECE@1, which this model does not have\. Set stop\.metrics"
     ):
         EarlyStopping(("ECE@1",), 3).update(1, {"R@1": 0.5})

@@ -1,4 +1,4 @@
-"""Stored features: what the encoder gives, in half precision, each computed once."""
+"""Stored features: the output of the encoder in half precision, each computed once."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def images() -> Tensor:
 
 
 class Encoder:
-    """Means of colour and of rows; counts the images it sees, and may break down after some."""
+    """Means of colour and of rows; counts images, and can fail after some of them."""
 
     def __init__(self, limit: int = 10_000) -> None:
         self.limit, self.seen = limit, 0
@@ -69,12 +69,12 @@ def by_hand(images: Tensor) -> tuple[list[np.ndarray], list[np.ndarray]]:
             image = images[row : row + 1]
             key = view_key(SEED, np.array([row]), np.array([view]))
             pixels = VIEWS.clean(image) if view == CLEAN else VIEWS(image, key)
-            for values, kept in zip(encoder(pixels), (reduced, descriptors), strict=True):
-                kept.append(values[0].numpy())
+            for values, expected in zip(encoder(pixels), (reduced, descriptors), strict=True):
+                expected.append(values[0].numpy())
     return reduced, descriptors
 
 
-def test_store_holds_every_view_of_every_row_in_half_precision(images: Tensor, tmp_path: Path) -> None:
+def test_store_contains_every_view_of_every_row_in_half_precision(images: Tensor, tmp_path: Path) -> None:
     store = extract(tmp_path / "f", images, Encoder())
     reduced, descriptors = by_hand(images)
     assert store.reduced.dtype == store.descriptor.dtype == np.float16
@@ -97,12 +97,12 @@ def test_descriptors_of_a_view_come_in_blocks_at_unit_length(
     for number, view in enumerate(NUMBERS):
         parts = list(store.descriptors_of(view))
         assert [(part.start, part.stop) for part, _ in parts] == [(0, 2), (2, 4), (4, 5)]
-        found = torch.cat([block for _, block in parts])
-        np.testing.assert_allclose(found.norm(dim=1), 1, rtol=1e-6)
-        np.testing.assert_allclose(found, store.descriptor[number * 5 : number * 5 + 5], atol=1e-3)
+        vectors = torch.cat([block for _, block in parts])
+        np.testing.assert_allclose(vectors.norm(dim=1), 1, rtol=1e-6)
+        np.testing.assert_allclose(vectors, store.descriptor[number * 5 : number * 5 + 5], atol=1e-3)
 
 
-def test_extraction_goes_on_where_it_was_interrupted(
+def test_extraction_resumes_where_it_was_interrupted(
     images: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(features, "FLUSH_EVERY", 4)
@@ -117,7 +117,7 @@ def test_extraction_goes_on_where_it_was_interrupted(
     assert finished.seen == 0
 
 
-def test_another_key_makes_the_store_anew(images: Tensor, tmp_path: Path) -> None:
+def test_another_key_recomputes_the_store(images: Tensor, tmp_path: Path) -> None:
     extract(tmp_path / "f", images, Encoder())
     encoder = Encoder()
     store = extract(tmp_path / "f", 255 - images, encoder, key="second")
@@ -126,7 +126,7 @@ def test_another_key_makes_the_store_anew(images: Tensor, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["features.json", "reduced.npy", "descriptor.npy"])
-def test_a_damaged_store_is_made_anew(images: Tensor, tmp_path: Path, name: str) -> None:
+def test_a_damaged_store_is_recomputed(images: Tensor, tmp_path: Path, name: str) -> None:
     whole = np.array(extract(tmp_path / "f", images, Encoder()).reduced)
     (tmp_path / "f" / name).write_bytes(b"not this")
     encoder = Encoder()
@@ -153,7 +153,7 @@ def test_shares_cover_all_without_overlap(total: int, processes: int) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), 1e6])
-def test_features_that_half_precision_cannot_hold_are_told(
+def test_features_that_half_precision_cannot_represent_are_reported(
     images: Tensor, tmp_path: Path, value: float
 ) -> None:
     def broken(pixels: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Features through fused kernels: the same as without; the kernels themselves are stood in for."""
+"""Features with fused kernels equal those without; the kernels themselves are replaced by a reference."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kappaplace.training.settings import RunSettings
 
 
 def trained_looking(head: str) -> PlaceModel:
-    """BatchNorms with statistics of their own: folding fresh ones would prove nothing."""
+    """BatchNorms with random statistics: folding new ones would prove nothing."""
     torch.manual_seed(3)
     model = PlaceModel.create("resnet_tiny", 32, head).eval()  # type: ignore[arg-type]
     for module in model.modules():
@@ -31,14 +31,16 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """cuDNN's two functions, written out."""
     calls = {"relu": 0, "sum": 0}
 
-    def relu(x: Tensor, weight: Tensor, bias: Tensor, *where: Any) -> Tensor:
+    def relu(x: Tensor, weight: Tensor, bias: Tensor, *options: Any) -> Tensor:
         calls["relu"] += 1
-        stride, padding, dilation, groups = where
+        stride, padding, dilation, groups = options
         return nn.functional.conv2d(x, weight, bias, stride, padding, dilation, groups).relu()
 
-    def sum_relu(x: Tensor, weight: Tensor, other: Tensor, alpha: float, bias: Tensor, *where: Any) -> Tensor:
+    def sum_relu(
+        x: Tensor, weight: Tensor, other: Tensor, alpha: float, bias: Tensor, *options: Any
+    ) -> Tensor:
         calls["sum"] += 1
-        stride, padding, dilation, groups = where
+        stride, padding, dilation, groups = options
         return (
             nn.functional.conv2d(x, weight, bias, stride, padding, dilation, groups) + alpha * other
         ).relu()
@@ -64,7 +66,7 @@ def test_they_are_the_features_of_the_model_itself(head: str, kernels: dict[str,
         assert torch.equal(value, before[name])
 
 
-def test_where_kernels_are_missing_or_wrong_nothing_is_fused(
+def test_nothing_is_fused_if_kernels_are_missing_or_incorrect(
     kernels: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = trained_looking("mirrored")
@@ -77,7 +79,7 @@ def test_where_kernels_are_missing_or_wrong_nothing_is_fused(
 
 def test_kernels_that_disagree_are_not_used(kernels: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     right = torch.cudnn_convolution_relu
-    monkeypatch.setattr(torch, "cudnn_convolution_relu", lambda *given: -right(*given))
+    monkeypatch.setattr(torch, "cudnn_convolution_relu", lambda *inputs: -right(*inputs))
     assert fused_features(trained_looking("mirrored")) is None
 
 

@@ -1,4 +1,4 @@
-"""A folder goes on with its own run only: same model, same layer; and what a start brings along."""
+"""A folder resumes only its own run (same model, same layer); what a run inherits from its starting model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.training.small_run import OPTIONS, SIZE, small_data, small_encoder, s
 CENTROIDS = ("anchors.source=places", "optimiser.lr=1e-2", "stop.metrics=[]")
 
 
-def test_another_starting_model_is_refused(tmp_path: Path) -> None:
+def test_another_starting_model_is_rejected(tmp_path: Path) -> None:
     small_run("kappa-pt", str(tmp_path), *CENTROIDS, start=True)
     other = small_encoder()
     settings = settings_for("kappa-pt", "", [*OPTIONS, *CENTROIDS])
@@ -48,7 +48,7 @@ def test_features_of_another_layer_are_not_reused(tmp_path: Path) -> None:
 
 
 def test_prototypes_of_a_release_belong_to_its_first_groups(tmp_path: Path) -> None:
-    """One matrix a group for groups 0 … n−1, whatever the sizes of the others."""
+    """One matrix per group for groups 0 … n−1, whatever the sizes of the others."""
     data, _ = small_data()
     classes = assign_classes(data.positions, data.heading, 10, 30, 2, 1, 4)
     assert classes.group_sizes[0] < classes.group_sizes.max() or classes.n_groups > 1
@@ -64,7 +64,7 @@ def test_prototypes_of_a_release_belong_to_its_first_groups(tmp_path: Path) -> N
     assert np.isfinite(trained.epochs[-1]["loss"])
 
 
-def test_joint_training_goes_on_from_the_classifier_of_its_start(
+def test_joint_training_starts_from_the_classifier_of_its_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_run("retrieval", str(tmp_path / "base"))
@@ -72,17 +72,17 @@ def test_joint_training_goes_on_from_the_classifier_of_its_start(
     fit = Loop.fit
 
     def watched(self: Loop) -> list[dict[str, object]]:
-        seen.update({name: value.clone() for name, value in self.objective.state_dict().items()})
+        seen.update({name: value.clone() for name, value in self.work.objective.state_dict().items()})
         return fit(self)
 
     monkeypatch.setattr(Loop, "fit", watched)
     small_run("kappa-jt", str(tmp_path / "jt"), f"model.start={tmp_path / 'base' / 'model'}")
     from safetensors.torch import load_file
 
-    kept = load_file(tmp_path / "base" / "model" / "prototypes.safetensors")["prototypes"]
-    assert torch.equal(torch.cat([seen[name] for name in sorted(seen)]), kept)
+    prototypes_on_disk = load_file(tmp_path / "base" / "model" / "prototypes.safetensors")["prototypes"]
+    assert torch.equal(torch.cat([seen[name] for name in sorted(seen)]), prototypes_on_disk)
 
 
-def test_kappa_without_a_weight_is_told(tmp_path: Path) -> None:
-    with pytest.raises(KappaPlaceError, match="κ never learns"):
+def test_kappa_without_a_weight_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(KappaPlaceError, match="Otherwise κ is not trained"):
         small_run("kappa-jt", str(tmp_path), "loss.weight=0")

@@ -1,4 +1,4 @@
-"""What a run tells: CSV files that a spreadsheet reads, and one line an epoch."""
+"""Logs of a run: CSV files for spreadsheets, and one line per epoch."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from kappaplace.training.loop import EPOCHS, STEPS, RunLog, as_csv, epoch_line, installed_trackers
+from kappaplace.training.loop import EPOCHS, STEPS, RunLog, as_csv, epoch_line
+from kappaplace.training.start import installed_trackers
 
 
 def test_csv_has_all_columns_of_any_row() -> None:
     rows = [{"epoch": 0, "R@1": 0.25}, {"epoch": 1, "loss": 1.23456789e-7, "R@1": 0.5, "watching": "R@1"}]
-    found = list(csv.DictReader(io.StringIO(as_csv(rows))))
-    assert found == [
+    cells = list(csv.DictReader(io.StringIO(as_csv(rows))))
+    assert cells == [
         {"epoch": "0", "R@1": "0.25", "loss": "", "watching": ""},
         {"epoch": "1", "R@1": "0.5", "loss": "1.23457e-07", "watching": "R@1"},
     ]

@@ -37,7 +37,7 @@ def test_large_margin_cosine_loss_by_hand() -> None:
 def test_vmf_loss_by_hand_and_the_releases_dimension() -> None:
     z, mu = unit(6, 512), unit(6, 512)
     kappa = torch.tensor([0.1, 1, 10, 100, 500, 2000], dtype=torch.float64)
-    for dim, stated in ((512, None), (256, 256)):
+    for dim, option in ((512, None), (256, 256)):
         v = mpmath.mpf(dim - 1) / 2
         losses = []
         for i in range(6):
@@ -46,7 +46,7 @@ def test_vmf_loss_by_hand_and_the_releases_dimension() -> None:
             at_zero = v - v * mpmath.log(2 * v)
             losses.append(root - v * mpmath.log(v + root) - at_zero - k * c)
         expected = float(sum(losses) / 6)
-        assert float(vmf_loss(z, mu, kappa, stated)) == pytest.approx(expected, rel=1e-9)
+        assert float(vmf_loss(z, mu, kappa, option)) == pytest.approx(expected, rel=1e-9)
 
 
 def test_class_anchors_are_normalised_prototypes() -> None:
@@ -58,8 +58,8 @@ def test_class_anchors_are_normalised_prototypes() -> None:
 
 def test_batch_centroid_leaves_the_image_itself_out() -> None:
     z, places = unit(5, 4), torch.tensor([7, 7, 7, 2, 9])
-    anchors, known = batch_centroids(z, places)
-    assert known.tolist() == [True, True, True, False, False]
+    anchors, mask = batch_centroids(z, places)
+    assert mask.tolist() == [True, True, True, False, False]
     for i in range(3):
         total = sum(z[j].numpy() for j in range(3) if j != i)
         np.testing.assert_allclose(anchors[i], total / np.linalg.norm(total), rtol=1e-9)
@@ -100,7 +100,7 @@ def test_stun_loss_by_hand(squared: bool) -> None:
         for x in s[i].tolist():
             total += gap / math.exp(x) + math.log(math.exp(x))
     assert float(stun_loss(student, teacher, s, squared)) == pytest.approx(total / 24, rel=1e-9)
-    with pytest.raises(KappaPlaceError, match="one shape"):
+    with pytest.raises(KappaPlaceError, match="the same shape"):
         stun_loss(student, teacher, s[:, 0])
 
 

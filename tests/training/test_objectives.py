@@ -1,4 +1,4 @@
-"""Objectives: sums of known losses, whom they move, and the constant each starts from."""
+"""Objectives: sums of tested losses, the weights they update, and the constant each starts from."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_prototypes_start_xavier_uniform_from_the_seed() -> None:
         assert not torch.equal(values, other.prototypes[number])
 
 
-def test_post_training_moves_the_head_alone() -> None:
+def test_post_training_updates_only_the_head() -> None:
     anchors = FixedAnchors(torch.randn(BATCH, DIM), torch.arange(BATCH))
     for gaussian in (False, True):
         objective = ToAnchors(anchors, LOSS, gaussian)
@@ -217,8 +217,8 @@ def test_distillation_follows_a_teacher_that_nobody_trains_or_saves(squared: boo
         BayesianTriplet(LOSS, gather_batch),
     ],
 )
-def test_a_model_without_a_head_is_told(objective: Objective) -> None:
-    with pytest.raises(KappaPlaceError, match=r"the model has no head for it; set model\.head"):
+def test_a_model_without_a_head_is_reported(objective: Objective) -> None:
+    with pytest.raises(KappaPlaceError, match=r"the model has no head for it\. Set model\.head"):
         objective(step())
 
 

@@ -1,4 +1,4 @@
-"""The fast PT is the direct loop: same order, same loss, same result."""
+"""Post-training with cached features equals the direct loop: same order, loss and result."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_cached_run_equals_the_direct_one(recipe: str, options: tuple[str, ...],
 
 
 def spread(run: Trained) -> torch.Tensor:
-    """κ or σ² of the training images, clean and damaged."""
+    """κ or σ² of the training images, clean and degraded."""
     model = run.model
     images = small_data()[0].images[::3].float() / 255
     damaged = random_degradation(images, torch.Generator().manual_seed(0), p=0.5).images
@@ -60,11 +60,11 @@ def spread(run: Trained) -> torch.Tensor:
     return output.variance if output.kappa is None else output.kappa
 
 
-def test_direct_pt_learns_the_exponent_unless_told_otherwise(tmp_path: Path) -> None:
+def test_direct_pt_learns_the_exponent_unless_disabled(tmp_path: Path) -> None:
     options = (*CENTROIDS, "anchors.cache=false")
-    learnt = small_run("kappa-pt", str(tmp_path / "a"), *options, start=True)
+    trainable = small_run("kappa-pt", str(tmp_path / "a"), *options, start=True)
     fixed = small_run("kappa-pt", str(tmp_path / "b"), *options, "anchors.learn_p=false", start=True)
-    assert learnt.model.head.aggregation.gem.p.item() != 3.0
+    assert trainable.model.head.aggregation.gem.p.item() != 3.0
     assert fixed.model.head.aggregation.gem.p.item() == 3.0
 
 

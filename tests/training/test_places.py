@@ -1,4 +1,4 @@
-"""From poses or labels to groups of places, some of them held out."""
+"""Groups of places from poses or labels, some of them held out."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def test_a_group_of_one_class_teaches_nothing() -> None:
     positions = np.repeat([[5.0, 5.0], [25.0, 5.0], [15.0, 5.0]], 2, axis=0)
     groups = find_places(positions, None, None, SETTINGS).groups(0)
     assert [group.images.tolist() for group in groups] == [[0, 1, 2, 3]]
-    with pytest.raises(KappaPlaceError, match="no two classes to tell apart"):
+    with pytest.raises(KappaPlaceError, match="at least two place classes"):
         find_places(positions[:2], None, None, SETTINGS).groups(0)
 
 
 @hypothesis_settings(deadline=None, max_examples=25)
 @given(share=st.floats(0, 1))
-def test_trained_and_held_out_places_make_up_all_and_never_meet(share: float) -> None:
+def test_trained_and_held_out_places_are_complete_and_disjoint(share: float) -> None:
     seen = {}
     for use in ("trained", "held-out", "all"):
         settings = replace(SETTINGS, hold_out=share, use=use)
@@ -59,7 +59,7 @@ def test_trained_and_held_out_places_make_up_all_and_never_meet(share: float) ->
     np.testing.assert_array_equal(np.union1d(seen["trained"], seen["held-out"]), seen["all"])
 
 
-def test_whole_blocks_are_held_out_and_about_the_share_asked_for() -> None:
+def test_whole_blocks_are_held_out_and_about_the_requested_fraction() -> None:
     places = find_places(grid(60), None, None, replace(SETTINGS, hold_out=0.4, use="held-out"))
     held_out = places.classes.cells[places.chosen, :2] // BLOCK
     blocks, counts = np.unique(held_out, axis=0, return_counts=True)
@@ -74,7 +74,7 @@ def test_the_same_places_are_held_out_whatever_else_is_in_the_table() -> None:
     assert inside == {tuple(cell) for cell in part.classes.cells[part.chosen].tolist()}
 
 
-def test_labels_are_used_where_there_are_no_poses_or_where_asked_for() -> None:
+def test_labels_are_used_without_poses_or_on_request() -> None:
     positions = np.repeat([[5.0, 5.0], [15.0, 5.0]], 3, axis=0)
     labels = np.array([4, 9, 4, 9, 4, 9])
     by_pose = find_places(positions, None, labels, SETTINGS)
@@ -99,10 +99,10 @@ def test_single_images_are_places_of_their_own() -> None:
     assert group.counts.tolist() == [1] * 5
 
 
-def test_what_gives_no_places_is_told() -> None:
+def test_images_without_places_are_reported() -> None:
     nowhere = np.full((6, 2), np.nan)
     with pytest.raises(
-        KappaPlaceError, match=r"neither positions nor place labels; only anchors\.source=views"
+        KappaPlaceError, match=r"neither positions nor place labels\. .*anchors\.source=views"
     ):
         find_places(nowhere, None, None, SETTINGS)
     with pytest.raises(KappaPlaceError, match="neither positions nor place labels"):

@@ -1,4 +1,4 @@
-"""Two processes that share the work give the losses of one."""
+"""Two processes that share the work have the same losses as one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prototypes on disk find their places again; centroids against NumPy loops."""
+"""Prototypes on disk are matched to their places; centroids against NumPy loops."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def groups_of(classes: PlaceClasses) -> list:
 
 @pytest.fixture
 def saved(tmp_path: Path) -> tuple[Path, dict[int, Tensor]]:
-    """Prototypes of cells 0 to 5, and what belongs to each cell."""
+    """Prototypes of cells 0 to 5, and the expected one of each cell."""
     classes = street([0, 1, 2, 3, 4, 5])
     matrices = [torch.randn(3, DIM) * 4, torch.randn(3, DIM) * 4]
     file = tmp_path / "prototypes.safetensors"
@@ -52,12 +52,12 @@ def test_prototypes_find_their_cells_in_another_table(saved: tuple[Path, dict[in
     cells = [4, 1, 3, 1]  # another order, fewer places, one of them twice
     classes = street(cells)
     anchors = prototype_anchors(file, classes.all(), classes, GRID, DIM)
-    found = anchors(torch.arange(4), torch.zeros(4, DIM))
-    for cell, anchor in zip(cells, found, strict=True):
+    directions = anchors(torch.arange(4), torch.zeros(4, DIM))
+    for cell, anchor in zip(cells, directions, strict=True):
         np.testing.assert_allclose(anchor, prototype[cell] / prototype[cell].norm(), rtol=1e-6)
 
 
-def test_prototypes_that_do_not_belong_here_are_told(
+def test_prototypes_that_do_not_match_are_reported(
     saved: tuple[Path, dict[int, Tensor]], tmp_path: Path
 ) -> None:
     file, _ = saved
@@ -70,19 +70,19 @@ def test_prototypes_that_do_not_belong_here_are_told(
     with pytest.raises(KappaPlaceError, match="have 6 dimensions, the model's descriptors 7"):
         prototype_anchors(file, classes.all(), classes, GRID, DIM + 1)
     with pytest.raises(
-        KappaPlaceError, match=r"cells of 10 m and 30°, these are 20 m and 30°; set classes\.cell"
+        KappaPlaceError, match=r"cells of 10 m and 30°, these are 20 m and 30°\. Set classes\.cell"
     ):
         prototype_anchors(file, classes.all(), classes, replace(GRID, cell=20.0), DIM)
     with pytest.raises(KappaPlaceError, match=r"no class prototypes at .*anchors\.source=places"):
         prototype_anchors(tmp_path / "nothing.safetensors", classes.all(), classes, GRID, DIM)
     junk = tmp_path / "junk.safetensors"
     junk.write_bytes(b"not a tensor in sight")
-    with pytest.raises(KappaPlaceError, match="not a file of prototypes"):
+    with pytest.raises(KappaPlaceError, match="not a valid file of prototypes"):
         prototype_anchors(junk, classes.all(), classes, GRID, DIM)
 
 
 def test_prototypes_of_labels_are_not_those_of_cells(tmp_path: Path) -> None:
-    """Label 3 is not the fourth cell of a street, though both are written as (3, 0, 0)."""
+    """Label 3 is not the fourth cell of a street, although both are stored as (3, 0, 0)."""
     labels, file = classes_of_places(np.arange(4), min_images=1), tmp_path / "prototypes.safetensors"
     by_label = replace(GRID, by="place")
     save_prototypes(file, [torch.randn(4, DIM)], [labels.all()], labels, by_label)
@@ -111,9 +111,11 @@ def test_prototypes_of_the_authors_release_go_by_their_groups(tmp_path: Path) ->
     for number, matrix in enumerate(matrices):
         for label, cell in enumerate(classes.cells[classes.group(number).classes, 0].tolist()):
             expected[cell] = matrix[label] / matrix[label].norm()
-    found = prototype_anchors(file, classes.all(), classes, GRID, DIM)(torch.arange(6), torch.zeros(6, DIM))
+    directions = prototype_anchors(file, classes.all(), classes, GRID, DIM)(
+        torch.arange(6), torch.zeros(6, DIM)
+    )
     for cell in range(6):
-        np.testing.assert_allclose(found[cell], expected[cell], rtol=1e-5)
+        np.testing.assert_allclose(directions[cell], expected[cell], rtol=1e-5)
     release(file, [size + 1 for size in sizes])
     with pytest.raises(KappaPlaceError, match="do not match the groups"):
         prototype_anchors(file, classes.all(), classes, GRID, DIM)
@@ -134,7 +136,7 @@ def unit(values: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("views", [(0,), (0, 1, 2), (CLEAN, 0, 1)])
 def test_centroids_of_places_leave_out_the_image_itself(views: tuple[int, ...]) -> None:
-    """For every image: the mean over all views of the others of its place, by a plain loop."""
+    """The mean over all views of the other images of the place of each image, by a plain loop."""
     place = np.array([3, 3, 9, -1, 9, 3, 9, 9])
     classes = classes_of_places(place, min_images=2)
     rows = np.flatnonzero(place >= 0)
@@ -143,8 +145,8 @@ def test_centroids_of_places_leave_out_the_image_itself(views: tuple[int, ...]) 
     used = [view for view in views if view != CLEAN]
 
     def descriptor(row: int, view: int) -> np.ndarray:
-        where = views.index(view) * len(rows) + rows.tolist().index(row)
-        return unit(store.descriptor[where].astype(np.float64))
+        position = views.index(view) * len(rows) + rows.tolist().index(row)
+        return unit(store.descriptor[position].astype(np.float64))
 
     for row in rows:
         for view in used:
@@ -155,22 +157,22 @@ def test_centroids_of_places_leave_out_the_image_itself(views: tuple[int, ...]) 
                 if place[other] == place[row] and other != row
             ]
             own = torch.from_numpy(descriptor(row, view)).float()[None]
-            found = anchors(torch.tensor([row]), own)[0]
-            np.testing.assert_allclose(found, unit(np.sum(others, axis=0)), atol=2e-5)
+            directions = anchors(torch.tensor([row]), own)[0]
+            np.testing.assert_allclose(directions, unit(np.sum(others, axis=0)), atol=2e-5)
 
 
 def test_centroids_of_single_images_are_those_of_their_other_views() -> None:
     store = store_of(np.arange(4), (0, 1))
     anchors = view_anchors(store, 4)
     first, second = (unit(store.descriptor[part].astype(np.float64)) for part in (slice(4), slice(4, 8)))
-    found = anchors(torch.arange(4), torch.from_numpy(first).float())
-    np.testing.assert_allclose(found, second, atol=1e-5)
+    directions = anchors(torch.arange(4), torch.from_numpy(first).float())
+    np.testing.assert_allclose(directions, second, atol=1e-5)
 
 
-def test_a_centroid_of_one_descriptor_is_told() -> None:
+def test_a_centroid_of_one_descriptor_is_reported() -> None:
     classes = classes_of_places(np.arange(4), min_images=1)
     for views in ((0,), (CLEAN, 0)):
-        with pytest.raises(KappaPlaceError, match=r"set anchors\.views to 2 or more"):
+        with pytest.raises(KappaPlaceError, match=r"Set anchors\.views to 2 or more"):
             view_anchors(store_of(np.arange(4), views), 4)
     with pytest.raises(KappaPlaceError, match="need two images of each place"):
         place_anchors(store_of(np.arange(4), (0, 1)), classes.all(), 4)
@@ -179,17 +181,17 @@ def test_a_centroid_of_one_descriptor_is_told() -> None:
 def test_clean_anchors_are_the_images_as_they_are() -> None:
     rows = np.array([1, 4, 5])
     store = store_of(rows, (CLEAN, 0))
-    found = clean_anchors(store, images=7)(torch.tensor([5, 1]), torch.zeros(2, DIM))
+    directions = clean_anchors(store, images=7)(torch.tensor([5, 1]), torch.zeros(2, DIM))
     expected = unit(store.descriptor[[2, 0]].astype(np.float64))
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+    np.testing.assert_allclose(directions, expected, atol=1e-6)
 
 
 def test_fixed_anchors_pass_no_gradient_and_are_not_saved() -> None:
     descriptors = torch.nn.functional.normalize(torch.randn(3, DIM), dim=1).requires_grad_()
     for leave_one_out in (False, True):
         anchors = FixedAnchors(torch.randn(2, DIM) * 5, torch.tensor([0, 1, 0]), leave_one_out)
-        found = anchors(torch.arange(3), descriptors)
-        assert not found.requires_grad
-        np.testing.assert_allclose(found.norm(dim=1), 1, rtol=1e-5)
+        directions = anchors(torch.arange(3), descriptors)
+        assert not directions.requires_grad
+        np.testing.assert_allclose(directions.norm(dim=1), 1, rtol=1e-5)
         assert not anchors.state_dict()
         assert not list(anchors.parameters())

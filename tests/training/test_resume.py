@@ -1,4 +1,4 @@
-"""A run killed at any moment ends with the weights of an undisturbed one."""
+"""A run that is killed at any moment ends with the same weights as an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def test_killed_run_ends_like_an_undisturbed_one(tmp_path: Path) -> None:
-    """Killed when the first state appears, then twice at random moments (SIGKILL: no chance to tidy up)."""
+    """It is killed when the first state appears, then twice at random moments (SIGKILL: no cleanup)."""
     whole = small_run("kappa-jt", str(tmp_path / "whole"), *OPTIONS)
     broken = tmp_path / "broken"
     moments = random.Random(int(time.time()))
@@ -63,7 +63,7 @@ def test_killed_run_ends_like_an_undisturbed_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("recipe", ["mc-dropout", "contrastive"])
 def test_interrupted_run_repeats_its_random_numbers(recipe: str, tmp_path: Path, monkeypatch) -> None:
-    """Stopped between two states, then gone on with: dropout and order are those of one run."""
+    """After a stop between two states and a resume, dropout and order equal those of a single run."""
     from kappaplace.training.loop import Loop
 
     whole = small_run(recipe, str(tmp_path / "whole"), *OPTIONS)
@@ -92,7 +92,7 @@ def test_finished_run_is_not_trained_again(tmp_path: Path) -> None:
     assert (tmp_path / "training.pt").stat().st_mtime_ns == stamp
 
 
-def test_cached_run_goes_on_from_half_extracted_features(tmp_path: Path, monkeypatch) -> None:
+def test_cached_run_resumes_from_half_extracted_features(tmp_path: Path, monkeypatch) -> None:
     import kappaplace.training.features as features
 
     options = ("anchors.source=places", "optimiser.lr=1e-2")

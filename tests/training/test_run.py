@@ -1,4 +1,4 @@
-"""One run, one folder: whoever comes second is told."""
+"""One run per folder: a second one fails with a message."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def hold(folder: Path, held: Event, enough: Event) -> None:
         enough.wait(60)
 
 
-def test_a_second_run_in_the_same_folder_is_refused_and_writes_nothing(tmp_path: Path, city: City) -> None:
+def test_a_second_run_in_the_same_folder_fails_and_writes_nothing(tmp_path: Path, city: City) -> None:
     context = multiprocessing.get_context("spawn")
     held, enough = context.Event(), context.Event()
     other = context.Process(target=hold, args=(tmp_path, held, enough))

@@ -1,4 +1,4 @@
-"""The model a run begins with: new or trained, the right head, the right parts frozen."""
+"""The starting model: new or trained, with the head and the frozen parts of the recipe."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.training.tiny import SIDE, plain_encoder, tiny_settings
 INPUT = Preprocessing(SIDE, "exact")
 
 
-def start(recipe: str, *options: str, given: AnyModel | None = None) -> AnyModel:
-    return starting_model(tiny_settings(recipe, *options), RECIPES[recipe], given)
+def start(recipe: str, *options: str, source_model: AnyModel | None = None) -> AnyModel:
+    return starting_model(tiny_settings(recipe, *options), RECIPES[recipe], source_model)
 
 
 def trainable(model: nn.Module) -> set[str]:
@@ -53,7 +53,7 @@ def test_a_new_model_follows_settings_and_seed(recipe: str) -> None:
 @pytest.mark.parametrize("recipe", [name for name, recipe in RECIPES.items() if recipe.needs_start])
 def test_recipes_for_trained_models_ask_for_one(recipe: str) -> None:
     with pytest.raises(
-        KappaPlaceError, match=rf"The recipe {recipe} starts from a trained model; .*model\.start"
+        KappaPlaceError, match=rf"The recipe {recipe} starts from a trained model\. .*model\.start"
     ):
         start(recipe)
 
@@ -61,7 +61,7 @@ def test_recipes_for_trained_models_ask_for_one(recipe: str) -> None:
 @pytest.mark.parametrize("recipe", [name for name, recipe in RECIPES.items() if recipe.frozen])
 def test_post_training_leaves_only_the_head_to_move(recipe: str) -> None:
     source = PlaceModel.create("resnet_tiny", 32, "none")
-    model = start(recipe, given=source).train()
+    model = start(recipe, source_model=source).train()
     assert trainable(model) == {"head"}
     assert not any(module.training for module in (model.backbone, *model.backbone.modules()))
     assert same(model.backbone, source.backbone)
@@ -88,7 +88,7 @@ def test_a_folder_is_a_start_and_stays_as_it_is(tmp_path: Path) -> None:
     assert model.preprocessing == INPUT
 
 
-def test_a_head_of_the_same_kind_goes_on_and_another_is_new() -> None:
+def test_a_head_of_the_same_kind_keeps_its_weights_and_another_is_new() -> None:
     source = PlaceModel.create("resnet_tiny", 32, "mirrored")
     model = with_head(source, "mirrored")
     assert same(model, source)
@@ -108,13 +108,14 @@ def test_the_head_may_start_from_the_trained_aggregation() -> None:
     source = PlaceModel.create("resnet_tiny", 32, "none")
     source.aggregation.gem.p.data.fill_(2.5)
     copied, fresh = (
-        start("kappa-pt", f"model.copy_aggregation={flag}", given=source).head for flag in ("true", "false")
+        start("kappa-pt", f"model.copy_aggregation={flag}", source_model=source).head
+        for flag in ("true", "false")
     )
     assert same(copied.aggregation, source.aggregation)
     assert not same(fresh.aggregation, source.aggregation)
 
 
-def test_another_head_may_be_asked_for() -> None:
+def test_another_head_can_be_requested() -> None:
     model = start("kappa-jt", "model.head=mirrored-tied")
     assert isinstance(model.head, MirroredKappaHead)
     assert model.head.tied
@@ -122,33 +123,33 @@ def test_another_head_may_be_asked_for() -> None:
         start("kappa-jt", "model.head=square")
 
 
-def test_frozen_encoders_take_the_recipes_that_leave_them_alone() -> None:
+def test_frozen_encoders_take_the_recipes_that_do_not_change_them() -> None:
     encoder = FrozenEncoder(plain_encoder(), layer="2", preprocessing=INPUT)
     for recipe in ("kappa-pt", "contrastive-pt"):
-        model = start(recipe, given=encoder)
+        model = start(recipe, source_model=encoder)
         assert model.encoder is encoder.encoder
         assert trainable(model) == {"head"}
         assert model.head is not encoder.head  # the caller's own is not trained behind their back
     for recipe in ("retrieval", "kappa-jt", "contrastive", "stun", "gnll", "mc-dropout", "btl"):
         with pytest.raises(KappaPlaceError, match=f"The recipe {recipe} changes the encoder"):
-            start(recipe, given=encoder)
-    with pytest.raises(KappaPlaceError, match="follows from the layer it watches"):
-        start("kappa-pt", "model.head=mirrored", given=encoder)
+            start(recipe, source_model=encoder)
+    with pytest.raises(KappaPlaceError, match="layer of a FrozenEncoder determines its head"):
+        start("kappa-pt", "model.head=mirrored", source_model=encoder)
 
 
 def test_the_linear_head_of_a_frozen_encoder_is_linear() -> None:
-    """An encoder that watches a layer has another head: that recipe must not train it under this name."""
-    start("linear-head", given=FrozenEncoder(plain_encoder(), preprocessing=INPUT))
+    """An encoder with a layer has another head, which this recipe must not train."""
+    start("linear-head", source_model=FrozenEncoder(plain_encoder(), preprocessing=INPUT))
     with pytest.raises(KappaPlaceError, match="linear-head"):
-        start("linear-head", given=FrozenEncoder(plain_encoder(), layer="2", preprocessing=INPUT))
+        start("linear-head", source_model=FrozenEncoder(plain_encoder(), layer="2", preprocessing=INPUT))
 
 
-def test_sides_that_a_backbone_cannot_take_are_told() -> None:
-    with pytest.raises(KappaPlaceError, match=r"multiples of 14; model\.size is 32"):
+def test_sides_that_a_backbone_does_not_support_are_reported() -> None:
+    with pytest.raises(KappaPlaceError, match=r"must be a multiple of 14 .*got 32"):
         start("retrieval", "model.backbone=dinov2_vits14")
 
 
-def test_nets_give_what_the_model_gives() -> None:
+def test_nets_equal_the_model() -> None:
     model = PlaceModel.create("resnet_tiny", 32).eval()
     images = torch.randn(2, 3, SIDE, SIDE)
     descriptor, kappa = TrainingNet(model)(images)

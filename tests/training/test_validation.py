@@ -1,8 +1,7 @@
-"""Validation: metrics by hand, the kept features against the whole model, processes against one."""
+"""Validation: metrics by hand, cached features against the whole model, several processes against one."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -20,15 +19,9 @@ from kappaplace.uncertainty.score import Evidence
 from tests.training.tiny import City
 from tests.uncertainty.helpers import evidence_of
 
-CPU = torch.device("cpu")
 
-
-def measure(validator: Validator, model: PlaceModel) -> dict[str, float]:
-    return validator(model, CPU, nullcontext, lambda part: part)
-
-
-def made_up(**spread: np.ndarray) -> Evidence:
-    """Four queries of which the first two are right at the first place, the third at the second."""
+def evidence_with(**spread: np.ndarray) -> Evidence:
+    """Four queries: the first match of two is correct, and the second match of another one."""
     matches = Matches(np.array([[0, 1], [1, 2], [0, 2], [0, 1]]), np.full((4, 2), 0.5, np.float32))
     query = Embeddings(np.eye(4, dtype=np.float32), **spread)
     reference = Embeddings(np.eye(3, 4, dtype=np.float32), kappa=np.ones(3, np.float32))
@@ -44,20 +37,20 @@ def validator(**options: object) -> Validator:
 
 
 def test_metrics_by_hand() -> None:
-    assert validator().measure(made_up()) == {"R@1": 0.5}
+    assert validator().measure(evidence_with()) == {"R@1": 0.5}
     # The variance of the third (wrong) is below that of the second (right): three of four pairs are in order.
-    values = validator().measure(made_up(variance=np.array([0.1, 0.3, 0.2, 0.4], np.float32)))
+    values = validator().measure(evidence_with(variance=np.array([0.1, 0.3, 0.2, 0.4], np.float32)))
     assert values["R@1"] == 0.5
     assert values["AUROC"] == 0.75
     assert 0 <= values["ECE@1"] <= 1
     kappa = np.array([40.0, 10.0, 20.0, 5.0], np.float32)
-    assert validator().measure(made_up(kappa=kappa))["AUROC"] == 0.75
+    assert validator().measure(evidence_with(kappa=kappa))["AUROC"] == 0.75
     # The distance of the top match is the same for all four: no order at all.
-    assert validator(score="l2").measure(made_up(kappa=kappa))["AUROC"] == 0.5
+    assert validator(score="l2").measure(evidence_with(kappa=kappa))["AUROC"] == 0.5
 
 
-def test_binning_is_as_asked_for() -> None:
-    """One outlier: clamping to percentiles and zooming bin the rest differently."""
+def test_binning_follows_the_option() -> None:
+    """With an outlier, clamping to percentiles and zooming bin the other values differently."""
     spread = np.concatenate([np.linspace(0.1, 0.2, 199), [50.0]]).astype(np.float32)
     matches = Matches(np.arange(200)[:, None] % 3, np.ones((200, 1), np.float32))
     evidence = evidence_of(matches, Embeddings(np.ones((200, 2), np.float32), variance=spread))
@@ -68,32 +61,32 @@ def test_binning_is_as_asked_for() -> None:
 
 
 @pytest.mark.parametrize("head", ["mirrored", "linear", "variance", "stun"])
-def test_kept_features_give_what_the_whole_model_gives(city: City, head: str) -> None:
+def test_cached_features_equal_the_whole_model(city: City, head: str) -> None:
     model = PlaceModel.create("resnet_tiny", 32, head).eval()  # type: ignore[arg-type]
-    direct, kept = (Validator(city.validation, frozen=frozen, batch_size=50) for frozen in (False, True))
-    expected = measure(direct, model)
+    direct, cached = (Validator(city.validation, frozen=frozen, batch_size=50) for frozen in (False, True))
+    expected = direct(model)
     assert set(expected) == {"R@1", "R@5", "R@10", "ECE@1", "AUROC"}
-    assert measure(kept, model) == pytest.approx(expected, abs=1e-6)
+    assert cached(model) == pytest.approx(expected, abs=1e-6)
     with torch.no_grad():  # the head moves, the encoder does not
         for parameter in model.head.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
-    moved = measure(direct, model)
+    moved = direct(model)
     assert moved["AUROC"] != expected["AUROC"]
-    assert measure(kept, model) == pytest.approx(moved, abs=1e-6)
+    assert cached(model) == pytest.approx(moved, abs=1e-6)
 
 
-def test_a_kept_encoder_runs_once(city: City, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cached_encoder_runs_once(city: City, monkeypatch: pytest.MonkeyPatch) -> None:
     model = PlaceModel.create("resnet_tiny", 32)
-    kept = Validator(city.validation, frozen=True)
-    measure(kept, model)
+    cached = Validator(city.validation, frozen=True)
+    cached(model)
     monkeypatch.setattr(model.backbone, "forward", None)
-    measure(kept, model)
+    cached(model)
 
 
 @pytest.mark.parametrize("processes", [2, 3, 7])
-def test_processes_together_measure_what_one_does(city: City, processes: int) -> None:
+def test_several_processes_measure_the_same_as_one(city: City, processes: int) -> None:
     model = PlaceModel.create("resnet_tiny", 32)
-    expected = measure(Validator(city.validation), model)
+    expected = Validator(city.validation)(model)
     shares: list[list[Tensor]] = []
     for rank in range(processes):
         sent: list[Tensor] = []
@@ -102,29 +95,27 @@ def test_processes_together_measure_what_one_does(city: City, processes: int) ->
             sent.append(part)
             return torch.cat([part] * processes)
 
-        Validator(city.validation, rank=rank, processes=processes)(model, CPU, nullcontext, send)
+        Validator(city.validation, gather=send, rank=rank, processes=processes)(model)
         shares.append(sent)
     assert (
         len({part.shape for sent in shares for part in sent if part.ndim == 1}) == 1
     )  # gathering needs that
     columns = iter([torch.cat(parts) for parts in zip(*shares, strict=True)])
-    found = Validator(city.validation, processes=processes)(
-        model, CPU, nullcontext, lambda part: next(columns)
-    )
-    assert found == pytest.approx(expected)
+    together = Validator(city.validation, gather=lambda part: next(columns), processes=processes)(model)
+    assert together == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("training", [False, True])
 def test_the_model_returns_to_its_mode_and_keeps_its_statistics(city: City, training: bool) -> None:
     model = PlaceModel.create("resnet_tiny", 32).train(training)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    measure(Validator(city.validation), model)
+    Validator(city.validation)(model)
     assert model.training is training
     for name, value in model.state_dict().items():
         torch.testing.assert_close(value, before[name], rtol=0, atol=0)
 
 
-def test_a_table_without_references_is_told(tmp_path: Path) -> None:
+def test_a_table_without_references_is_reported(tmp_path: Path) -> None:
     for is_query in ([True, True], [False, False]):
         table = PlaceImages.create(["a.png", "b.png"], np.zeros((2, 2)), is_query=is_query, root=tmp_path)
         with pytest.raises(KappaPlaceError, match="needs both queries and references"):

@@ -1,4 +1,4 @@
-"""Images on their way into the network: in the order asked for, and each view from its own key alone."""
+"""Images for the network: in the requested order, and each view depends only on its key."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def images() -> torch.Tensor:
     return torch.randint(0, 256, (7, 3, SIDE, SIDE), dtype=torch.uint8)
 
 
-def test_files_and_memory_give_the_same_images_in_the_order_asked_for(
+def test_files_and_memory_give_the_same_images_in_the_requested_order(
     images: torch.Tensor, tmp_path: Path
 ) -> None:
     paths = [tmp_path / f"{number}.png" for number in range(len(images))]
@@ -32,13 +32,13 @@ def test_files_and_memory_give_the_same_images_in_the_order_asked_for(
     rows = np.array([5, 0, 0, 6, 2])
     for source in (ImageSource(images, INPUT, CPU), ImageSource(paths, INPUT, CPU, workers=1)):
         assert len(source) == 7
-        batches = [(part.tolist(), found.clone()) for part, found in source.batches(rows, 2)]
+        batches = [(part.tolist(), pixels.clone()) for part, pixels in source.batches(rows, 2)]
         assert [part for part, _ in batches] == [[5, 0], [0, 6], [2]]
-        torch.testing.assert_close(torch.cat([found for _, found in batches]), images[rows], rtol=0, atol=0)
+        torch.testing.assert_close(torch.cat([pixels for _, pixels in batches]), images[rows], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("damage", [0.0, 1.0])
-def test_a_view_depends_on_its_image_and_key_alone(images: torch.Tensor, damage: float) -> None:
+def test_a_view_depends_on_its_image_and_key_only(images: torch.Tensor, damage: float) -> None:
     views = Views.create(AugmentSettings(damage=damage), SIDE, INPUT)
     keys = np.arange(7, dtype=np.uint64) + np.uint64(11)
     together = views(images, keys)
@@ -58,7 +58,7 @@ def test_views_without_any_augmentation_are_the_clean_images(images: torch.Tenso
     torch.testing.assert_close(views(images, keys), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_damage_strikes_its_share_of_the_views() -> None:
+def test_damage_degrades_its_fraction_of_the_views() -> None:
     images = torch.randint(0, 256, (200, 3, 8, 8), dtype=torch.uint8)
     keys = np.arange(200, dtype=np.uint64)
     untouched = Views.create(PLAIN, 8, INPUT)(images, keys)

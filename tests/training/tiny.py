@@ -1,4 +1,4 @@
-"""What tests of training share: a city of 240 small pictures, and settings that train on it in a second."""
+"""Helpers of the training tests: a city of 240 small images, and settings that train on it in a second."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ OPTIONS = (
 
 
 class City(NamedTuple):
-    """Two groups of 20 places with six images each, and queries of another quarter."""
+    """Two groups of 20 places with six images each, and queries from another quarter."""
 
     data: TrainingSet
     validation: ValidationSet
 
     @property
     def without_places(self) -> TrainingSet:
-        """The same images, of which nobody knows where they were taken."""
+        """The same images with unknown places."""
         return TrainingSet(self.data.images, np.full((len(self.data.images), 2), np.nan))
 
 
 def tiny_settings(recipe: str, *options: str) -> Settings:
-    """A recipe with few small steps."""
+    """A recipe with a few small steps."""
     return settings_for(recipe, options=[*OPTIONS, *options])
 
 
@@ -67,7 +67,7 @@ def _pixels(images: np.ndarray) -> Tensor:
 
 
 def plain_encoder() -> nn.Module:
-    """An encoder of somebody else: a module that returns descriptors, with BatchNorm inside."""
+    """A third-party encoder: a module that returns descriptors, with BatchNorm."""
     torch.manual_seed(5)
     return nn.Sequential(
         nn.Conv2d(3, 8, 3, stride=2, padding=1),

@@ -112,6 +112,7 @@ def evaluate(
 
         kappaplace evaluate --protocol paper --data tables/ runs/pt/model --out results/paper
     """
+    from kappaplace.evaluation.arrays import Labels, evaluate_descriptors, evaluate_matrices
     from kappaplace.evaluation.run import Choices, Machine
     from kappaplace.files import make_folder
 
@@ -141,19 +142,15 @@ def evaluate(
     if protocol:
         _paper(given, data, out, choices, machine, report, as_json)
         return
-    options: dict[str, Any] = {"name": name, "neighborhood": neighborhood, "own": own, "root": root}
-    tables = [Path(word) for word in given]
+    labels = Labels(positives or [], [Path(word) for word in given], neighborhood, root)
     if similarities:
-        from kappaplace.evaluation.run import evaluate_matrices
-
-        results = list(
-            evaluate_matrices(similarities, positives or [], tables, choices, method=method, **options)
-        )
+        results = list(evaluate_matrices(similarities, labels, choices, method=method, name=name, own=own))
     elif descriptors is not None:
-        from kappaplace.evaluation.run import evaluate_descriptors
-
-        options["device"] = machine.device
-        results = [evaluate_descriptors(descriptors, kappa, positives or [], tables, choices, **options)]
+        results = [
+            evaluate_descriptors(
+                descriptors, kappa, labels, choices, name=name, own=own, device=machine.device
+            )
+        ]
     else:
         results = [_of_model(given, choices, machine, name=name, validation=fit_on, own=own, resize=resize)]
     _write_and_show(results, out, report, as_json)
@@ -252,7 +249,7 @@ def _paper(
     from rich.console import Console
 
     from kappaplace.cli.show import missing_table, paper_tables
-    from kappaplace.evaluation.paper_run import compare_with_paper, paper_rows, write_paper
+    from kappaplace.evaluation.paper import compare_with_paper, paper_rows, write_paper
     from kappaplace.evaluation.results import plain, write_result
 
     if data is None:

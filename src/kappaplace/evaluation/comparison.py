@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,39 +32,48 @@ RESAMPLES_PER_TEST = (
     80  # the least p-value is 2/(resamples + 1), and Holm multiplies it by the number of tests
 )
 RETRIEVAL = ""
-"""In place of a score: metrics of retrieval itself."""
+"""Name of the row with metrics of the retrieval itself, instead of a score."""
 
 
 class Cell(NamedTuple):
-    """One metric of one evaluation, and how it differs from the first."""
+    """One metric of one evaluation, and its difference from the first evaluation."""
 
     value: float
+    """The metric."""
     low: float
+    """Lower limit of its interval."""
     high: float
+    """Upper limit of its interval."""
     difference: float = math.nan
+    """Value minus that of the first evaluation. NaN if there is no test."""
     p_value: float = math.nan
-    """Two-sided, Holm-corrected over the set's table; NaN where nothing was tested."""
+    """Two-sided p-value, Holm-corrected over the table of the dataset. NaN if there is no test."""
 
 
 @dataclass(frozen=True, eq=False)
 class ComparedSet:
-    """One set: rows are scores, columns the evaluations (or, of a single one, its own scores)."""
+    """One dataset: rows are scores, columns are evaluations."""
 
     name: str
+    """Name of the dataset, or "pooled"."""
     metric: str
+    """Name of the metric."""
     queries: int
+    """Number of queries."""
     rows: dict[str, list[Cell | None]]
-    """Score (or retrieval) → one cell an evaluation; None where it lacks the score."""
+    """Score (or retrieval) → one cell per evaluation. None if the evaluation lacks the score."""
     note: str = ""
-    """Why nothing was tested."""
+    """Why there is no test. Empty if there is one."""
 
 
 @dataclass(frozen=True, eq=False)
 class ComparisonTable:
-    """All sets, and all of them pooled."""
+    """All datasets, and all of them pooled."""
 
     names: tuple[str, ...]
+    """Names of the evaluations."""
     sets: tuple[ComparedSet, ...]
+    """The datasets; the pooled one comes last."""
 
 
 def compare_results(
@@ -75,99 +84,98 @@ def compare_results(
     resamples: int | None = None,
     seed: int = 0,
 ) -> ComparisonTable:
-    """A metric of every score in every evaluation, tested against the first.
+    """Compare a metric of every score in every evaluation with the first evaluation.
 
-    A single evaluation compares its scores with one of them instead: ``against``, or the first. Sets that
-    only some evaluations have are left out of the table; what is pooled is what all have. Without a number of
-    resamples there are enough for a clear difference to stay significant after Holm's correction.
+    A single evaluation compares its scores with one of them instead. Only datasets that all evaluations have
+    are compared and pooled.
+
+    Args:
+        results: The evaluations.
+        metric: Name of the metric, such as "AUROC" or "R@1".
+        against: For a single evaluation, the score to compare the others with. Default: the first.
+        resamples: Number of bootstrap resamples. Default: enough for a clear difference to stay significant
+            after Holm's correction.
+        seed: Random seed for the bootstrap.
+
+    Returns:
+        One table per dataset.
+
+    Raises:
+        KappaPlaceError: If the evaluations have no dataset in common, or no score has the metric.
     """
     if not results:
-        raise KappaPlaceError("Give at least one evaluation to compare.")
+        raise KappaPlaceError("There is no evaluation to compare. Pass at least one.")
     if resamples is None:
         tests = max(1, len(results) - 1) * max(len(each.scores) for result in results for each in result.sets)
         resamples = max(LEAST_RESAMPLES, RESAMPLES_PER_TEST * tests)
     shared = [each.name for each in results[0].sets if all(each.name in _names(r) for r in results)]
     if not shared:
-        listed = "; ".join(f"{r.name}: {', '.join(_names(r))}" for r in results)
+        names = "; ".join(f"{r.name}: {', '.join(_names(r))}" for r in results)
         raise KappaPlaceError(
-            f"These evaluations have no set in common ({listed}); evaluate the same tables."
+            f"These evaluations have no dataset in common ({names}). Evaluate the same tables."
         )
     if against and (len(results) > 1 or any(against not in each.scores for each in results[0].sets)):
         raise KappaPlaceError(
-            f"{against} is no score of a single evaluation: --against names the score of one folder with "
-            "which its others are compared."
+            f"against='{against}' must be a score of a single evaluation. Pass one folder, and choose from: "
+            f"{', '.join(results[0].sets[0].scores)}."
         )
     groups = [[name] for name in shared] + ([shared] if len(shared) > 1 else [])
-    compared = []
+    tables = []
     for group in groups:
-        chosen = [[each for name in group for each in result.sets if each.name == name] for result in results]
+        sets = [[each for name in group for each in result.sets if each.name == name] for result in results]
         name = group[0] if len(group) == 1 else POOLED
-        compared.append(_compared(name, metric, chosen, against, resamples, seed))
-    if not any(cell for each in compared for row in each.rows.values() for cell in row):
-        raise KappaPlaceError(f"No score has the metric {metric!r}; known are {', '.join(_known(results))}.")
-    return ComparisonTable(_distinct(results), tuple(compared))
+        tables.append(_compare(name, metric, sets, against, resamples, seed))
+    if not any(cell for each in tables for row in each.rows.values() for cell in row):
+        raise KappaPlaceError(
+            f"No score has the metric '{metric}'. Choose from: {', '.join(_metrics_of(results))}."
+        )
+    return ComparisonTable(_distinct_names(results), tuple(tables))
 
 
 def _names(result: EvaluationResult) -> list[str]:
     return [each.name for each in result.sets]
 
 
-def _distinct(results: Sequence[EvaluationResult]) -> tuple[str, ...]:
+def _distinct_names(results: Sequence[EvaluationResult]) -> tuple[str, ...]:
     names = [result.name for result in results]
     repeated = {name for name in names if names.count(name) > 1}
     return tuple(f"{name} ({i + 1})" if name in repeated else name for i, name in enumerate(names))
 
 
-def _known(results: Sequence[EvaluationResult]) -> list[str]:
-    tables = [found for result in results for found in result.metrics.values()]
+def _metrics_of(results: Sequence[EvaluationResult]) -> list[str]:
     names: dict[str, None] = {}
-    for found in tables:
-        for metrics in (found["recall"], *found["scores"].values()):
+    for measured in (each for result in results for each in result.metrics.values()):
+        for metrics in (measured["recall"], *measured["scores"].values()):
             names |= dict.fromkeys(metrics)
     return list(names)
 
 
-def _compared(
-    name: str, metric: str, chosen: list[list[SetResult]], against: str, resamples: int, seed: int
+def _compare(
+    name: str, metric: str, evaluations: list[list[SetResult]], against: str, resamples: int, seed: int
 ) -> ComparedSet:
-    note = _unpaired(chosen)
-    shared_plan = plan_of(chosen[0], resamples, seed)
-    plans = [plan_of(sets, resamples, seed) if note else shared_plan for sets in chosen]
-    columns = [_replicates(sets, metric, plan) for sets, plan in zip(chosen, plans, strict=True)]
+    note = _why_unpaired(evaluations)
+    shared_plan = plan_of(evaluations[0], resamples, seed)
+    plans = [plan_of(sets, resamples, seed) if note else shared_plan for sets in evaluations]
+    columns = [_replicates(sets, metric, plan) for sets, plan in zip(evaluations, plans, strict=True)]
     names = list(dict.fromkeys(score for column in columns for score in column))
-    rows: dict[str, list[Replicates | None]] = {
-        score: [column.get(score) for column in columns] for score in names
-    }
-    return ComparedSet(name, metric, shared_plan.queries, _tested(rows, not note, against), note)
+    rows = {score: [column.get(score) for column in columns] for score in names}
+    return ComparedSet(name, metric, shared_plan.queries, _cells(rows, not note, against), note)
 
 
 def _replicates(sets: list[SetResult], metric: str, plan: Resampling) -> dict[str, Replicates]:
-    hits = pooled_hits(sets)
-    counts = [each.positives for each in sets if each.positives is not None]
-    positives = np.concatenate(counts) if len(counts) == len(sets) else None
+    hits, positives = pooled_hits(sets)
     if metric in recall_metrics(hits, positives):
         arrays = [hits] if positives is None else [hits, positives]
         return {RETRIEVAL: bootstrap(lambda *rows: recall_metrics(*rows)[metric], arrays, plan)}
-    found = {}
-    for name in sets[0].scores:
-        column = pooled_column(sets, name)
-        if column is not None and metric in _metrics(column, hits):
-            found[name] = _bootstrap(column, hits, metric, plan)
-    return found
+    columns = {name: pooled_column(sets, name) for name in sets[0].scores}
+    return {
+        name: _bootstrap(column, hits, metric, plan)
+        for name, column in columns.items()
+        if column is not None and metric in score_metrics(column, hits)
+    }
 
 
-def _metrics(column: ScoreColumns, hits: NDArray[np.bool_], zoom: bool = True) -> dict[str, float]:
-    return score_metrics(
-        column.query,
-        hits,
-        one_sided=column.one_sided,
-        match=column.match,
-        probability=column.probability,
-        zoom=zoom,
-    )
-
-
-# Those asked for most, by themselves: a tenth of the time of all metrics together.
+# The most frequent ones, computed on their own: a tenth of the time of all metrics together.
 _RANKING: dict[str, Callable[..., float]] = {
     "AUROC": auroc,
     "AUC-PR": auc_pr,
@@ -181,33 +189,32 @@ _RANKING: dict[str, Callable[..., float]] = {
 def _bootstrap(column: ScoreColumns, hits: NDArray[np.bool_], metric: str, plan: Resampling) -> Replicates:
     if metric in _RANKING:
         return bootstrap(_RANKING[metric], [column.query, success_at(hits, 1)], plan)
-    match = column.match if metric.startswith("match ") else None
-    probability = (
-        column.probability if metric not in _metrics(replace(column, probability=None), hits) else None
-    )
-    optional = {"match": match, "probability": probability}
-    given = {name: part for name, part in optional.items() if part is not None}
+    # Without the columns that the metric does not depend on: computing their metrics takes time.
+    if not metric.startswith("match "):
+        column = replace(column, match=None)
+    without = replace(column, probability=None)
+    if metric in score_metrics(without, hits):
+        column = without
+    zoom = metric.startswith("zoom ")
 
-    def again(query: NDArray[Any], drawn: NDArray[Any], *rest: NDArray[Any]) -> float:
-        named = dict(zip(given, rest, strict=True))
-        zoom = metric.startswith("zoom ")
-        return score_metrics(query, drawn, one_sided=column.one_sided, zoom=zoom, **named)[metric]
+    def value(rows: NDArray[np.int64]) -> float:
+        return score_metrics(column.take(rows), hits[rows], zoom)[metric]
 
-    return bootstrap(again, [column.query, hits, *given.values()], plan)
+    return bootstrap(value, [np.arange(len(hits))], plan)
 
 
-def _tested(
-    rows: dict[str, list[Replicates | None]], paired: bool, against: str
+def _cells(
+    rows: Mapping[str, Sequence[Replicates | None]], paired: bool, against: str
 ) -> dict[str, list[Cell | None]]:
-    """Intervals of all cells, and tests against the first column; of one column against one of its rows."""
+    """Return intervals, and tests against the first column; for a single column, against one of its rows."""
     alone = all(len(row) == 1 for row in rows.values())
     if alone and against and rows and against not in rows and RETRIEVAL not in rows:
         raise KappaPlaceError(
-            f"{against} has no such metric to test against; choose another score or metric."
+            f"The score '{against}' does not have this metric. Choose another score or metric."
         )
     first_row = rows.get(against, next(iter(rows.values()), [None]))[0]
     cells: dict[str, list[Cell | None]] = {}
-    tests: list[tuple[str, int]] = []
+    tests: list[tuple[str, int, Cell]] = []
     for score, row in rows.items():
         cells[score] = []
         for i, own in enumerate(row):
@@ -220,23 +227,21 @@ def _tested(
             if paired and base is not None and base is not own:
                 test = compare(own, base)
                 cell = cell._replace(difference=test.difference, p_value=test.p_value)
-                tests.append((score, i))
+                tests.append((score, i, cell))
             cells[score].append(cell)
-    raw = [found.p_value for score, i in tests if (found := cells[score][i]) is not None]
-    for (score, i), corrected in zip(tests, holm(raw), strict=True):
-        tested = cells[score][i]
-        assert tested is not None
-        cells[score][i] = tested._replace(p_value=float(corrected))
+    corrected = holm([cell.p_value for _, _, cell in tests])
+    for (score, i, cell), p_value in zip(tests, corrected, strict=True):
+        cells[score][i] = cell._replace(p_value=float(p_value))
     return cells
 
 
-def _unpaired(chosen: list[list[SetResult]]) -> str:
-    """Why evaluations cannot be paired, in one sentence; nothing where they can."""
-    for others in chosen[1:]:
-        for first, other in zip(chosen[0], others, strict=True):
+def _why_unpaired(evaluations: list[list[SetResult]]) -> str:
+    """Return why the evaluations cannot be paired; an empty text if they can."""
+    for others in evaluations[1:]:
+        for first, other in zip(evaluations[0], others, strict=True):
             if not _same_queries(first, other):
                 return (
-                    f"The evaluations of {first.name} are not of the same queries (table, positives or "
+                    f"The evaluations of {first.name} do not have the same queries (table, positives or "
                     "policy differ), so differences are not tested."
                 )
     return ""
@@ -247,15 +252,11 @@ def _same_queries(a: SetResult, b: SetResult) -> bool:
         return False
     if a.facts.get("hash") != b.facts.get("hash"):
         return False
-    return bool(np.array_equal(_numbers(a), _numbers(b)))
+    return bool(np.array_equal(a.query_numbers, b.query_numbers))
 
 
-def _numbers(each: SetResult) -> NDArray[np.int64]:
-    return np.arange(len(each.hits)) if each.queries is None else each.queries
-
-
-def comparison_rows(tables: Sequence[ComparisonTable]) -> list[dict[str, Any]]:
-    """One row a cell, for CSV and JSON."""
+def comparison_rows(tables: Sequence[ComparisonTable]) -> list[dict[str, str | float]]:
+    """Return one row per cell, for CSV and JSON."""
     return [
         {
             "metric": compared.metric,
@@ -274,5 +275,6 @@ def comparison_rows(tables: Sequence[ComparisonTable]) -> list[dict[str, Any]]:
 
 
 def write_comparison(tables: Sequence[ComparisonTable], folder: str | Path) -> Path:
-    """Write comparison.csv."""
-    return write_rows(make_folder(folder) / "comparison.csv", comparison_rows(tables))
+    """Write comparison.csv to a folder and return the file."""
+    rows = comparison_rows(tables)
+    return write_rows(make_folder(folder) / "comparison.csv", rows, list(rows[0]))

@@ -1,56 +1,81 @@
-"""From scores and hits to every metric, with intervals: per set, pooled over sets, and as their mean."""
+"""Metrics of scores, with intervals: per dataset, pooled over datasets, and their mean."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.evaluation.results import ScoreColumns, SetResult
+from kappaplace.evaluation.results import Metrics, ScoreColumns, SetResult
 from kappaplace.metrics.bootstrap import Resampling, bootstrap_many
 from kappaplace.metrics.calibration import (
     BOTH_TAILS,
     NO_CLAMP,
     UPPER_TAIL,
+    ReliabilityCurve,
     expected_calibration_error,
     match_calibration_error,
+    reliability_curve,
 )
-from kappaplace.metrics.retrieval import KS, average_precision_at, success_at
+from kappaplace.metrics.retrieval import KS, average_precision_at, recall_at, success_at
+from kappaplace.metrics.selective import auroc
 from kappaplace.metrics.summary import pool, probability_summary, score_summary
 from kappaplace.progress import track
+from kappaplace.types import Json
+from kappaplace.uncertainty.score import Evidence, Score, Scores
 
 POOLED, MEAN = "pooled", "mean"
 RESAMPLES = 1000
 LEVEL = 0.95
 
-Metrics = dict[str, Any]
+Values = dict[str, float]
+Intervals = dict[str, tuple[float, float]]
 
 
-def measure(sets: Sequence[SetResult], *, resamples: int = RESAMPLES, seed: int = 0) -> Metrics:
-    """Metrics of every set by name; of several sets also pooled, and their mean.
+def measure(sets: Sequence[SetResult], *, resamples: int = RESAMPLES, seed: int = 0) -> dict[str, Metrics]:
+    """Compute the metrics of every dataset; for several datasets also pooled, and their mean.
 
-    ``resamples`` = 0 leaves the intervals out. Pooled scores are those that every set has.
+    Args:
+        sets: Results of the datasets, as `evaluate_table` returns them.
+        resamples: Number of bootstrap resamples for the intervals. 0 omits the intervals.
+        seed: Random seed for the bootstrap.
+
+    Returns:
+        Metrics by the name of the dataset, "pooled" and "mean". Pooled are the scores of every dataset.
+
+    Raises:
+        KappaPlaceError: If there is no dataset.
     """
     if not sets:
-        raise KappaPlaceError("There is no set to measure.")
-    found = {each.name: measure_set(each, resamples=resamples, seed=seed) for each in sets}
+        raise KappaPlaceError("There is no dataset to measure. Pass at least one result.")
+    metrics = {each.name: measure_set(each, resamples=resamples, seed=seed) for each in sets}
     if len(sets) > 1:
-        mean = _mean(list(found.values()))
-        found[POOLED] = _measured(list(sets), resamples, seed)
-        found[MEAN] = mean
-    return found
+        mean = _mean(list(metrics.values()))
+        metrics[POOLED] = _measure(sets, resamples, seed)
+        metrics[MEAN] = mean
+    return metrics
 
 
 def measure_set(result: SetResult, *, resamples: int = RESAMPLES, seed: int = 0) -> Metrics:
-    """Metrics of one set."""
-    return _measured([result], resamples, seed)
+    """Compute the metrics of one dataset.
+
+    Args:
+        result: Result of the dataset, as `evaluate_table` returns it.
+        resamples: Number of bootstrap resamples for the intervals. 0 omits the intervals.
+        seed: Random seed for the bootstrap.
+
+    Returns:
+        Number of queries, recall, metrics by score, and intervals.
+    """
+    return _measure([result], resamples, seed)
 
 
-def recall_metrics(hits: NDArray[np.bool_], positives: NDArray[np.integer] | None = None) -> dict[str, float]:
-    """R@K and mAP@K, which no score can change."""
+def recall_metrics(hits: NDArray[np.bool_], positives: NDArray[np.integer] | None = None) -> Values:
+    """Return R@K, and mAP@K if the number of positives per query is known."""
     ks = [k for k in KS if k <= hits.shape[1]]
     values = {f"R@{k}": float(success_at(hits, k).mean()) for k in ks}
     if positives is not None:
@@ -58,47 +83,60 @@ def recall_metrics(hits: NDArray[np.bool_], positives: NDArray[np.integer] | Non
     return values
 
 
-def score_metrics(
-    query: NDArray[np.floating],
-    hits: NDArray[np.bool_],
-    *,
-    one_sided: bool,
-    match: NDArray[np.floating] | None = None,
-    probability: NDArray[np.floating] | None = None,
-    zoom: bool = True,
-) -> dict[str, float]:
-    """Every metric of one score: ECE@K as the paper has it, with zoom, of matches, ranking, probability."""
+def score_metrics(score: ScoreColumns, hits: NDArray[np.bool_], zoom: bool = True) -> Values:
+    """Compute every metric of one score: calibration errors, ranking, and the quality of its probability.
+
+    Args:
+        score: The score of N queries.
+        hits: Whether each match is a positive, N×K.
+        zoom: Whether to include ECE@K on the range of the values, which takes as long as all other metrics.
+
+    Returns:
+        Values by the name of the metric. ECE@K follows the protocol of the paper.
+    """
     ks = [k for k in KS if k <= hits.shape[1]]
-    clamp = UPPER_TAIL if one_sided else BOTH_TAILS
+    clamp = UPPER_TAIL if score.one_sided else BOTH_TAILS
     success = {k: success_at(hits, k) for k in ks}
-    values = {f"ECE@{k}": expected_calibration_error(query, success[k], clamp) for k in ks}
+    values = {f"ECE@{k}": expected_calibration_error(score.query, success[k], clamp) for k in ks}
     if zoom:
         values |= {
-            f"zoom ECE@{k}": expected_calibration_error(query, success[k], NO_CLAMP, zoom=True) for k in ks
+            f"zoom ECE@{k}": expected_calibration_error(score.query, success[k], NO_CLAMP, zoom=True)
+            for k in ks
         }
-    if match is not None:
-        values |= {f"match ECE@{k}": match_calibration_error(match, hits, k, clamp) for k in ks}
-    values |= score_summary(query, success[1])
-    if probability is not None:
-        values |= probability_summary(probability, success[1])
+    if score.match is not None:
+        values |= {f"match ECE@{k}": match_calibration_error(score.match, hits, k, clamp) for k in ks}
+    values |= score_summary(score.query, success[1])
+    if score.probability is not None:
+        values |= probability_summary(score.probability, success[1])
     return values
 
 
 def plan_of(sets: Sequence[SetResult], resamples: int, seed: int) -> Resampling:
-    """Resamples of all queries: as many of each set as there are, frames of a route by moving blocks."""
+    """Return resamples that keep the size of each dataset; frames of a route are drawn in moving blocks.
+
+    Args:
+        sets: The datasets.
+        resamples: Number of resamples.
+        seed: Random seed.
+    """
     strata = np.repeat(np.arange(len(sets)), [len(each.hits) for each in sets])
     block = {number: each.block for number, each in enumerate(sets)}
     return Resampling.of(len(strata), strata=strata, block=block, resamples=resamples, seed=seed)
 
 
-def pooled_hits(sets: Sequence[SetResult]) -> NDArray[np.bool_]:
-    """Hits of all sets, cut to the matches that all of them have."""
+def pooled_hits(sets: Sequence[SetResult]) -> tuple[NDArray[np.bool_], NDArray[np.int64] | None]:
+    """Return the hits of all datasets, N×K with the smallest K, and the number of positives per query.
+
+    The second is None if a dataset does not have it.
+    """
     k = min(each.hits.shape[1] for each in sets)
-    return pool([(each.hits[:, :k],) for each in sets]).arrays[0]
+    hits = pool([(each.hits[:, :k],) for each in sets]).arrays[0]
+    counts = [each.positives for each in sets if each.positives is not None]
+    return hits, np.concatenate(counts) if len(counts) == len(sets) else None
 
 
 def pooled_column(sets: Sequence[SetResult], name: str) -> ScoreColumns | None:
-    """One score of all sets as one; None where a set lacks it."""
+    """Return one score of all datasets; None if a dataset lacks it."""
     parts = [each.scores[name] for each in sets if name in each.scores]
     if len(parts) < len(sets):
         return None
@@ -115,80 +153,129 @@ def pooled_column(sets: Sequence[SetResult], name: str) -> ScoreColumns | None:
     )
 
 
-def _measured(sets: list[SetResult], resamples: int, seed: int) -> Metrics:
-    hits = pooled_hits(sets)
-    counts = [each.positives for each in sets if each.positives is not None]
-    positives = np.concatenate(counts) if len(counts) == len(sets) else None
-    plan = plan_of(sets, resamples, seed) if resamples else None
-    of_hits = [hits] if positives is None else [hits, positives]
-    recall, recall_intervals = _with_intervals(recall_metrics, of_hits, plan)
-    scores: dict[str, dict[str, float]] = {}
-    intervals: dict[str, dict[str, tuple[float, float]]] = {}
-    with track("Resampling", len(sets[0].scores)) as bar:
-        for name in sets[0].scores:
-            column = pooled_column(sets, name)
+def _measure(sets: Sequence[SetResult], resamples: int, seed: int) -> Metrics:
+    hits, positives = pooled_hits(sets)
+    columns = {name: pooled_column(sets, name) for name in sets[0].scores}
+    scores = {name: score_metrics(each, hits) for name, each in columns.items() if each is not None}
+    metrics: Metrics = {"queries": len(hits), "recall": recall_metrics(hits, positives), "scores": scores}
+    if not resamples:
+        return metrics
+    plan = plan_of(sets, resamples, seed)
+    intervals: dict[str, Intervals] = {}
+    with track("Resampling", len(columns)) as bar:
+        for name, column in columns.items():
             if column is not None:
-                scores[name], intervals[name] = _score(column, hits, plan)
+                intervals[name] = _score_intervals(column, hits, plan)
             bar.advance()
-    measured: Metrics = {"queries": len(hits), "recall": recall, "scores": scores}
-    if plan is not None:
-        measured["intervals"] = {"level": LEVEL, "recall": recall_intervals, "scores": intervals}
-    return measured
-
-
-def _score(
-    column: ScoreColumns, hits: NDArray[np.bool_], plan: Resampling | None
-) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
-    values = score_metrics(
-        column.query,
-        hits,
-        one_sided=column.one_sided,
-        match=column.match,
-        probability=column.probability,
+    recall = _intervals(
+        lambda rows: recall_metrics(hits[rows], None if positives is None else positives[rows]), plan
     )
-    optional = {"match": column.match, "probability": column.probability}
-    given = {name: part for name, part in optional.items() if part is not None}
-
-    def again(query: NDArray[Any], drawn: NDArray[Any], *rest: NDArray[Any]) -> dict[str, float]:
-        named = dict(zip(given, rest, strict=True))
-        # Zoom hardly differs from the clamp and costs as much as all other calibration errors.
-        return score_metrics(query, drawn, one_sided=column.one_sided, zoom=False, **named)
-
-    _, intervals = _with_intervals(again, [column.query, hits, *given.values()], plan)
-    return values, intervals
+    return {**metrics, "intervals": {"level": LEVEL, "recall": recall, "scores": intervals}}
 
 
-# Resampled queries come twice, which these take for miscalibration: intervals would lie above their values.
+# Queries appear twice in a resample, which these take for miscalibration: intervals would exceed the value.
 NO_INTERVAL = ("smooth ECE", "equal-mass ECE", "debiased ECE", "Brier reliability", "Brier resolution")
 
 
-def _with_intervals(
-    metrics: Any, arrays: Sequence[NDArray[Any]], plan: Resampling | None
-) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
-    if plan is None:
-        return metrics(*arrays), {}
-    replicates = bootstrap_many(metrics, arrays, plan)
-    values = {name: each.value for name, each in replicates.items()}
+def _intervals(metrics: Callable[[NDArray[np.int64]], Values], plan: Resampling) -> Intervals:
+    """Return the interval of each metric, which is a function of the rows of a resample."""
+    replicates = bootstrap_many(metrics, [np.arange(plan.queries)], plan)
     limits = {name: each.interval(LEVEL) for name, each in replicates.items() if name not in NO_INTERVAL}
-    return values, {name: (limit.low, limit.high) for name, limit in limits.items()}
+    return {name: (limit.low, limit.high) for name, limit in limits.items()}
 
 
-def _mean(found: Sequence[Metrics]) -> Metrics:
-    """Each set counts the same, however large; only what every set has."""
+def _score_intervals(column: ScoreColumns, hits: NDArray[np.bool_], plan: Resampling) -> Intervals:
+    # Zoom hardly differs from the clamp, and takes as long as all other calibration errors.
+    return _intervals(lambda rows: score_metrics(column.take(rows), hits[rows], zoom=False), plan)
+
+
+def _mean(parts: Sequence[Metrics]) -> Metrics:
+    """Return the mean over datasets, each with the same weight, of the metrics that all of them have."""
     return {
-        "queries": sum(each["queries"] for each in found),
-        "recall": _mean_of([each["recall"] for each in found]),
+        "queries": sum(each["queries"] for each in parts),
+        "recall": _mean_of([each["recall"] for each in parts]),
         "scores": {
-            name: _mean_of([each["scores"][name] for each in found])
-            for name in found[0]["scores"]
-            if all(name in each["scores"] for each in found)
+            name: _mean_of([each["scores"][name] for each in parts])
+            for name in parts[0]["scores"]
+            if all(name in each["scores"] for each in parts)
         },
     }
 
 
-def _mean_of(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def _mean_of(rows: Sequence[Mapping[str, float]]) -> Values:
     return {
         name: float(np.mean([row[name] for row in rows]))
         for name in rows[0]
         if all(name in row for row in rows)
     }
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreResult:
+    """The quality of one score."""
+
+    score: Score
+    """The score."""
+    uncertainty: Scores
+    """Uncertainty per query, N."""
+    curves: dict[int, ReliabilityCurve]
+    """Reliability at each K."""
+    auroc: float
+    """Area under the ROC curve of success at K = 1. NaN if all queries succeed, or none."""
+
+    @property
+    def ece(self) -> dict[int, float]:
+        """ECE@K in the protocol of the paper, by K."""
+        return {k: curve.error for k, curve in self.curves.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """Recall of a retrieval, and the quality of every score."""
+
+    hits: NDArray[np.bool_]
+    """Whether each match is a positive, N×K."""
+    recall: dict[int, float]
+    """R@K by K."""
+    scores: tuple[ScoreResult, ...]
+    """One result per score."""
+
+    def to_dict(self) -> dict[str, Json]:
+        """Convert to plain values for JSON.
+
+        Returns:
+            Number of queries, recall, and metrics by score. An undefined AUROC is None.
+        """
+        return {
+            "queries": len(self.hits),
+            "recall": {f"R@{k}": value for k, value in self.recall.items()},
+            "scores": {
+                result.score.name: {
+                    **{f"ECE@{k}": v for k, v in result.ece.items()},
+                    "AUROC": None if math.isnan(result.auroc) else result.auroc,
+                }
+                for result in self.scores
+            },
+        }
+
+
+def evaluate(evidence: Evidence, hits: NDArray[np.bool_], scores: Sequence[Score]) -> Evaluation:
+    """Evaluate scores on one retrieval.
+
+    Args:
+        evidence: Queries, references and matches, as `kappaplace.retrieve` returns them.
+        hits: Whether each match is a positive, N×K.
+        scores: The scores, as `kappaplace.uncertainty.score_named` returns them.
+
+    Returns:
+        Recall, and reliability and AUROC of every score.
+    """
+    ks = [k for k in KS if k <= hits.shape[1]]
+    success = {k: success_at(hits, k) for k in ks}
+    results = []
+    for score in scores:
+        uncertainty = score.query(evidence)
+        clamp = UPPER_TAIL if score.one_sided else BOTH_TAILS
+        curves = {k: reliability_curve(uncertainty, success[k], clamp) for k in ks}
+        results.append(ScoreResult(score, uncertainty, curves, auroc(uncertainty, success[1])))
+    return Evaluation(hits, {k: recall_at(hits, k) for k in ks}, tuple(results))

@@ -1,15 +1,14 @@
-"""A researcher's own uncertainty, from CSV, beside all scores of the package.
+"""Reads the user's own uncertainty from CSV, to evaluate it next to the scores of the package.
 
-Columns: ``query`` (its number in the set from 0, or its image path), and ``uncertainty`` (higher = less
-certain) or ``probability`` (of the top match being right) or both; with ``reference`` it is one row a pair;
-with ``set`` one file serves several sets. The score is called after the file.
+Columns: ``query`` (its number in the dataset, counted from 0, or its image path), and ``uncertainty`` (higher
+means less certain) or ``probability`` (that the top match is correct) or both. With ``reference`` there is
+one row per pair. With ``set`` one file covers several datasets. The score has the name of the file.
 """
 
 from __future__ import annotations
 
 import csv
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,21 +20,22 @@ from kappaplace.evaluation.scoring import FUSED
 from kappaplace.files import telling
 from kappaplace.uncertainty import SCORES
 
+Row = dict[str, str]
 Pairs = dict[tuple[int, int], float]
 
 
 def check_own_score(file: Path) -> None:
-    """What can be told before anything is embedded."""
+    """Check a file of scores before anything is embedded."""
     if not file.is_file():
-        raise KappaPlaceError(f"There is no file {file}; check the path.")
+        raise KappaPlaceError(f"There is no file {file}. Check the path.")
     if file.stem in SCORES or file.stem == FUSED:
         raise KappaPlaceError(
-            f"{file} would hide the score {file.stem} of the package; give the file another name."
+            f"{file} would hide the score '{file.stem}' of the package. Give the file another name."
         )
 
 
 def read_own_score(file: Path, retrieved: Retrieved) -> ScoreColumns:
-    """The score of every query of one set, and of every pair where the file has pairs."""
+    """Read the score of every query of one dataset, and of every pair if the file has pairs."""
     check_own_score(file)
     rows = _rows(file, retrieved.name)
     numbers = _Numbers(retrieved, file)
@@ -44,26 +44,28 @@ def read_own_score(file: Path, retrieved: Retrieved) -> ScoreColumns:
     if rows and "reference" in rows[0]:
         if probability is not None:
             raise KappaPlaceError(
-                f"{file} has pairs, and a probability is of a query; give it in a file of its own."
+                f"{file} has one row per pair, but a probability belongs to a query. Use a separate file."
             )
         query, match = _of_pairs(file, rows, numbers, retrieved.evidence.matches.indices)
         return ScoreColumns(file.stem, file.stem, query, match, one_sided=False)
     uncertainty = _of_queries(file, "uncertainty", rows, numbers, queries)
     if uncertainty is None:
         if probability is None:
-            raise KappaPlaceError(f"{file} needs the column uncertainty, or probability.")
+            raise KappaPlaceError(f"{file} needs the column uncertainty or probability.")
         uncertainty = 1.0 - probability
     if probability is not None and (probability.min() < 0 or probability.max() > 1):
-        raise KappaPlaceError(f"{file}: a probability lies between 0 and 1.")
+        raise KappaPlaceError(f"{file}: a probability must be between 0 and 1.")
     return ScoreColumns(file.stem, file.stem, uncertainty, None, False, probability)
 
 
-def _rows(file: Path, set_name: str) -> list[dict[str, Any]]:
+def _rows(file: Path, set_name: str) -> list[Row]:
     with telling(f"{file} cannot be read as CSV"), file.open(encoding="utf-8-sig", newline="") as stream:
         reader = csv.DictReader(stream)
         names = reader.fieldnames or []
         if "query" not in names:
-            raise KappaPlaceError(f"{file} needs a first line that names its columns: query,uncertainty.")
+            raise KappaPlaceError(
+                f"{file} needs a first line with the names of its columns: query,uncertainty."
+            )
         rows = list(reader)
     if "set" in names:
         rows = [row for row in rows if row["set"] == set_name]
@@ -71,14 +73,14 @@ def _rows(file: Path, set_name: str) -> list[dict[str, Any]]:
 
 
 class _Numbers:
-    """From what stands in a file to the number of a query or reference."""
+    """Converts cells of a file to numbers of queries and references."""
 
     def __init__(self, retrieved: Retrieved, file: Path) -> None:
         self.file, self.retrieved = file, retrieved
         self._by_path: dict[str, dict[str, int]] = {}
 
     def of(self, kind: str, text: str) -> int:
-        text = text or ""  # a row with too few cells
+        text = text or ""  # None if the row has too few cells
         count = len(self.retrieved.evidence.matches.indices) if kind == "query" else self.retrieved.references
         number = int(text) if text.isascii() and text.isdigit() else self._paths(kind).get(text, -1)
         if not 0 <= number < count:
@@ -98,7 +100,7 @@ class _Numbers:
         return self._by_path[kind]
 
 
-def _number(file: Path, column: str, row: dict[str, Any]) -> float:
+def _number(file: Path, column: str, row: Row) -> float:
     try:
         value = float(row[column])
     except (TypeError, ValueError):
@@ -111,7 +113,7 @@ def _number(file: Path, column: str, row: dict[str, Any]) -> float:
 
 
 def _of_queries(
-    file: Path, column: str, rows: list[dict[str, Any]], numbers: _Numbers, queries: int
+    file: Path, column: str, rows: list[Row], numbers: _Numbers, queries: int
 ) -> NDArray[np.float64] | None:
     if rows and column not in rows[0]:
         return None
@@ -119,21 +121,21 @@ def _of_queries(
     for row in rows:
         number = numbers.of("query", row["query"])
         if not np.isnan(values[number]) and "reference" not in row:
-            raise KappaPlaceError(f"{file}: query {row['query']} stands there twice; keep one row of it.")
+            raise KappaPlaceError(f"{file}: query {row['query']} appears more than once. Keep one row.")
         values[number] = _number(file, column, row)
     missing = np.isnan(values)
     if missing.any() and "reference" not in (rows[0] if rows else {}):
         raise KappaPlaceError(
             f"{file} lacks {int(missing.sum()):,} of the {queries:,} queries of {numbers.retrieved.name} "
-            f"(the first is query {int(np.argmax(missing))}); give every one."
+            f"(the first is query {int(np.argmax(missing))}). Add a row for each."
         )
     return values
 
 
 def _of_pairs(
-    file: Path, rows: list[dict[str, Any]], numbers: _Numbers, indices: NDArray[np.int64]
+    file: Path, rows: list[Row], numbers: _Numbers, indices: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
-    """Of each query with its top match, and of every retrieved pair if the file has them all."""
+    """Return the score of each query's top match, and of every retrieved pair if the file has all of them."""
     if "uncertainty" not in rows[0]:
         raise KappaPlaceError(f"{file} needs the column uncertainty.")
     pairs: Pairs = {}
@@ -141,8 +143,8 @@ def _of_pairs(
         pair = numbers.of("query", row["query"]), numbers.of("reference", row["reference"])
         if pair in pairs:
             raise KappaPlaceError(
-                f"{file}: query {row['query']} with reference {row['reference']} stands there twice; keep "
-                "one."
+                f"{file}: query {row['query']} with reference {row['reference']} appears more than once. "
+                "Keep one row."
             )
         pairs[pair] = _number(file, "uncertainty", row)
     match = np.array(
@@ -153,6 +155,6 @@ def _of_pairs(
         i = int(np.argmax(missing))
         raise KappaPlaceError(
             f"{file} lacks {int(missing.sum()):,} of the top matches (the first is query {i} with reference "
-            f"{int(indices[i, 0])}); give the pair of every query and its best reference, better its top K."
+            f"{int(indices[i, 0])}). Add a row for every query and its top match, or better its top K."
         )
     return match[:, 0], None if np.isnan(match).any() else match

@@ -1,12 +1,10 @@
-"""What an evaluation found: everything a table or a picture needs, so that nothing is computed again.
+"""Results of an evaluation, in memory and as files: figures and tables need nothing else.
 
-An evaluation as files: JSON and CSV of all metrics, Parquet of all rows, so that any plot can be redone.
-
-    results.json       metrics, facts of the run and of every set
+    results.json       metrics, facts about the run and about every dataset
     metrics.csv        set, score, metric, value, low, high
-    queries.parquet    one row a query: hits, similarity, every score
-    matches.parquet    one row a pair: reference, similarity, hit, every score of pairs
-    references.parquet positions, κ and images of the maps (of a very large one those retrieved, and a sample)
+    queries.parquet    one row per query: hits, similarity, every score
+    matches.parquet    one row per pair: reference, similarity, hit, every score of pairs
+    references.parquet positions, κ and images of the maps (of a very large map, the matches and a sample)
 
 Equal inputs give equal bytes, except for "times" in results.json.
 """
@@ -16,130 +14,155 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.data.table import ImageNames
 from kappaplace.errors import KappaPlaceError
-from kappaplace.files import make_folder, replace_file, telling
+from kappaplace.files import make_folder, replace_file, telling, write_file
 from kappaplace.metrics.retrieval import KS
-from kappaplace.types import Matches
+from kappaplace.types import Json, Matches
 
-MOST_REFERENCES = 200_000  # of one map that are kept in full: plots need no more
+if TYPE_CHECKING:
+    import pyarrow as pa
 
+MOST_REFERENCES = 200_000  # references of a map that are stored in full: figures need no more
 
 Floats = NDArray[np.float64]
+Metrics: TypeAlias = dict[str, Any]
+"""Metrics of one dataset: {"queries": N, "recall": {metric: value}, "scores": {score: {metric: value}}}.
+
+"intervals" repeats this shape with (low, high) instead of values, and has the confidence "level".
+"""
+Columns: TypeAlias = "dict[str, NDArray[np.generic] | list[str]]"
 
 
 @dataclass(frozen=True, eq=False)
 class ScoreColumns:
-    """One score on one set."""
+    """One score on one dataset."""
 
     name: str
+    """Name of the score, such as "kappaplace"."""
     label: str
-    """As shown in tables and figures."""
+    """Name in tables and figures."""
     query: Floats
-    """Uncertainty of each query, N (higher = less certain)."""
+    """Uncertainty per query, N. Higher means less certain."""
     match: Floats | None = None
-    """Uncertainty of each pair, N×K; None for scores of the query alone."""
+    """Uncertainty per pair, N×K. None if the score has no value per pair."""
     one_sided: bool = True
+    """Whether ECE@K clamps only the upper tail of the score."""
     probability: Floats | None = None
-    """Probability that the top match is right, N, where the score is calibrated."""
+    """Probability that the top match is correct, N. None if the score is not calibrated."""
+
+    def take(self, rows: NDArray[np.int64]) -> ScoreColumns:
+        """Return the score of some queries.
+
+        Args:
+            rows: Rows of the queries.
+
+        Returns:
+            The score with these rows only, in this order.
+        """
+        match = None if self.match is None else self.match[rows]
+        probability = None if self.probability is None else self.probability[rows]
+        return replace(self, query=self.query[rows], match=match, probability=probability)
 
 
 @dataclass(frozen=True, eq=False)
 class SetResult:
-    """One set of queries against one map."""
+    """Matches and scores of one dataset: N queries against one map."""
 
     name: str
+    """Name of the dataset."""
     hits: NDArray[np.bool_]
     """Whether each match is a positive, N×K."""
     matches: Matches
+    """The K best references per query, best first."""
     scores: dict[str, ScoreColumns]
+    """Scores by name."""
     left_out: dict[str, str] = field(default_factory=dict)
-    """Scores that could not be computed, each with the reason."""
+    """Scores that were not computed, each with the reason."""
     references: int = 0
+    """Number of references in the map."""
     positives: NDArray[np.int64] | None = None
-    """How many positives each query has in the map."""
+    """Number of positives of each query in the map, N."""
     without_positives: int = 0
+    """Number of queries without a positive, before the policy was applied."""
     policy: str = "fail"
-    """What was done with queries that have no positive: fail, skip or error."""
+    """How queries without a positive were treated: fail, skip or error."""
     query_kappa: Floats | None = None
+    """κ per query, N. None if the model has no κ."""
     reference_kappa: Floats | None = None
+    """κ per reference. None if the model has no κ."""
     query_positions: Floats | None = None
+    """Positions of the queries in metres, N×2. None if they are unknown."""
     reference_positions: Floats | None = None
+    """Positions of the references in metres. None if they are unknown."""
     query_images: Sequence[str] = ()
+    """Image paths of the queries."""
     reference_images: Sequence[str] = ()
+    """Image paths of the references."""
     block: int = 1
-    """Frames of a route that are resampled together; 1 where queries are independent."""
+    """Number of consecutive frames of a route that are resampled together. 1 for independent queries."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """Table hash, protocol, whatever else should travel with the result."""
+    """Further facts to store: hash of the table, protocol, preprocessing."""
     queries: NDArray[np.int64] | None = None
-    """Which query of its set each row is, counted in the set's own order; None: row i is query i."""
+    """Number of each query in the order of the dataset, N. None: row i is query i."""
+
+    @property
+    def query_numbers(self) -> NDArray[np.int64]:
+        """The number of each query in the order of the dataset, N."""
+        return np.arange(len(self.hits)) if self.queries is None else self.queries
 
 
 @dataclass(frozen=True, eq=False)
 class EvaluationResult:
-    """One model (or one peer's similarities) on one or several sets."""
+    """One model, or one method's similarities, on one or several datasets."""
 
     name: str
+    """Name in tables and figures."""
     sets: tuple[SetResult, ...]
-    metrics: dict[str, Any] = field(default_factory=dict)
-    """set name, "pooled" or "mean" → {"recall": {...}, "scores": {score: {metric: value}}, "intervals": ...}.
-
-    Intervals repeat that shape with (low, high) for values; the mean over sets has none.
-    """
+    """The datasets, in order."""
+    metrics: dict[str, Metrics] = field(default_factory=dict)
+    """Metrics by the name of the dataset, "pooled" or "mean". The mean over datasets has no intervals."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """Model fingerprint, preprocessing, version, command."""
+    """Model fingerprint, preprocessing, version and options."""
     times: dict[str, Any] = field(default_factory=dict)
-    """When it was made and how long it took: all that may differ between two equal runs."""
+    """Start and duration of the run: the only difference between two equal runs."""
 
 
 VERSION = 1
 RESULTS, METRICS = "results.json", "metrics.csv"
+METRIC_COLUMNS = ("set", "score", "metric", "value", "low", "high")
 QUERIES, MATCHES, REFERENCES = "queries.parquet", "matches.parquet", "references.parquet"
 _SET_FACTS = ("references", "without_positives", "policy", "block", "left_out", "facts")
 
 
 def write_result(result: EvaluationResult, folder: str | Path) -> Path:
-    """Write all files; results.json comes last, so that it stands for a whole folder."""
+    """Write all files of an evaluation.
+
+    Args:
+        result: The evaluation.
+        folder: Folder to write to; it is created if it does not exist.
+
+    Returns:
+        The folder.
+
+    Raises:
+        KappaPlaceError: If the folder cannot be written to.
+    """
     target = make_folder(folder)
-    (target / RESULTS).unlink(missing_ok=True)
+    (target / RESULTS).unlink(missing_ok=True)  # written last: a folder that has it is complete
     _write_parquet(target / QUERIES, [_query_columns(each) for each in result.sets])
     _write_parquet(target / MATCHES, [_match_columns(each) for each in result.sets])
     _write_parquet(target / REFERENCES, [_reference_columns(each) for each in result.sets])
-    replace_file(target / METRICS, lambda part: _write_csv(part, result))
-    text = json.dumps(plain(_to_json(result)), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    replace_file(target / RESULTS, lambda part: part.write_text(text, encoding="utf-8"))
-    return target
-
-
-def read_result(folder: str | Path) -> EvaluationResult:
-    """Read back what `write_result` wrote."""
-    source = Path(folder)
-    if not (source / RESULTS).is_file():
-        raise KappaPlaceError(f"There is no evaluation in {source}: make one with `kappaplace evaluate`.")
-    with telling(f"The evaluation in {source} cannot be read"):
-        record = json.loads((source / RESULTS).read_text(encoding="utf-8"))
-        if record["version"] != VERSION:
-            raise KappaPlaceError(
-                f"The evaluation in {source} is of version {record['version']!r} but this kappaplace knows "
-                f"{VERSION}: run `kappaplace evaluate` again."
-            )
-        files = [_by_set(source / name) for name in (QUERIES, MATCHES, REFERENCES)]
-        sets = tuple(_set_of(facts, *(file[facts["name"]] for file in files)) for facts in record["sets"])
-        return EvaluationResult(
-            record["name"], sets, _numbers(record["metrics"]), record["facts"], record["times"]
-        )
-
-
-def _to_json(result: EvaluationResult) -> dict[str, Any]:
-    return {
+    write_rows(target / METRICS, metric_rows(result), METRIC_COLUMNS)
+    record: dict[str, Json] = {
         "version": VERSION,
         "name": result.name,
         "facts": result.facts,
@@ -147,9 +170,42 @@ def _to_json(result: EvaluationResult) -> dict[str, Any]:
         "metrics": result.metrics,
         "times": result.times,
     }
+    write_file(
+        target / RESULTS, json.dumps(plain(record), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    )
+    return target
 
 
-def _set_facts(each: SetResult) -> dict[str, Any]:
+def read_result(folder: str | Path) -> EvaluationResult:
+    """Read an evaluation that `write_result` wrote.
+
+    Args:
+        folder: Folder of the evaluation.
+
+    Returns:
+        The evaluation.
+
+    Raises:
+        KappaPlaceError: If the folder has no evaluation, or one that is damaged or of another version.
+    """
+    source = Path(folder)
+    if not (source / RESULTS).is_file():
+        raise KappaPlaceError(f"There is no evaluation in {source}. Run `kappaplace evaluate` first.")
+    with telling(f"The evaluation in {source} cannot be read"):
+        record = json.loads((source / RESULTS).read_text(encoding="utf-8"))
+        if record["version"] != VERSION:
+            raise KappaPlaceError(
+                f"The evaluation in {source} has version {record['version']!r}, expected {VERSION}. "
+                "Run `kappaplace evaluate` again."
+            )
+        files = [_by_set(source / name) for name in (QUERIES, MATCHES, REFERENCES)]
+        sets = tuple(_set_of(facts, *(file[facts["name"]] for file in files)) for facts in record["sets"])
+        return EvaluationResult(
+            record["name"], sets, _undefined_as_nan(record["metrics"]), record["facts"], record["times"]
+        )
+
+
+def _set_facts(each: SetResult) -> dict[str, Json]:
     scores = {
         name: {
             "label": score.label,
@@ -159,8 +215,7 @@ def _set_facts(each: SetResult) -> dict[str, Any]:
         }
         for name, score in each.scores.items()
     }
-    kept = {name: getattr(each, name) for name in _SET_FACTS}
-    known = {
+    presence = {
         "kappa": each.query_kappa is not None,
         "reference_kappa": each.reference_kappa is not None,
         "positions": each.query_positions is not None,
@@ -168,49 +223,60 @@ def _set_facts(each: SetResult) -> dict[str, Any]:
         "positives": each.positives is not None,
         "images": len(each.query_images) > 0,
     }
-    shape = {"queries": len(each.hits), "k": each.hits.shape[1]}
-    return {"name": each.name, **shape, **kept, "known": known, "scores": scores}
+    n, k = each.hits.shape
+    facts = {name: getattr(each, name) for name in _SET_FACTS}
+    return {"name": each.name, "queries": n, "k": k, **facts, "known": presence, "scores": scores}
 
 
-def plain(value: Any) -> Any:
-    """JSON has no NaN and no arrays: None says that a metric is undefined."""
+def plain(value: Json | np.generic) -> Json:
+    """Return a value as JSON has it: NumPy numbers become Python numbers, NaN and infinity become None."""
     if isinstance(value, dict):
         return {str(key): plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [plain(each) for each in value]
     if isinstance(value, np.generic):
-        value = value.item()
+        return plain(value.item())
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _numbers(value: Any) -> Any:
-    """The inverse of `plain` for metrics."""
+def _undefined_as_nan(value: Any) -> Any:
+    """Return metrics as they were before `plain`."""
     if isinstance(value, dict):
-        return {key: _numbers(each) for key, each in value.items()}
+        return {key: _undefined_as_nan(each) for key, each in value.items()}
     if isinstance(value, list):
-        return tuple(_numbers(each) for each in value)
+        return tuple(_undefined_as_nan(each) for each in value)
     return math.nan if value is None else value
 
 
-def metric_rows(result: EvaluationResult) -> Iterator[tuple[str, str, str, float, float, float]]:
-    """(set, score, metric, value, low, high) of everything measured; recall belongs to no score."""
-    for set_name, found in result.metrics.items():
-        intervals = found.get("intervals", {})
-        tables = [("", found["recall"], intervals.get("recall", {}))]
-        for score, metrics in found["scores"].items():
-            tables.append((score, metrics, intervals.get("scores", {}).get(score, {})))
-        for score, metrics, limits in tables:
-            for metric, value in metrics.items():
-                low, high = limits.get(metric, (math.nan, math.nan))
-                yield set_name, score, metric, value, low, high
+def metric_rows(result: EvaluationResult) -> Iterator[dict[str, str | float]]:
+    """Yield one row per metric: set, score, metric, value, low, high. The score is empty for recall."""
+    for name, metrics in result.metrics.items():
+        intervals = metrics.get("intervals", {})
+        tables = [("", metrics["recall"], intervals.get("recall", {}))]
+        for score, values in metrics["scores"].items():
+            tables.append((score, values, intervals.get("scores", {}).get(score, {})))
+        for score, values, limits in tables:
+            for metric, value in values.items():
+                low, high = map(float, limits.get(metric, (math.nan, math.nan)))
+                cells: list[str | float] = [name, score, metric, float(value), low, high]
+                yield dict(zip(METRIC_COLUMNS, cells, strict=True))
 
 
-def write_rows(file: Path, rows: Sequence[dict[str, Any]]) -> Path:
-    """Rows with the same columns as CSV; an undefined number is an empty cell."""
+def write_rows(file: Path, rows: Iterable[Mapping[str, str | float]], columns: Sequence[str]) -> Path:
+    """Write rows as CSV; an undefined number is an empty cell.
+
+    Args:
+        file: File to write.
+        rows: One mapping from columns to values per row.
+        columns: Names of the columns, in order.
+
+    Returns:
+        The file.
+    """
 
     def write(part: Path) -> None:
         with part.open("w", encoding="utf-8", newline="") as stream:
-            writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
+            writer = csv.DictWriter(stream, columns, lineterminator="\n")
             writer.writeheader()
             for row in rows:
                 writer.writerow({key: "" if value != value else value for key, value in row.items()})
@@ -219,22 +285,14 @@ def write_rows(file: Path, rows: Sequence[dict[str, Any]]) -> Path:
     return file
 
 
-def _write_csv(file: Path, result: EvaluationResult) -> None:
-    with file.open("w", encoding="utf-8", newline="") as stream:
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(["set", "score", "metric", "value", "low", "high"])
-        for *names, value, low, high in metric_rows(result):
-            writer.writerow([*names, *("" if math.isnan(x) else repr(float(x)) for x in (value, low, high))])
-
-
-def _query_columns(each: SetResult) -> dict[str, Any]:
+def _query_columns(each: SetResult) -> Columns:
     n = len(each.hits)
-    columns: dict[str, Any] = {
+    columns: Columns = {
         "set": np.full(n, each.name, object),
-        "query": np.arange(n) if each.queries is None else each.queries,
+        "query": each.query_numbers,
         "image": _relative(each.query_images, n),
-        "x": _axis(each.query_positions, 0, n),
-        "y": _axis(each.query_positions, 1, n),
+        "x": _or_nan(each.query_positions, n, 0),
+        "y": _or_nan(each.query_positions, n, 1),
         "kappa": _or_nan(each.query_kappa, n),
         "positives": np.full(n, -1) if each.positives is None else each.positives,
         "top": each.matches.indices[:, 0],
@@ -242,7 +300,7 @@ def _query_columns(each: SetResult) -> dict[str, Any]:
     }
     for k in KS:
         if k <= each.hits.shape[1]:
-            columns[f"hit@{k}"] = each.hits[:, :k].any(axis=1)
+            columns[f"hit@{k}"] = np.any(each.hits[:, :k], axis=1)
     for name, score in each.scores.items():
         columns[f"score:{name}"] = score.query
         if score.probability is not None:
@@ -250,12 +308,11 @@ def _query_columns(each: SetResult) -> dict[str, Any]:
     return columns
 
 
-def _match_columns(each: SetResult) -> dict[str, Any]:
+def _match_columns(each: SetResult) -> Columns:
     n, k = each.hits.shape
-    numbers = np.arange(n) if each.queries is None else each.queries
-    columns: dict[str, Any] = {
+    columns: Columns = {
         "set": np.full(n * k, each.name, object),
-        "query": np.repeat(numbers, k),
+        "query": np.repeat(each.query_numbers, k),
         "rank": np.tile(np.arange(1, k + 1, dtype=np.int32), n),
         "reference": each.matches.indices.ravel(),
         "similarity": each.matches.similarities.ravel(),
@@ -267,23 +324,22 @@ def _match_columns(each: SetResult) -> dict[str, Any]:
     return columns
 
 
-def _reference_columns(each: SetResult) -> dict[str, Any]:
-    rows = kept_references(each.references, each.matches.indices)
+def _reference_columns(each: SetResult) -> Columns:
+    rows = references_to_store(each.references, each.matches.indices)
     n = len(rows)
     positions = None if each.reference_positions is None else each.reference_positions[rows]
-    kappa = None if each.reference_kappa is None else each.reference_kappa[rows]
     return {
         "set": np.full(n, each.name, object),
         "reference": rows,
         "image": _relative(each.reference_images, n, rows),
-        "x": _axis(positions, 0, n),
-        "y": _axis(positions, 1, n),
-        "kappa": _or_nan(kappa, n),
+        "x": _or_nan(positions, n, 0),
+        "y": _or_nan(positions, n, 1),
+        "kappa": _or_nan(None if each.reference_kappa is None else each.reference_kappa[rows], n),
     }
 
 
-def _relative(images: Any, n: int, rows: NDArray[np.int64] | None = None) -> list[str]:
-    """Paths as the table has them; its root stands among the facts."""
+def _relative(images: Sequence[str], n: int, rows: NDArray[np.int64] | None = None) -> list[str]:
+    """Return paths relative to the root of the table, which is stored among the facts."""
     if not len(images):
         return [""] * n
     if isinstance(images, ImageNames):
@@ -291,16 +347,14 @@ def _relative(images: Any, n: int, rows: NDArray[np.int64] | None = None) -> lis
     return list(images) if rows is None else [images[int(row)] for row in rows]
 
 
-def _axis(positions: NDArray[Any] | None, axis: int, n: int) -> NDArray[Any]:
-    return np.full(n, np.nan) if positions is None else positions[:, axis]
+def _or_nan(values: Floats | None, n: int, axis: int | None = None) -> Floats:
+    if values is None:
+        return np.full(n, np.nan)
+    return values if axis is None else values[:, axis]
 
 
-def _or_nan(values: NDArray[Any] | None, n: int) -> NDArray[Any]:
-    return np.full(n, np.nan) if values is None else values
-
-
-def _write_parquet(file: Path, sets: list[dict[str, Any]]) -> None:
-    """All sets below each other; a score that a set lacks is null there."""
+def _write_parquet(file: Path, sets: list[Columns]) -> None:
+    """Write the rows of all datasets to one file; a score that a dataset lacks is null in its rows."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -309,8 +363,8 @@ def _write_parquet(file: Path, sets: list[dict[str, Any]]) -> None:
     replace_file(file, lambda part: pq.write_table(joined, part, compression="zstd"))
 
 
-def _by_set(file: Path) -> dict[str, Any]:
-    """The rows of each set, in their order."""
+def _by_set(file: Path) -> dict[str, pa.Table]:
+    """Return the rows of each dataset, in order."""
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
@@ -319,17 +373,17 @@ def _by_set(file: Path) -> dict[str, Any]:
     return {name: table.filter(pc.equal(table["set"], name)) for name in names}
 
 
-def _set_of(facts: dict[str, Any], queries: Any, matches: Any, references: Any) -> SetResult:
+def _set_of(facts: dict[str, Any], queries: pa.Table, matches: pa.Table, references: pa.Table) -> SetResult:
     n, k, known = facts["queries"], facts["k"], facts["known"]
 
-    def column(name: str, table: Any = queries) -> NDArray[Any]:
+    def column(name: str, table: pa.Table = queries) -> NDArray[Any]:
         return table[name].combine_chunks().to_numpy(zero_copy_only=False)
 
     def pairs(name: str) -> NDArray[Any]:
         return column(name, matches).reshape(n, k)
 
-    def scattered(name: str, fill: float) -> NDArray[np.float64]:
-        values = np.full(facts["references"], fill)
+    def of_references(name: str) -> Floats:
+        values = np.full(facts["references"], np.nan)
         values[column("reference", references)] = column(name, references)
         return values
 
@@ -356,12 +410,10 @@ def _set_of(facts: dict[str, Any], queries: Any, matches: Any, references: Any) 
         scores=scores,
         positives=column("positives") if known["positives"] else None,
         query_kappa=column("kappa") if known["kappa"] else None,
-        reference_kappa=scattered("kappa", np.nan) if known["reference_kappa"] else None,
+        reference_kappa=of_references("kappa") if known["reference_kappa"] else None,
         query_positions=np.stack([column("x"), column("y")], 1) if known["positions"] else None,
         reference_positions=(
-            np.stack([scattered("x", np.nan), scattered("y", np.nan)], 1)
-            if known["reference_positions"]
-            else None
+            np.stack([of_references("x"), of_references("y")], 1) if known["reference_positions"] else None
         ),
         query_images=ImageNames(np.array(query_paths, np.dtypes.StringDType()), root),
         reference_images=ImageNames(paths, root),
@@ -370,8 +422,13 @@ def _set_of(facts: dict[str, Any], queries: Any, matches: Any, references: Any) 
     )
 
 
-def kept_references(references: int, retrieved: NDArray[np.int64]) -> NDArray[np.int64]:
-    """References that a result keeps in full: all, or of a very large map those retrieved and a sample."""
+def references_to_store(references: int, retrieved: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the references to store: all, or for a very large map the matches and a sample.
+
+    Args:
+        references: Number of references in the map.
+        retrieved: Rows of the matches.
+    """
     if references <= MOST_REFERENCES:
         return np.arange(references)
     sample = np.linspace(0, references - 1, MOST_REFERENCES // 2).astype(np.int64)

@@ -1,52 +1,34 @@
-"""The evaluation as one call: retrieve, score, measure.
-
-What can be asked for on the command line, each as one function: from files to an evaluation.
-
-From retrieval results to the numbers that judge them.
-"""
+"""Evaluates models, descriptors and similarity matrices: retrieve, score, measure."""
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Literal, NamedTuple
 
 from kappaplace.data.images import Preprocessing
-from kappaplace.data.near import Neighborhood
-from kappaplace.data.positives import NoPositives, Positives
+from kappaplace.data.positives import NoPositives
 from kappaplace.data.protocols import PROTOCOLS
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.evaluation.inputs import (
     Retrieved,
-    from_descriptors,
-    from_similarities,
     from_table,
-    read_embeddings,
-    read_positives,
-    read_similarities,
 )
 from kappaplace.evaluation.measuring import MEAN, POOLED, RESAMPLES, measure
 from kappaplace.evaluation.own_scores import check_own_score, read_own_score
 from kappaplace.evaluation.results import EvaluationResult, SetResult
 from kappaplace.evaluation.scoring import Fitted, chosen_scores, fit, score_set
 from kappaplace.metrics import MOST_RESAMPLES
-from kappaplace.metrics.calibration import BOTH_TAILS, UPPER_TAIL, ReliabilityCurve, reliability_curve
-from kappaplace.metrics.retrieval import KS, recall_at, success_at
-from kappaplace.metrics.selective import auroc
 from kappaplace.models.checkpoint import AnyModel, load_model
 from kappaplace.models.embedding import usable_device
 from kappaplace.models.embedding.store import EmbeddingStore
 from kappaplace.records import to_plain
+from kappaplace.types import Json
 from kappaplace.uncertainty import score_named
-from kappaplace.uncertainty.score import Evidence, Score, Scores
 from kappaplace.version import package_version
 
 Resize = Literal["model", "protocol"]
@@ -54,26 +36,33 @@ Resize = Literal["model", "protocol"]
 
 @dataclass(frozen=True)
 class Choices:
-    """What the user decides, apart from the data."""
+    """Options of an evaluation, apart from the data."""
 
     scores: str = ""
-    """Names with commas between them, "all", or nothing: all that are quick."""
+    """Comma-separated names of scores, "all", or "" for every score that needs no extra pass."""
     k: int = 10
+    """Number of matches per query."""
     policy: NoPositives | None = None
-    """None: as the set's protocol says, else fail."""
+    """How to treat queries without a positive. Default: as the protocol defines, otherwise fail."""
     resamples: int = RESAMPLES
+    """Number of bootstrap resamples for the intervals. 0 omits the intervals."""
     seed: int = 0
+    """Random seed for the bootstrap."""
     fuse: tuple[str, ...] = ()
+    """Names of scores to combine."""
 
     def __post_init__(self) -> None:
-        chosen_scores(self.scores)  # an unknown name is told before anything is embedded
+        chosen_scores(self.scores)  # so that an unknown name fails before anything is embedded
         for name in self.fuse:
             score_named(name)
-        if self.k < 1 or not 0 <= self.resamples <= MOST_RESAMPLES or self.seed < 0:
+        if self.k < 1:
+            raise KappaPlaceError(f"k must be at least 1, got {self.k}.")
+        if not 0 <= self.resamples <= MOST_RESAMPLES:
             raise KappaPlaceError(
-                f"An evaluation needs k ≥ 1, resamples from 0 to {MOST_RESAMPLES:,} and seed ≥ 0; got "
-                f"{self.k}, {self.resamples} and {self.seed}."
+                f"resamples must be between 0 and {MOST_RESAMPLES:,}, got {self.resamples:,}."
             )
+        if self.seed < 0:
+            raise KappaPlaceError(f"seed must be at least 0, got {self.seed}.")
 
 
 def evaluate_table(
@@ -87,14 +76,32 @@ def evaluate_table(
     batch_size: int = 32,
     device: str | None = None,
 ) -> SetResult:
-    """Embed (or find in the cache), retrieve and score one table; `measure` then gives the metrics."""
+    """Embed the images of a table, retrieve, and compute scores; `measure` then computes metrics.
+
+    Args:
+        model: The model, as `kappaplace.load_model` returns it.
+        table: Queries and references.
+        scores: Names of scores, "all", or "" for every score that needs no extra pass.
+        k: Number of matches per query.
+        policy: How to treat queries without a positive: fail, skip or error. Default: as the protocol of the
+            table defines, otherwise fail.
+        cache: Folder of stored embeddings. Default: $KAPPAPLACE_CACHE, or the cache folder of the user.
+        batch_size: Number of images to embed at once.
+        device: Device of the model, such as "cpu" or "cuda:1". Default: the device it is on.
+
+    Returns:
+        Matches and scores.
+
+    Raises:
+        KappaPlaceError: If a score or policy is unknown, or the table cannot be evaluated.
+    """
     names = scores if isinstance(scores, str) else ",".join(scores)
-    known = [each.value for each in NoPositives]
-    if policy is not None and policy not in known:
-        raise KappaPlaceError(f"The policy is one of {', '.join(known)}, not {policy!r}.")
-    chosen = Choices(names, k, None if policy is None else NoPositives(policy))
+    policies = [each.value for each in NoPositives]
+    if policy is not None and policy not in policies:
+        raise KappaPlaceError(f"Unknown policy '{policy}'. Choose from: {', '.join(policies)}.")
+    choices = Choices(names, k, None if policy is None else NoPositives(policy))
     embedding = EmbeddingStore.of(model, cache, batch_size=batch_size, device=device)
-    return _scored(from_table(table, embedding, k), chosen, None, ())
+    return _score(from_table(table, embedding, k), choices, None, ())
 
 
 def evaluate_sets(
@@ -104,45 +111,71 @@ def evaluate_sets(
     *,
     fitted: Fitted | None = None,
     own: Sequence[Path] = (),
-    facts: dict[str, Any] | None = None,
+    facts: dict[str, Json] | None = None,
 ) -> EvaluationResult:
-    """Score and measure any number of sets; they are taken one after the other, so one is held at a time."""
+    """Score and measure any number of datasets, one after the other, so that one is in memory at a time.
+
+    Args:
+        name: Name of the evaluation in tables and figures.
+        sets: The datasets after retrieval.
+        choices: Options.
+        fitted: Probabilities and a combination of scores, as `fit_on` returns them.
+        own: CSV files with the user's own scores.
+        facts: Facts to store with the result.
+
+    Returns:
+        Scores and metrics of all datasets.
+
+    Raises:
+        KappaPlaceError: If there is no dataset, or two of them or two files have the same name.
+    """
     for file in own:
         check_own_score(file)
-    stems = [file.stem for file in own]
-    if len(set(stems)) < len(stems):
-        raise KappaPlaceError("Two files of own scores have the same name; a score is called after its file.")
+    if len({file.stem for file in own}) < len(own):
+        raise KappaPlaceError(
+            "Two files of scores have the same name. Rename one: a score has the name of its file."
+        )
     started, clock = datetime.now(timezone.utc), time.monotonic()
-    scored: list[SetResult] = []
+    results: list[SetResult] = []
     for retrieved in sets:
-        if retrieved.name in (*(each.name for each in scored), POOLED, MEAN):
-            raise KappaPlaceError(f"Two sets are called {retrieved.name}; give them different names.")
-        scored.append(_scored(retrieved, choices, fitted, own))
-    if not scored:
-        raise KappaPlaceError("There is no set to evaluate.")
-    metrics = measure(scored, resamples=choices.resamples, seed=choices.seed)
+        if retrieved.name in (*(each.name for each in results), POOLED, MEAN):
+            raise KappaPlaceError(
+                f"The name '{retrieved.name}' is used for more than one dataset. Give them different names."
+            )
+        results.append(_score(retrieved, choices, fitted, own))
+    if not results:
+        raise KappaPlaceError("There is no dataset to evaluate. Pass at least one.")
+    metrics = measure(results, resamples=choices.resamples, seed=choices.seed)
     times = {"started": started.isoformat(timespec="seconds"), "seconds": round(time.monotonic() - clock, 3)}
-    about = {"version": package_version(), **_plain(choices), **(facts or {})}
+    policy = "" if choices.policy is None else choices.policy.value
+    options = asdict(choices) | {"policy": policy, "fuse": list(choices.fuse)}
+    record = {"version": package_version(), **options, **(facts or {})}
     if fitted is not None and fitted.combination is not None:
-        about["fused"] = to_plain(fitted.combination)
-    return EvaluationResult(name, tuple(scored), metrics, about, times)
+        record["fused"] = to_plain(fitted.combination)
+    return EvaluationResult(name, tuple(results), metrics, record, times)
 
 
 def fit_on(retrieved: Retrieved, choices: Choices) -> Fitted:
-    """Calibrate and combine scores on a validation set."""
+    """Fit probabilities, and the combination of ``choices.fuse``, on a validation set after retrieval."""
     return fit(retrieved, chosen_scores(choices.scores)[0], choices.fuse)
 
 
 def preprocessing_for(model: AnyModel, table: PlaceImages, resize: Resize) -> Preprocessing:
-    """The model's own, or its normalisation with the resizing that the table's protocol asks for."""
+    """Return the preprocessing of a model, or with the image size that the protocol of the table defines.
+
+    Args:
+        model: The model.
+        table: The table.
+        resize: "model" or "protocol".
+    """
     protocol = PROTOCOLS.get(table.protocol)
     if resize == "model" or protocol is None:
         return model.preprocessing
-    asked = protocol.preprocessing
-    return replace(model.preprocessing, size=asked.size, mode=asked.mode)
+    size = protocol.preprocessing
+    return replace(model.preprocessing, size=size.size, mode=size.mode)
 
 
-def _scored(retrieved: Retrieved, choices: Choices, fitted: Fitted | None, own: Sequence[Path]) -> SetResult:
+def _score(retrieved: Retrieved, choices: Choices, fitted: Fitted | None, own: Sequence[Path]) -> SetResult:
     scores, not_asked = chosen_scores(choices.scores)
     if fitted is not None and fitted.combined is not None:
         scores = [*scores, fitted.combined]
@@ -156,29 +189,25 @@ def _scored(retrieved: Retrieved, choices: Choices, fitted: Fitted | None, own: 
     )
 
 
-def _plain(choices: Choices) -> dict[str, Any]:
-    values = asdict(choices)
-    values["policy"] = "" if choices.policy is None else choices.policy.value
-    values["fuse"] = list(choices.fuse)
-    return values
-
-
 @dataclass(frozen=True)
 class Machine:
-    """Where and how images are embedded; none of it changes a result."""
+    """Where and how images are embedded. No option changes the result."""
 
     cache: Path | None = None
+    """Folder of stored embeddings. Default: $KAPPAPLACE_CACHE, or the cache folder of the user."""
     device: str | None = None
+    """Device of the model. Default: the first GPU, otherwise the CPU."""
     batch_size: int = 32
+    """Number of images to embed at once."""
     root: Path | None = None
-    """Where the images lie, if they have moved."""
+    """Folder of the images. Default: as the table has it."""
 
     def __post_init__(self) -> None:
-        # Told at once, not after an hour of reading files, nor only where something is left to embed.
+        # Checked here, not after an hour of reading files, and even if everything is cached.
         if self.device is not None:
             usable_device(self.device)
         if self.batch_size < 1:
-            raise KappaPlaceError(f"The batch size must be at least 1, got {self.batch_size}.")
+            raise KappaPlaceError(f"batch_size must be at least 1, got {self.batch_size}.")
 
 
 def evaluate_model(
@@ -192,50 +221,62 @@ def evaluate_model(
     own: Sequence[Path] = (),
     resize: Resize = "model",
 ) -> EvaluationResult:
-    """A model on tables; ``validation`` is the table on which scores are calibrated and fused."""
+    """Evaluate a model on tables.
+
+    Args:
+        source: The model: a folder, a weights file or a name.
+        tables: Files of the tables.
+        choices: Options.
+        machine: Where and how images are embedded.
+        name: Name of the evaluation. Default: the name of the model.
+        validation: Table on which probabilities and the combination of scores are fitted.
+        own: CSV files with the user's own scores.
+        resize: Image size of the model ("model") or of the protocol of each table ("protocol").
+
+    Returns:
+        Scores and metrics of all tables.
+
+    Raises:
+        KappaPlaceError: If there is no table, or the validation table is missing or evaluated as well.
+    """
     if not tables:
-        raise KappaPlaceError("A model is evaluated on tables: kappaplace evaluate MODEL TABLE… --out DIR.")
+        raise KappaPlaceError(
+            "There is no table to evaluate the model on. Run `kappaplace evaluate MODEL TABLE… --out DIR`."
+        )
     named = named_tables(tables, machine.root)
     fitting = None if validation is None else PlaceImages.open(validation, machine.root)
     if fitting is not None and any(fitting.content_hash == each.hash for each in named):
-        raise KappaPlaceError(f"{validation} is evaluated, too: fit on a table of other places.")
-    if fitting is None and choices.fuse:
-        raise KappaPlaceError("A combination must be fitted on other queries: give --fit-on TABLE.")
-    embedder = _Embedder(load_model(source), machine, resize)
-    fitted: Fitted | None = None
-    facts = {"model": source, "fingerprint": embedder.fingerprint, "resize": resize}
-    if fitting is not None:
-        fitted = fit_on(from_table(fitting, embedder.cache(fitting), choices.k), choices)
-        facts |= {"fitted on": fitting.name, "fitted on hash": fitting.content_hash}
-
-    def sets() -> Iterator[Retrieved]:
-        for each in named:
-            table = PlaceImages.open(each.path, machine.root)
-            yield from_table(table, embedder.cache(table), choices.k, each.name)
-
-    return evaluate_sets(name or Path(source).name, sets(), choices, fitted=fitted, own=own, facts=facts)
-
-
-class _Embedder:
-    """A model whose weights are hashed once for all tables."""
-
-    def __init__(self, model: AnyModel, machine: Machine, resize: Resize) -> None:
-        self.model, self.machine, self.resize = model, machine, resize
-        self.fingerprint = model.fingerprint
-
-    def cache(self, table: PlaceImages) -> EmbeddingStore:
-        return EmbeddingStore.of(
-            self.model,
-            self.machine.cache,
-            preprocessing_for(self.model, table, self.resize),
-            batch_size=self.machine.batch_size,
-            device=self.machine.device,
-            fingerprint=self.fingerprint,
+        raise KappaPlaceError(
+            f"{validation} cannot be both fitted and evaluated. Fit on a table of other places."
         )
+    if fitting is None and choices.fuse:
+        raise KappaPlaceError("A combination must be fitted on other queries. Pass --fit-on TABLE.")
+    model = load_model(source)
+    fingerprint = model.fingerprint  # the weights are hashed once for all tables
+
+    def retrieve(table: PlaceImages, title: str = "") -> Retrieved:
+        size = preprocessing_for(model, table, resize)
+        store = EmbeddingStore.of(
+            model,
+            machine.cache,
+            size,
+            batch_size=machine.batch_size,
+            device=machine.device,
+            fingerprint=fingerprint,
+        )
+        return from_table(table, store, choices.k, title)
+
+    fitted: Fitted | None = None
+    facts: dict[str, Json] = {"model": source, "fingerprint": fingerprint, "resize": resize}
+    if fitting is not None:
+        fitted = fit_on(retrieve(fitting), choices)
+        facts |= {"fitted on": fitting.name, "fitted on hash": fitting.content_hash}
+    sets = (retrieve(PlaceImages.open(each.path, machine.root), each.name) for each in named)
+    return evaluate_sets(name or Path(source).name, sets, choices, fitted=fitted, own=own, facts=facts)
 
 
 class NamedTable(NamedTuple):
-    """A table to be opened when its turn comes: several maps of millions need not be in memory together."""
+    """A table that is not open: maps of millions of images do not fit into memory together."""
 
     name: str
     path: Path
@@ -243,168 +284,11 @@ class NamedTable(NamedTuple):
 
 
 def named_tables(paths: Sequence[Path], root: Path | None = None) -> list[NamedTable]:
-    """Tables with a name each: their own, or that of the file where two share one."""
-    found = []
+    """Return tables with different names: their own, or those of the files if two tables have the same."""
+    tables = []
     for path in paths:
         table = PlaceImages.open(path, root)
-        found.append(NamedTable(table.name or path.stem, path, table.content_hash))
-    if len({each.name for each in found}) < len(found):
-        found = [each._replace(name=each.path.stem) for each in found]
-    return found
-
-
-def evaluate_matrices(
-    files: Sequence[Path],
-    positives: Sequence[Path],
-    tables: Sequence[Path],
-    choices: Choices,
-    *,
-    method: str = "",
-    name: str = "",
-    neighborhood: str = "",
-    own: Sequence[Path] = (),
-    root: Path | None = None,
-) -> Iterator[EvaluationResult]:
-    """Similarity matrices, one file a set; one evaluation for each method that all files hold."""
-    _check_counts(files, positives, tables)
-    opened: list[PlaceImages | None] = [PlaceImages.open(path, root) for path in tables] or [None] * len(
-        files
-    )
-    near = Neighborhood.parse(neighborhood) if neighborhood else None
-    matrices = [read_similarities(file, method) for file in files]
-    if all(len(each) == 1 for each in matrices):  # one matrix a file, whatever it is called in each
-        title = name or next(iter(matrices[0]))
-        matrices = [dict(zip([title], each.values(), strict=True)) for each in matrices]
-    methods = [each for each in matrices[0] if all(each in other for other in matrices)]
-    if not methods:
-        raise KappaPlaceError(f"{files[0]} and the other files have no method in common; give --method NAME.")
-    for each in methods:
-
-        def sets(each: str = each) -> Iterator[Retrieved]:
-            for i, file in enumerate(files):
-                matrix = matrices[i][each]
-                right = read_positives(positives[i], matrix.shape[1]) if positives else None
-                yield _told(
-                    from_similarities(
-                        matrix, right, opened[i], k=choices.k, name=file.stem, neighborhood=near
-                    )
-                )
-
-        yield evaluate_sets(each, sets(), choices, own=own, facts={"similarities": [f.name for f in files]})
-
-
-def evaluate_descriptors(
-    descriptors: tuple[Path, Path],
-    kappa: tuple[Path, Path] | None,
-    positives: Sequence[Path],
-    tables: Sequence[Path],
-    choices: Choices,
-    *,
-    name: str = "",
-    neighborhood: str = "",
-    own: Sequence[Path] = (),
-    root: Path | None = None,
-    device: str | None = None,
-) -> EvaluationResult:
-    """Descriptors of queries and references, with or without their κ."""
-    _check_counts(descriptors[:1], positives, tables)
-    files = kappa or (None, None)
-    query, reference = (read_embeddings(d, c) for d, c in zip(descriptors, files, strict=True))
-    right = read_positives(positives[0], len(reference.descriptor)) if positives else None
-    table = PlaceImages.open(tables[0], root) if tables else None
-    near = Neighborhood.parse(neighborhood) if neighborhood else None
-    title = name or descriptors[0].stem
-    retrieved = from_descriptors(
-        query,
-        reference,
-        right,
-        table,
-        k=choices.k,
-        name=(table.name if table is not None else "") or title,
-        neighborhood=near,
-        device=device,
-    )
-    facts = {"descriptors": [file.name for file in descriptors]}
-    return evaluate_sets(title, [_told(retrieved)], choices, own=own, facts=facts)
-
-
-def _check_counts(files: Sequence[Path], positives: Sequence[Path], tables: Sequence[Path]) -> None:
-    for what, given in (("positives files", positives), ("tables", tables)):
-        if given and len(given) != len(files):
-            raise KappaPlaceError(
-                f"There are {len(files)} sets but {len(given)} {what}; give one for each set, in order."
-            )
-    if not positives and not tables:
-        raise KappaPlaceError("Which references are right is not known: give --positives FILE or a table.")
-
-
-def _told(retrieved: Retrieved) -> Retrieved:
-    """With a hash of the right answers, by which two evaluations know that they share their queries."""
-    if "hash" in retrieved.facts:
-        return retrieved
-    return replace(retrieved, facts=retrieved.facts | {"hash": _positives_hash(retrieved.positives)})
-
-
-def _positives_hash(positives: Positives) -> str:
-    import hashlib
-
-    digest = hashlib.sha256(f"kappaplace positives 1|{positives.references}|".encode())
-    digest.update(positives.indptr.astype("<i8").tobytes())
-    digest.update(np.asarray(positives.indices).astype("<i4").tobytes())
-    return digest.hexdigest()
-
-
-@dataclass(frozen=True, eq=False)
-class ScoreResult:
-    """One score, judged."""
-
-    score: Score
-    uncertainty: Scores
-    """Per query, N."""
-    curves: dict[int, ReliabilityCurve]
-    """Reliability at each K."""
-    auroc: float
-    """Of success at K = 1."""
-
-    @property
-    def ece(self) -> dict[int, float]:
-        """ECE@K in the paper's protocol."""
-        return {k: curve.error for k, curve in self.curves.items()}
-
-
-@dataclass(frozen=True, eq=False)
-class Evaluation:
-    """Recall of a retrieval and the quality of every score on it."""
-
-    hits: NDArray[np.bool_]
-    """Whether each match is a positive, N×K."""
-    recall: dict[int, float]
-    scores: tuple[ScoreResult, ...]
-
-    def to_dict(self) -> dict[str, object]:
-        """Plain values for JSON."""
-        return {
-            "queries": len(self.hits),
-            "recall": {f"R@{k}": value for k, value in self.recall.items()},
-            "scores": {
-                result.score.name: {
-                    **{f"ECE@{k}": v for k, v in result.ece.items()},
-                    # JSON has no NaN: None says that all queries were right, or all wrong.
-                    "AUROC": None if math.isnan(result.auroc) else result.auroc,
-                }
-                for result in self.scores
-            },
-        }
-
-
-def evaluate(evidence: Evidence, hits: NDArray[np.bool_], scores: list[Score]) -> Evaluation:
-    """Judge scores on one retrieval; ``hits`` says which matches are positives."""
-    ks = [k for k in KS if k <= hits.shape[1]]
-    success = {k: success_at(hits, k) for k in ks}
-    results = []
-    for score in scores:
-        uncertainty = score.query(evidence)
-        clamp = UPPER_TAIL if score.one_sided else BOTH_TAILS
-        curves = {k: reliability_curve(uncertainty, success[k], clamp) for k in ks}
-        results.append(ScoreResult(score, uncertainty, curves, auroc(uncertainty, success[1])))
-    return Evaluation(hits, {k: recall_at(hits, k) for k in ks}, tuple(results))
+        tables.append(NamedTable(table.name or path.stem, path, table.content_hash))
+    if len({each.name for each in tables}) < len(tables):
+        tables = [each._replace(name=each.path.stem) for each in tables]
+    return tables

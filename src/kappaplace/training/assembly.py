@@ -22,7 +22,6 @@ from kappaplace.models.heads import KappaHead
 from kappaplace.training.batches import BatchPlan
 from kappaplace.training.early_stopping import EarlyStopping
 from kappaplace.training.features import (
-    CLEAN,
     FeatureEncoder,
     FeatureStore,
     Share,
@@ -33,40 +32,43 @@ from kappaplace.training.features import (
 )
 from kappaplace.training.images import ImageSource, TrainingSet, Views, fingerprint_images
 from kappaplace.training.loop import FIRST_LOOK, LOG_EVERY, Loop
-from kappaplace.training.objectives import (
-    BayesianTriplet,
-    Classification,
-    Objective,
-)
-from kappaplace.training.optimizers import Optimisers
-from kappaplace.training.prototypes import (
-    FILE,
-    save_prototypes,
-)
-from kappaplace.training.recipes import Parts, Recipe, Say, check_run
+from kappaplace.training.objectives import Classification, Objective
+from kappaplace.training.optimizers import Optimizers
+from kappaplace.training.prototypes import FILE, save_prototypes
+from kappaplace.training.recipes import ANCHORS, Parts, Recipe, Say, check_run
 from kappaplace.training.settings import Settings
 from kappaplace.training.start import Engine, HeadNet, TrainingNet
-from kappaplace.training.steps import CachedSteps, DirectSteps, Steps, Work
+from kappaplace.training.steps import CachedSteps, DirectSteps, GraphedSteps, Steps, Work
 from kappaplace.training.validation import ValidationSet, Validator
 
-EXTRACTION_BATCH = (64, 256)  # on a CPU, on a GPU: without gradients there is room for more
+EXTRACTION_BATCH = (64, 256)  # on a CPU, on a GPU; without gradients, more images fit into memory
 
 
 @dataclass
 class Assembly:
-    """Puts the parts of a run together."""
+    """Builds the loop of a run from its settings, images and model."""
 
     settings: Settings
+    """Options of the run."""
     recipe: Recipe
+    """The recipe."""
     data: TrainingSet
+    """Training images."""
     folder: Path
+    """Folder of the run."""
     validation: ValidationSet | None
+    """Queries and references to validate with, if any."""
     model: TrainableModel
+    """The model to train."""
     engine: Engine
+    """The machine."""
     say: Say
+    """Prints a line."""
     store: FeatureStore | None = None
+    """Features of the frozen encoder, after they are extracted."""
 
     def loop(self) -> Loop:
+        """Return the loop; features are extracted if the recipe needs them."""
         settings, recipe, engine = self.settings, self.recipe, self.engine
         check_run(settings, recipe, self.model, engine.processes)
         self.start = state_digest(self.model.state_dict())
@@ -97,10 +99,9 @@ class Assembly:
         if recipe.frozen and (self._cached or not settings.anchors.learn_p):
             _freeze_p(self.model.head)  # type: ignore[arg-type]
         total = settings.optimiser.epochs * self.plan.iterations
-        optimisers = Optimisers(self.model, objective, len(self.groups), settings.optimiser, total)
-        steps = self._steps(
-            Work(self.plan, objective, optimisers, engine.accelerator, settings.run.accumulate)
-        )
+        optimizers = Optimizers(self.model, objective, len(self.groups), settings.optimiser, total)
+        work = Work(self.plan, objective, optimizers, engine.accelerator, settings.run.accumulate)
+        steps = self._steps(work)
         self._start_head(steps, objective)
         torch.manual_seed(settings.run.seed + 1 + engine.rank)  # dropout differs between processes
         watched = settings.stop.metrics if self.validation is not None else ()
@@ -109,12 +110,8 @@ class Assembly:
             folder=self.folder,
             model=self.model,
             steps=steps,
-            optimisers=optimisers,
-            objective=objective,
+            work=work,
             stopping=EarlyStopping(watched, settings.stop.patience, settings.stop.min_delta),
-            accelerator=engine.accelerator,
-            iterations=self.plan.iterations,
-            autocast=engine.autocast,
             validator=self._validator(),
             card=ModelCard(
                 data=self.data.name or "not stated",
@@ -138,7 +135,7 @@ class Assembly:
 
     @cached_property
     def _fits_on_gpu(self) -> bool:
-        """Whether all features can stay on the device: they take half of what is free, or less."""
+        """Whether all features fit on the device: they need less than half of its free memory."""
         if self.engine.device.type != "cuda" or self.store is None:
             return False
         needed = self.store.reduced.nbytes + self.store.descriptor.nbytes
@@ -157,7 +154,7 @@ class Assembly:
         )
 
     def _input(self) -> Preprocessing:
-        """Training images have one size, whatever the model takes at inference, unless it is to be that."""
+        """Return the preprocessing of training images: all have the size of the settings."""
         own = self.model.preprocessing
         if not self.settings.model.size:
             return own
@@ -172,11 +169,10 @@ class Assembly:
             return self.store
         if anchors.views < 1:
             raise KappaPlaceError(
-                f"Anchors from {anchors.source} need numbered views; set anchors.views to 1 or more."
+                f"Anchors from {anchors.source} need numbered views. Set anchors.views to 1 or more."
             )
-        views = tuple(range(anchors.views))
-        if anchors.source == "clean":
-            views = (CLEAN, *views)
+        extra = ANCHORS[anchors.source].views if anchors.source in ANCHORS else ()
+        views = (*extra, *range(anchors.views))
         rows = np.unique(np.concatenate([group.images for group in self.groups]))
         self.model.eval()
         self.store = extract_features(
@@ -195,7 +191,7 @@ class Assembly:
         return self.store
 
     def _features_key(self, rows: NDArray[np.int64], views: tuple[int, ...]) -> str:
-        """All that the features depend on."""
+        """Return a hash of everything that the features depend on."""
         settings = (
             self.settings.augment,
             self.settings.model.size,
@@ -221,8 +217,6 @@ class Assembly:
             assert self.store is not None
             head = self.engine.wrap(HeadNet(self.model.head))  # type: ignore[arg-type]
             if self._graphed:
-                from kappaplace.training.steps import GraphedSteps
-
                 return GraphedSteps(work, head, self.store)
             return CachedSteps(work, head, self.store, in_memory=self._fits_on_gpu)
         net: nn.Module = TrainingNet(self.model)
@@ -239,22 +233,20 @@ class Assembly:
 
     @torch.no_grad()
     def _start_head(self, steps: Steps, objective: Objective) -> None:
-        """Set κ (or σ²) to the best constant for the first images: from 0.7 it would travel for days."""
+        """Set κ (or σ²) to the best constant for the first images; training from 0.7 would take days."""
         value = self.settings.model.start_kappa
         if value < 0 or not isinstance(self.model.head, KappaHead) or self.model.head.trained:
             return
-        if value == 0 and isinstance(objective, BayesianTriplet):
+        if value == 0 and not objective.has_anchors:
             value = objective.best_constant(0.0, self.model.dim)
         if value == 0:
             self.model.eval()
-            looks = -(-FIRST_LOOK // self.plan.batch_size)
-            cosines = [objective.cosine(step) for step in steps.peek(looks)]
-            cosine = torch.cat(cosines).mean()
-            if self.engine.processes > 1:
-                cosine = self.engine.accelerator.reduce(cosine, "mean")
+            batches = -(-FIRST_LOOK // self.plan.batch_size)
+            cosines = [objective.cosine(step) for step in steps.peek(batches)]
+            cosine = self.engine.accelerator.reduce(torch.cat(cosines).mean(), "mean")
             if not math.isfinite(cosine):
                 raise KappaPlaceError(
-                    "The encoder gives descriptors that are not finite; check the model and its precision."
+                    "The encoder returns descriptors that are not finite. Check the model and run.precision."
                 )
             value = objective.best_constant(float(cosine), self.model.dim)
         self.model.head.start_at(value)
@@ -270,6 +262,9 @@ class Assembly:
             frozen=self.recipe.frozen and (self._cached or not self.settings.anchors.learn_p),
             batch_size=self.settings.optimiser.batch_size,
             workers=_workers(self.settings.run.workers),
+            device=self.engine.device,
+            autocast=self.engine.autocast,
+            gather=self.engine.accelerator.gather,
             rank=self.engine.rank,
             processes=self.engine.processes,
         )
@@ -288,5 +283,5 @@ def _freeze_p(head: nn.Module) -> None:
             parameter.requires_grad_(False)
 
 
-def _workers(stated: int) -> int | None:
-    return None if stated < 0 else stated
+def _workers(option: int) -> int | None:
+    return None if option < 0 else option

@@ -1,18 +1,14 @@
-"""Which images are seen when: a function of the epoch, the step and the seed alone.
+"""Order of the training images: a function of the epoch, the step and the seed alone.
 
-So a run resumes from two integers, and processes that share a batch need not talk to each other.
-
-Endless, seeded order of training images: a place, then a random image of it.
-
-Every draw is a function of (seed, position) alone, from counter-based random numbers. So a sampler resumes
-from one integer, and processes that share the work need not talk to each other.
+Every draw comes from counter-based random numbers. So a run resumes from two integers, and processes that
+share a batch do not have to communicate.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,31 +28,37 @@ def _rng(seed: int, stream: int, index: int) -> np.random.Generator:
 
 
 class _Endless:
-    """What both samplers share: the position in the common order and each process's part of it."""
+    """An endless order of the classes of a group, and the part of it that belongs to this process."""
 
     def __init__(self, group: PlaceGroup, seed: int, rank: int, world_size: int) -> None:
         if not 0 <= rank < world_size:
-            raise KappaPlaceError(f"Rank {rank} is not among {world_size} processes, counted from 0.")
+            raise KappaPlaceError(f"rank must be between 0 and {world_size - 1}, got {rank}.")
         if not len(group):
-            raise KappaPlaceError("No class to sample from; choose another group or lower min_images.")
+            raise KappaPlaceError(
+                "There is no class to sample from. Choose another group or lower min_images."
+            )
         self.group = group
         self.seed = seed
         self.rank = rank
         self.world_size = world_size
         self.position = 0
-        """Place in the common order; a multiple of the number of processes between draws."""
-        self._order = (-1, -1, np.empty(0, np.int64))  # (seed, pass, classes) last drawn; most draws reuse it
+        """Position in the order of all processes; a multiple of their number between draws."""
+        self._order = (
+            -1,
+            -1,
+            np.empty(0, np.int64),
+        )  # (seed, pass, classes) of the last draw, which most draws reuse
 
     def state_dict(self) -> dict[str, int]:
-        """All it takes to resume, also with another number of processes."""
+        """Return the state to resume from, also with another number of processes."""
         return {"seed": self.seed, "position": self.position, "classes": len(self.group)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume at once, however far the position is."""
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Restore the state that `state_dict` returned, in constant time."""
         if state["classes"] != len(self.group):
             raise KappaPlaceError(
-                f"The saved sampler had {state['classes']} classes, this one has {len(self.group)}; "
-                "resume with the same images and class settings."
+                f"The saved sampler has {state['classes']} classes, this one has {len(self.group)}. "
+                "Resume with the same images and class settings."
             )
         self.seed, self.position = int(state["seed"]), int(state["position"])
 
@@ -67,23 +69,29 @@ class _Endless:
 
 
 class ClassSampler(_Endless):
-    """Yields image rows: every class once per pass, in a new order each pass, with a random image of it.
+    """Yields image rows: a random image of every class once per pass, in a new order each pass.
 
-    Process `rank` of `world_size` takes every world_size-th item, so that all processes together see what a
-    single one would. Reading ahead (a loader) moves the position too: to resume at a training step, load the
-    state that was saved before the batches in flight, or set `position` to items per step × steps.
+    Process `rank` of `world_size` takes every world_size-th item, so that all processes together have the
+    order of a single one. Reading ahead (a loader) also moves the position: to resume at a training step,
+    load the state from before the pending batches, or set `position` to items per step × steps.
+
+    Args:
+        group: The classes.
+        seed: Random seed.
+        rank: Number of this process, from 0.
+        world_size: Number of processes.
     """
 
     def __init__(self, group: PlaceGroup, seed: int = 0, *, rank: int = 0, world_size: int = 1) -> None:
         super().__init__(group, seed, rank, world_size)
-        self._rows = (-1, -1, np.empty(0, np.int64))  # (seed, pass, rows) last drawn
+        self._rows = (-1, -1, np.empty(0, np.int64))  # (seed, pass, rows) of the last draw
 
     def __iter__(self) -> Iterator[int]:
         while True:
             yield int(self.take(1)[0])
 
     def take(self, count: int) -> Ints:
-        """The next `count` image rows of this process."""
+        """Return the next `count` image rows of this process."""
         items = self.position + self.rank + self.world_size * np.arange(count)
         self.position += self.world_size * count
         passes, slots = np.divmod(items, len(self.group))
@@ -102,11 +110,19 @@ class ClassSampler(_Endless):
 
 
 class PlaceBatchSampler(_Endless):
-    """Yields batches of `places` × `images` rows, place after place: what contrastive losses need.
+    """Yields batches of `places` × `images` rows, place after place, for contrastive losses.
 
-    A pass visits the places in a new order, each at most once; the rest that fills no batch is left for the
-    next pass. Images of a place are distinct unless it has too few. Process `rank` takes every
-    world_size-th batch.
+    A pass visits the places in a new order, each at most once; places that do not fill a batch are skipped in
+    this pass. Images of a place are distinct unless it has too few. Process `rank` takes every world_size-th
+    batch.
+
+    Args:
+        group: The classes.
+        places: Places per batch.
+        images: Images per place.
+        seed: Random seed.
+        rank: Number of this process, from 0.
+        world_size: Number of processes.
     """
 
     def __init__(
@@ -121,8 +137,10 @@ class PlaceBatchSampler(_Endless):
     ) -> None:
         super().__init__(group, seed, rank, world_size)
         if places < 1 or images < 1 or places > len(group):
-            wanted = f"batches of {places} places × {images} images"
-            raise KappaPlaceError(f"Cannot fill {wanted} from {len(group)} classes; ask for fewer places.")
+            raise KappaPlaceError(
+                f"Cannot fill batches of {places} places × {images} images from {len(group)} classes. Use "
+                "fewer places."
+            )
         self.places = places
         self.images = images
 
@@ -133,11 +151,11 @@ class PlaceBatchSampler(_Endless):
             yield batch
 
     def batch(self, number: int) -> Ints:
-        """Rows of the batch at one position of the common order, places × images of them."""
+        """Return the places × images rows of the batch at one position of the order."""
         visit, slot = divmod(number, len(self.group) // self.places)
-        chosen = self._order_of_pass(visit)[slot * self.places : (slot + 1) * self.places]
+        classes = self._order_of_pass(visit)[slot * self.places : (slot + 1) * self.places]
         rng = _rng(self.seed, _IMAGES, number)
-        starts, counts = self.group.offsets[chosen], self.group.counts[chosen]
+        starts, counts = self.group.offsets[classes], self.group.counts[classes]
         picks = [
             start + rng.choice(count, self.images, replace=count < self.images)
             for start, count in zip(starts, counts, strict=True)
@@ -149,20 +167,20 @@ _VIEW = 7  # stream of the choice of views
 
 
 class Items(NamedTuple):
-    """What to compute a loss on."""
+    """Views of images to compute a loss on."""
 
     rows: Ints
     """Image rows."""
     labels: Ints
     """Place of each image within its group."""
     views: Ints
-    """Number of the view; −1: a new one at every visit."""
+    """Number of each view. −1: a new view at every visit."""
     keys: NDArray[np.uint64]
-    """Source of all randomness of each view."""
+    """Random key of each view."""
 
-    def part(self, chosen: slice) -> Items:
-        """Some of them."""
-        return Items(*(column[chosen] for column in self))  # type: ignore[arg-type]
+    def part(self, rows: slice) -> Items:
+        """Return some of the items."""
+        return Items(*(column[rows] for column in self))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -170,46 +188,57 @@ class BatchPlan:
     """The batches of a whole run."""
 
     groups: tuple[PlaceGroup, ...]
-    """They take turns, one an epoch."""
+    """Groups of places, which take turns, one per epoch."""
     batch_size: int
+    """Images per batch."""
     iterations: int
+    """Batches per epoch."""
     seed: int = 0
+    """Random seed."""
     images_per_place: int = 0
-    """0: one place, one image; else P places × this many images (contrastive)."""
+    """Images of the same place in a batch. 0: one image of each place."""
     views: int = 0
-    """How many views an image has; 0: without end."""
+    """Number of views per image. 0: a new view at every visit."""
     _samplers: dict[int, ClassSampler] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.groups:
-            raise KappaPlaceError("There is no place to learn; use more images or lower classes.min_images.")
+            raise KappaPlaceError(
+                "There is no place to train on. Use more images or lower classes.min_images."
+            )
         for number, group in enumerate(self.groups):
             if len(group.images) < self.batch_size:
                 raise KappaPlaceError(
                     f"Group {number} has {len(group.images)} images, fewer than a batch of "
-                    f"{self.batch_size}; lower optimiser.batch_size or use more images."
+                    f"{self.batch_size}. Lower optimiser.batch_size or use more images."
                 )
         if self.images_per_place and self.batch_size % self.images_per_place:
             raise KappaPlaceError(
-                f"A batch of {self.batch_size} cannot be made of places with {self.images_per_place} images "
-                "each; choose a multiple."
+                f"optimiser.batch_size must be a multiple of optimiser.images_per_place="
+                f"{self.images_per_place}, got {self.batch_size}."
             )
 
     def group_of(self, epoch: int) -> int:
-        """Whose turn it is."""
+        """Return the number of the group that an epoch uses."""
         return epoch % len(self.groups)
 
     def items(self, epoch: int, start: int, stop: int) -> Items:
-        """The items of steps ``start`` to ``stop`` of an epoch, batch after batch."""
+        """Return the items of some steps of an epoch, batch after batch.
+
+        Args:
+            epoch: Number of the epoch, from 0.
+            start: First step.
+            stop: Step after the last one.
+        """
         group = self.groups[self.group_of(epoch)]
-        first = (epoch // len(self.groups)) * self.iterations  # steps this group has had before
+        first = (epoch // len(self.groups)) * self.iterations  # steps of this group in earlier epochs
         if self.images_per_place:
             places = PlaceBatchSampler(
                 group, self.batch_size // self.images_per_place, self.images_per_place, self.seed
             )
             rows = np.concatenate([places.batch(first + step) for step in range(start, stop)])
         else:
-            # Kept: a sampler remembers the order of its pass, which takes a while to draw for millions.
+            # Stored, because drawing the order of a pass over millions of images takes a while.
             sampler = self._samplers.setdefault(self.group_of(epoch), ClassSampler(group, self.seed))
             sampler.position = (first + start) * self.batch_size
             rows = sampler.take((stop - start) * self.batch_size)
@@ -222,5 +251,11 @@ class BatchPlan:
 
 
 def view_key(seed: int, rows: Ints, views: Ints) -> NDArray[np.uint64]:
-    """The key of a numbered view of an image: the same in the cache and in the direct loop."""
+    """Return the keys of numbered views of images, the same with and without the cache.
+
+    Args:
+        seed: Random seed of the run.
+        rows: Image rows.
+        views: Number of the view of each image.
+    """
     return item_key(seed, rows, views, 1)

@@ -1,17 +1,24 @@
-"""When to stop: a metric that no longer improves, or several in turn."""
+"""Early stopping: by a metric that no longer improves, or by several in turn."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from kappaplace.errors import KappaPlaceError
+from kappaplace.types import Json
 
 HIGHER_IS_BETTER = {"R@1": True, "ECE@1": False, "AUROC": True}
 
 
 def better(metric: str, value: float, than: float | None, min_delta: float = 0.0) -> bool:
-    """Whether a value improves on another by more than ``min_delta``; an undefined one never wins."""
+    """Return whether a value is better than another one; an undefined value never is.
+
+    Args:
+        metric: Name of the metric.
+        value: The new value.
+        than: The best value so far. None if there is none.
+        min_delta: Smallest difference that is an improvement.
+    """
     if value != value:
         return False
     if than is None or than != than:
@@ -23,30 +30,43 @@ def better(metric: str, value: float, than: float | None, min_delta: float = 0.0
 class EarlyStopping:
     """Patience with each metric in turn.
 
-    JT: R@1 until its patience is over, then ECE@1 with fresh patience, starting from the value of that time.
+    Joint training watches R@1 until its patience ends, then ECE@1 with new patience, from its current value.
     """
 
     metrics: tuple[str, ...]
+    """Metrics to watch in turn."""
     patience: int
+    """Number of epochs without an improvement. 0: never stop."""
     min_delta: float = 0.0
+    """Smallest difference that is an improvement."""
     phase: int = 0
+    """Number of the metric that is watched."""
     best: float | None = None
+    """Best value of the watched metric."""
     waited: int = 0
+    """Epochs since the last improvement."""
     stopped: bool = False
+    """Whether training stops."""
     best_epoch: dict[str, int] = field(default_factory=dict)
-    """Epoch of the best value of every metric, whatever the phase."""
+    """Epoch of the best value of every metric, in all phases."""
     best_value: dict[str, float] = field(default_factory=dict)
+    """Best value of every metric, in all phases."""
 
     @property
     def metric(self) -> str:
-        """The metric watched now."""
+        """The watched metric."""
         return self.metrics[self.phase]
 
     def update(self, epoch: int, values: dict[str, float]) -> list[str]:
-        """Take in one epoch's values; the metrics whose best value this epoch brought.
+        """Add the values of one epoch.
 
-        "model" is among them where the watched metric improved, or has just taken over: that model is the
-        run's result so far.
+        Args:
+            epoch: Number of the epoch.
+            values: Validation metrics.
+
+        Returns:
+            Names of the metrics that reached their best value, and "model" if the model is the best so far:
+            the watched metric improved, or is watched from now on.
         """
         improved = []
         for metric in HIGHER_IS_BETTER:
@@ -58,11 +78,11 @@ class EarlyStopping:
         return improved
 
     def check(self, values: dict[str, float]) -> None:
-        """Refuse metrics that a model's values lack, before time is spent on it."""
+        """Raise an error if a watched metric is missing, before any training."""
         for metric in self.metrics:
             if metric not in values:
                 raise KappaPlaceError(
-                    f"Early stopping watches {metric}, which this model does not have; set stop.metrics."
+                    f"Early stopping watches {metric}, which this model does not have. Set stop.metrics."
                 )
 
     def _watch(self, values: dict[str, float]) -> bool:
@@ -80,11 +100,12 @@ class EarlyStopping:
         self.best = values.get(self.metric)
         return True
 
-    def state_dict(self) -> dict[str, Any]:
-        """All it takes to go on."""
+    def state_dict(self) -> dict[str, Json]:
+        """Return the state to resume from."""
         return {key: getattr(self, key) for key in _STATE}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Json]) -> None:
+        """Restore the state that `state_dict` returned."""
         for key in _STATE:
             setattr(self, key, state[key])
 

@@ -1,7 +1,7 @@
-"""Features of a frozen encoder, computed once per view and kept on disk as float16.
+"""Features of a frozen encoder, computed once per view and stored on disk as float16.
 
-The head then sees memory instead of images: an epoch of post-training costs seconds. Extraction resumes where
-it was interrupted, and a store made with other weights, images or views is made anew.
+The head is trained on features instead of images, so an epoch of post-training takes seconds. Extraction
+resumes where it was interrupted. A store of other weights, images or views is recomputed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.files import make_folder, replace_file, reserve_array
+from kappaplace.files import make_folder, replace_file, reserve_array, write_file
 from kappaplace.models.aggregation import without_autocast
 from kappaplace.models.backbones.resnet import ResNet
 from kappaplace.models.checkpoint import TrainableModel
@@ -40,29 +40,31 @@ PROBES, SIDE = 4, 224
 
 
 RECORD, COMPLETE = "features.json", "complete.json"
-FLUSH_EVERY = 8192  # rows of work that a killed process may lose
-FLUSH_SECONDS = 10.0  # or so much time, where a row takes long
-CLEAN = -1  # number of the view that is the image itself
+FLUSH_EVERY = 8192  # rows after which results are safe on disk
+FLUSH_SECONDS = 10.0  # the same in seconds, if a row takes long
+CLEAN = -1  # number of the view that is the unchanged image
 
 
 @dataclass(frozen=True, eq=False)
 class FeatureStore:
-    """What the head reads (M×C) and descriptors (M×d) of the views of some images, both float16 on disk."""
+    """Features and descriptors of the views of images, as float16 on disk."""
 
     reduced: NDArray[np.float16]
+    """Input of the head, M×C."""
     descriptor: NDArray[np.float16]
+    """Descriptors, M×d."""
     rows: NDArray[np.int64]
     """Image rows, ascending."""
     views: tuple[int, ...]
     """Numbers of the views, ascending."""
 
     def index(self, rows: NDArray[np.int64], views: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where the features of a view of an image stand."""
+        """Return the row of the features of each view of an image."""
         block = np.searchsorted(self.views, views)
         return block * len(self.rows) + np.searchsorted(self.rows, rows)
 
     def descriptors_of(self, view: int) -> Iterator[tuple[slice, Tensor]]:
-        """Unit descriptors of one view of all images, block by block."""
+        """Yield the rows and unit descriptors of one view of all images, block by block."""
         first = self.views.index(view) * len(self.rows)
         for start in range(0, len(self.rows), FLUSH_EVERY):
             part = slice(start, min(start + FLUSH_EVERY, len(self.rows)))
@@ -73,7 +75,7 @@ class FeatureStore:
 
 
 def frozen_features(model: TrainableModel, images: Tensor) -> tuple[Tensor, Tensor]:
-    """What the head of a frozen model reads, and descriptors, of normalised images."""
+    """Return the input of the head of a frozen model, and descriptors, for normalized images."""
     features = model.features(images)
     head = model.head
     assert isinstance(head, Head)
@@ -82,37 +84,45 @@ def frozen_features(model: TrainableModel, images: Tensor) -> tuple[Tensor, Tens
 
 @cache
 def compiled_features() -> Callable[[TrainableModel, Tensor], tuple[Tensor, Tensor]]:
-    """`frozen_features`, compiled once for all models of one architecture."""
+    """Return `frozen_features`, compiled once for all models of the same architecture."""
     return torch.compile(frozen_features)
 
 
 Compute = Callable[[Tensor], tuple[Tensor, Tensor]]
+Autocast = Callable[[], AbstractContextManager[object]]
+"""Returns a context that sets the precision."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """This process's part of the work, and how to wait for the others."""
+    """The part of the work that belongs to this process."""
 
     rank: int = 0
+    """Number of this process, from 0."""
     processes: int = 1
+    """Number of processes."""
     wait: Callable[[], None] = lambda: None
+    """Waits for the other processes."""
 
     def part(self, total: int) -> tuple[int, int]:
-        """From where to where."""
+        """Return the first item of this process, and the item after its last one."""
         return total * self.rank // self.processes, total * (self.rank + 1) // self.processes
 
 
 @dataclass(frozen=True, eq=False)
 class ViewSource:
-    """The images of an extraction: every view of every row."""
+    """Images to extract features from: every view of every row."""
 
     source: ImageSource
+    """The images."""
     make_views: Views
+    """Computes views of images."""
     rows: NDArray[np.int64]
     """Image rows, ascending."""
     views: tuple[int, ...]
     """Numbers of the views, ascending."""
     seed: int
+    """Random seed of the views."""
 
     def __len__(self) -> int:
         return len(self.rows) * len(self.views)
@@ -120,7 +130,16 @@ class ViewSource:
     def batches(
         self, start: int, stop: int, size: int
     ) -> Iterator[tuple[int, NDArray[np.uint64] | None, Tensor]]:
-        """Yield (position in the store, keys, images) of a range of positions, view after view."""
+        """Yield a range of positions of the store, view after view.
+
+        Args:
+            start: First position.
+            stop: Position after the last one.
+            size: Images per batch.
+
+        Yields:
+            Position of the first image, keys of the views (None for unchanged images), and images.
+        """
         for number, view in enumerate(self.views):
             first = number * len(self.rows)
             position, end = max(start, first), min(stop, first + len(self.rows))
@@ -137,11 +156,15 @@ class FeatureEncoder:
     """How features are computed."""
 
     compute: Compute
+    """Computes the features of a batch of images."""
     batch_size: int
-    autocast: Callable[[], AbstractContextManager[object]] = nullcontext
+    """Images per batch."""
+    autocast: Autocast = nullcontext
+    """Context that sets the precision."""
     channels_last: bool = True
+    """Whether images are stored with the channels last."""
     probe: Compute | None = None
-    """Computes the same without needing whole batches: one image is enough to measure the width."""
+    """Computes the same for a batch of any size, to measure the width of the features with one image."""
 
     def __call__(self, pixels: Tensor) -> Download:
         """Return the features of a batch of views, on their way to the CPU in half precision."""
@@ -161,7 +184,7 @@ class FeatureEncoder:
 def extract_features(
     folder: Path, key: str, images: ViewSource, encoder: FeatureEncoder, share: Share | None = None
 ) -> FeatureStore:
-    """Compute the features of every view of every row; resume from what is on disk.
+    """Compute the features of every view of every row, except those that are already on disk.
 
     Args:
         folder: Folder of the store.
@@ -207,18 +230,18 @@ def extract_features(
             if end == stop or late or end // FLUSH_EVERY > position // FLUSH_EVERY:
                 for array in (store.reduced, store.descriptor):
                     array.flush()  # type: ignore[attr-defined]  # a memory map
-                _write(progress, {"key": key, "done": end})
+                write_file(progress, json.dumps({"key": key, "done": end}))
                 flushed = time.monotonic()
     share.wait()
     if share.rank == 0 and _all_done(folder, key, share, len(images)):
-        _write(folder / COMPLETE, {"key": key, "done": len(images)})
+        write_file(folder / COMPLETE, json.dumps({"key": key, "done": len(images)}))
     return store
 
 
 def _filled(pixels: Tensor, batch_size: int) -> Tensor:
-    """The last batch filled up with copies: a compiled encoder then meets one shape only."""
+    """Fill the last batch with copies, so that a compiled encoder sees only one shape."""
     missing = batch_size - len(pixels)
-    if pixels.device.type == "cpu" or missing <= 0:  # computing copies costs more there than it saves
+    if pixels.device.type == "cpu" or missing <= 0:  # on a CPU, computing copies takes longer than it saves
         return pixels
     return torch.cat([pixels, pixels[:1].expand(missing, *pixels.shape[1:])])
 
@@ -227,8 +250,7 @@ def _finite(half: NDArray[np.float16] | None) -> NDArray[np.float16]:
     assert half is not None
     if not np.isfinite(half).all():
         raise KappaPlaceError(
-            "The encoder gives features that are not finite; check the model, or compute with "
-            "run.precision=fp32."
+            "The encoder returns features that are not finite. Check the model, or set run.precision=fp32."
         )
     return half
 
@@ -239,15 +261,15 @@ def _paths(folder: Path) -> tuple[Path, Path]:
 
 def _create(folder: Path, key: str, total: int, widths: list[int]) -> None:
     make_folder(folder)
-    for old in folder.glob("*.json"):  # first: what they say is over
+    for old in folder.glob("*.json"):  # first, because they describe the previous store
         old.unlink()
     for path, width in zip(_paths(folder), widths, strict=True):
         replace_file(path, lambda part, width=width: reserve_array(part, (total, width), np.float16))  # type: ignore[misc]
-    _write(folder / RECORD, {"key": key})
+    write_file(folder / RECORD, json.dumps({"key": key}))
 
 
 def _open(folder: Path, key: str, images: ViewSource) -> FeatureStore | None:
-    """The store, if it is there and was made for the same key."""
+    """Return the store if it exists and has the same key."""
     try:
         if json.loads((folder / RECORD).read_text(encoding="utf-8"))["key"] != key:
             return None
@@ -278,12 +300,8 @@ def _progress(folder: Path, rank: int, processes: int) -> Path:
     return folder / f"done-{rank}-of-{processes}.json"
 
 
-def _write(file: Path, content: dict[str, object]) -> None:
-    replace_file(file, lambda part: part.write_text(json.dumps(content), encoding="utf-8"))
-
-
 def feature_function(model: TrainableModel, run: RunSettings) -> Compute:
-    """From images to features, as fast as the run's settings allow."""
+    """Return the fastest function from images to features that the settings allow."""
     on_gpu = next(model.parameters()).is_cuda
     fused = fused_features(model) if on_gpu and run.compile and run.precision == "bf16" else None
     return fused or partial(compiled_features() if run.compile else frozen_features, model)
@@ -291,9 +309,9 @@ def feature_function(model: TrainableModel, run: RunSettings) -> Compute:
 
 @torch.inference_mode()
 def fused_features(model: TrainableModel, dtype: torch.dtype = torch.float16) -> Compute | None:
-    """`frozen_features` of a model on CUDA; None where fused kernels do not exist or do not agree.
+    """Return `frozen_features` with fused kernels on CUDA; None if they do not exist or give other results.
 
-    In float16, whose steps are eight times finer than bfloat16's: κ follows rounding of the features.
+    They use float16, with eight times the resolution of bfloat16: rounding of the features changes κ.
     """
     if not isinstance(model, PlaceModel) or not isinstance(model.backbone, ResNet):
         return None
@@ -318,7 +336,7 @@ def fused_features(model: TrainableModel, dtype: torch.dtype = torch.float16) ->
 
 
 def _with_backbone(model: PlaceModel, backbone: torch.nn.Module) -> PlaceModel:
-    """The same model, sharing everything but the backbone."""
+    """Return the same model with another backbone."""
     other = copy.copy(model)
     other._modules = dict(model._modules)
     other.backbone = backbone

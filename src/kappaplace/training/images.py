@@ -1,7 +1,4 @@
-"""What a run learns from, and which images these are.
-
-Images on their way into the network: read or taken from memory, augmented, damaged, normalised.
-"""
+"""Training images: where they come from, their places, and the views that the network sees."""
 
 from __future__ import annotations
 
@@ -34,23 +31,26 @@ class ImageSource:
     """Batches of uint8 images on a device, from files or from memory."""
 
     images: Images
+    """The images."""
     preprocessing: Preprocessing
+    """How files are resized."""
     device: torch.device
+    """Device of the batches."""
     workers: int | None = None
+    """Number of threads that decode files. Default: one per core."""
 
     def __len__(self) -> int:
         return len(self.images)
 
     def batches(self, rows: NDArray[np.int64], size: int) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
-        """Rows and their images in the order asked for; images of differing sizes come in smaller parts."""
+        """Yield rows and their images, in order; images of different sizes come in smaller batches."""
         if isinstance(self.images, Tensor):
             for start in range(0, len(rows), size):
                 part = rows[start : start + size]
-                wanted = torch.from_numpy(part)
-                if self.images.is_cuda:  # pinned, or the copy would wait for all other work
-                    wanted = wanted.pin_memory().to(self.images.device, non_blocking=True)
-                chosen = self.images[wanted]
-                yield part, chosen.to(self.device, non_blocking=True)
+                index = torch.from_numpy(part)
+                if self.images.is_cuda:  # pinned, otherwise the copy would wait for all other work
+                    index = index.pin_memory().to(self.images.device, non_blocking=True)
+                yield part, self.images[index].to(self.device, non_blocking=True)
             return
         loader = ImageLoader(self.images, self.preprocessing, size, rows=rows.tolist(), workers=self.workers)
         for batch in loader:
@@ -59,23 +59,33 @@ class ImageSource:
 
 @dataclass(frozen=True)
 class Views:
-    """Augmented views of images; every random choice comes from the view's own key."""
+    """Augmented views of images; every random choice depends on the key of the view."""
 
     augmentation: CosPlaceAugmentation
+    """Crops and colours."""
     damage: float
+    """Fraction of views that are degraded."""
     preprocessing: Preprocessing
+    """Normalizes the views."""
 
     @classmethod
     def create(
         cls, settings: AugmentSettings, size: int, preprocessing: Preprocessing, compiled: bool = False
     ) -> Views:
-        """As the settings say."""
+        """Return the views that the settings describe.
+
+        Args:
+            settings: Options of the augmentation.
+            size: Side of the views in pixels. 0: the size of the images.
+            preprocessing: Normalizes the views.
+            compiled: Whether to compile the augmentation.
+        """
         colour = (settings.brightness, settings.contrast, settings.saturation, settings.hue)
         augmentation = CosPlaceAugmentation(size, *colour, scale=(settings.scale, 1.0), compiled=compiled)
         return cls(augmentation, settings.damage, preprocessing)
 
     def __call__(self, images: Tensor, keys: NDArray[np.uint64]) -> Tensor:
-        """uint8 B×3×H×W → normalised float32 views."""
+        """Return normalized float32 views of uint8 images B×3×H×W."""
         own = self._own(images)
         views = images.float() / 255 if _unchanged(own, images) else own(images, keys=keys)
         if self.damage:
@@ -83,18 +93,18 @@ class Views:
         return self.preprocessing.normalise(views)
 
     def _own(self, images: Tensor) -> CosPlaceAugmentation:
-        """The augmentation to the size of training images: 0 means the size that they have."""
+        """Return the augmentation to the size of the training images; 0 is the size that they have."""
         if self.augmentation.size:
             return self.augmentation
         return replace(self.augmentation, size=(images.shape[2], images.shape[3]))
 
     def clean(self, images: Tensor) -> Tensor:
-        """The images as they are."""
+        """Return the unchanged images, normalized."""
         return self.preprocessing.normalise(images)
 
 
 def _unchanged(own: CosPlaceAugmentation, images: Tensor) -> bool:
-    """Whether augmentation would leave the images as they are: no colour, no crop, no new size."""
+    """Return whether augmentation would not change the images: no colour, no crop, no new size."""
     colour = own.brightness or own.contrast or own.saturation or own.hue
     size = (own.size, own.size) if isinstance(own.size, int) else own.size
     return not colour and own.scale == (1.0, 1.0) and tuple(images.shape[2:]) == size
@@ -102,25 +112,30 @@ def _unchanged(own: CosPlaceAugmentation, images: Tensor) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class TrainingSet:
-    """Images with what is known of their places."""
+    """Training images and their places."""
 
     images: Images
+    """Paths or other sources, or uint8 N×3×H×W in memory."""
     positions: NDArray[np.float64]
+    """Positions in metres, N×2. NaN if unknown."""
     heading: NDArray[np.floating] | None = None
+    """Headings in degrees, N. Default: unknown."""
     place: NDArray[np.int64] | None = None
+    """Place labels, N; below 0 if unknown. Default: unknown."""
     name: str = ""
+    """Name of the dataset."""
 
     def __post_init__(self) -> None:
-        for what in ("positions", "heading", "place"):
-            column = getattr(self, what)
+        for name in ("positions", "heading", "place"):
+            column = getattr(self, name)
             if column is not None and len(column) != len(self.images):
                 raise KappaPlaceError(
-                    f"There are {len(self.images)} images but {len(column)} rows of {what}."
+                    f"{name} must have one row per image ({len(self.images)}), got {len(column)}."
                 )
 
     @cached_property
     def fingerprint(self) -> str:
-        """Which images of which places."""
+        """Hash of the images and their places."""
         digest = hashlib.sha256(fingerprint_images(self.images, times=False))
         for column in (self.positions, self.heading, self.place):
             digest.update(b"-" if column is None else np.ascontiguousarray(column).tobytes())
@@ -128,16 +143,19 @@ class TrainingSet:
 
     @classmethod
     def from_table(cls, table: PlaceImages) -> TrainingSet:
-        """All images of a table, queries and references alike."""
+        """Return all images of a table, queries and references."""
         if not len(table):
             raise KappaPlaceError("The training table is empty.")
         return cls(table.image_paths(), table.positions, table.heading, table.place, table.name)
 
 
 def fingerprint_images(images: Images, times: bool) -> bytes:
-    """Which images they are: pixels in memory, or names and sizes of files, with or without their times.
+    """Return a hash of the images: pixels in memory, or names, sizes and optionally times of files.
 
-    Without times a copied or touched folder is the same; with them a changed image of the same size is not.
+    Args:
+        images: The images.
+        times: Whether to include the times of files. Then a changed image of the same size is detected, but a
+            copy of a folder has another hash.
     """
     digest = hashlib.sha256()
     if isinstance(images, Tensor):
@@ -150,7 +168,9 @@ def fingerprint_images(images: Images, times: bool) -> bytes:
             try:
                 facts = os.stat(image)
             except OSError:
-                raise KappaPlaceError(f"No image file at {image}; check the table's root.") from None
+                raise KappaPlaceError(
+                    f"There is no image file {image}. Check the root of the table."
+                ) from None
             name = "/".join(Path(image).parts[-2:])
             digest.update(f"{name} {facts.st_size} {facts.st_mtime_ns if times else ''}\n".encode())
         else:
@@ -159,7 +179,7 @@ def fingerprint_images(images: Images, times: bool) -> bytes:
 
 
 def _checksums(images: Tensor) -> Tensor:
-    """One number an image, computed where the images are: gigabytes on a GPU need not travel to be hashed."""
+    """Return one number per image, computed on their device: gigabytes on a GPU are not copied."""
     flat = images.reshape(len(images), -1)
     words = nn.functional.pad(flat, (0, -flat.shape[1] % 8)).view(torch.int64)
     generator = torch.Generator().manual_seed(0)

@@ -1,15 +1,11 @@
-"""The losses of classification-based place recognition and of the kappa head.
+"""Losses and their anchors: classification, κ, Gaussian, STUN, multi-similarity and Bayesian triplets.
 
-Multi-similarity loss and its pair miner (Wang et al., CVPR 2019), on whole B×B matrices.
-
-Written here rather than imported, so that the core needs no further package; tests hold both to the numbers
-of pytorch-metric-learning.
-
-Bayesian triplet loss (Warburg et al., ICCV 2021) for isotropic Gaussian descriptors, in closed form.
-
-τ = ‖a − p‖² − ‖a − n‖² is a sum over many dimensions, hence nearly Gaussian; its mean and variance are exact.
-
-Anchors: the directions that κ is measured against.
+- Multi-similarity loss and its pair miner (Wang et al., CVPR 2019), on whole B×B matrices. It is implemented
+  here so that no further package is required; tests compare it with pytorch-metric-learning.
+- Bayesian triplet loss (Warburg et al., ICCV 2021) for isotropic Gaussian descriptors, in closed form.
+  τ = ‖a − p‖² − ‖a − n‖² is a sum over many dimensions, hence nearly Gaussian; its mean and variance are
+  exact.
+- Anchors are the directions that κ is measured against.
 """
 
 from __future__ import annotations
@@ -32,9 +28,14 @@ SCALE, MARGIN = 30.0, 0.40
 def large_margin_cosine_loss(
     descriptors: Tensor, prototypes: Tensor, labels: Tensor, scale: float = SCALE, margin: float = MARGIN
 ) -> Tensor:
-    """Cross-entropy of scaled cosines in which the right class must win by ``margin``.
+    """Return the cross-entropy of scaled cosines, in which the correct class must win by a margin.
 
-    ``descriptors`` B×d at unit length, ``prototypes`` C×d of any length, ``labels`` B.
+    Args:
+        descriptors: Unit vectors, B×d.
+        prototypes: Class prototypes of any length, C×d.
+        labels: Class of each descriptor, B.
+        scale: Scale of the cosines.
+        margin: Value that is subtracted from the cosine of the correct class.
     """
     cosines = descriptors @ F.normalize(prototypes, dim=1).T
     penalty = F.one_hot(labels, len(prototypes)).to(cosines.dtype) * margin
@@ -46,7 +47,7 @@ Likelihood = Callable[[Tensor, Tensor, int], Tensor]
 
 @cache
 def compiled_nll() -> Likelihood:
-    """`vmf.nll` as one kernel forth and one back, instead of some fifty."""
+    """Return `vmf.nll`, compiled to one kernel per direction instead of about fifty."""
     return torch.compile(vmf.nll)
 
 
@@ -57,38 +58,54 @@ def vmf_loss(
     dim: int | None = None,
     nll: Likelihood = vmf.nll,
 ) -> Tensor:
-    """Mean negative log-likelihood of descriptors under vMF(anchor, κ), up to a constant.
+    """Return the mean negative log-likelihood of descriptors under vMF(anchor, κ), up to a constant.
 
-    ``dim`` is the descriptor's dimension unless stated: the authors' released code uses 256 for 512-d
-    descriptors, which scales every κ by 127.5/255.5; pass ``dim=256`` to reproduce it.
+    Args:
+        descriptors: Unit vectors, B×d.
+        anchors: Unit vectors, B×d.
+        kappa: Concentration of each descriptor, B.
+        dim: Dimension of the distribution. Default: d. The authors' released code uses 256 for 512-d
+            descriptors, which scales every κ by 127.5/255.5; pass 256 to reproduce it.
+        nll: Function that computes the likelihood.
     """
     cosine = (descriptors * anchors).sum(-1)
     return nll(cosine, kappa, dim or descriptors.shape[-1]).mean()
 
 
 def gaussian_nll(descriptors: Tensor, anchors: Tensor, variance: Tensor) -> Tensor:
-    """Gaussian ablation: mean over images and dimensions of ½(log σ² + d(z − μ)²/σ²), up to a constant.
+    """Return the Gaussian loss: the mean of ½(log σ² + d(z − μ)²/σ²) over images and dimensions.
 
-    Descriptors and anchors B×d are scaled by √d, so that a dimension has a variance of about 1. ``variance``
-    is one per image, B, or one per dimension, B×d.
+    Descriptors and anchors are scaled by √d, so that a dimension has a variance of about 1.
+
+    Args:
+        descriptors: Unit vectors z, B×d.
+        anchors: Unit vectors μ, B×d.
+        variance: σ² per image, B, or per dimension, B×d.
     """
     if variance.shape not in (descriptors.shape[:1], descriptors.shape):
-        found = f"{tuple(variance.shape)} for descriptors {tuple(descriptors.shape)}"
-        raise KappaPlaceError(f"The Gaussian loss needs a variance for each image or dimension; got {found}.")
+        raise KappaPlaceError(
+            f"The Gaussian loss needs a variance for each image or dimension, got {tuple(variance.shape)} "
+            f"for descriptors {tuple(descriptors.shape)}."
+        )
     variance = variance.view(len(descriptors), -1)
     error = descriptors.shape[1] * (descriptors - anchors).square()
     return 0.5 * (torch.log(variance) + error / variance).mean()
 
 
 def stun_loss(student: Tensor, teacher: Tensor, s: Tensor, squared: bool = False) -> Tensor:
-    """STUN's distillation: mean over images and dimensions of ‖μ_T − μ_S‖₂/σ² + log σ², with σ² = exp(s).
+    """Return STUN's loss: the mean of ‖μ_T − μ_S‖₂/σ² + log σ² over images and dimensions, with σ² = exp(s).
 
-    All B×d; ``s`` is the head's sigmoid output. STUN's code does not square the norm; ``squared`` does, which
-    makes it a Gaussian likelihood.
+    Args:
+        student: Descriptors μ_S, B×d.
+        teacher: Descriptors μ_T, B×d.
+        s: Sigmoid output of the head, B×d.
+        squared: Whether to square the norm, which makes it a Gaussian likelihood; STUN's code does not.
     """
     if not student.shape == teacher.shape == s.shape:
-        found = f"{tuple(student.shape)}, {tuple(teacher.shape)} and {tuple(s.shape)}"
-        raise KappaPlaceError(f"Student, teacher and s must have one shape; got {found}.")
+        raise KappaPlaceError(
+            f"student, teacher and s must have the same shape, got {tuple(student.shape)}, "
+            f"{tuple(teacher.shape)} and {tuple(s.shape)}."
+        )
     gap = torch.linalg.vector_norm(teacher - student, dim=1, keepdim=True)
     return ((gap.square() if squared else gap) * torch.exp(-s) + s).mean()
 
@@ -97,28 +114,33 @@ ALPHA, BETA, BASE, EPSILON = 2.0, 50.0, 0.5, 0.1
 
 
 class Pairs(NamedTuple):
-    """Which pairs of a batch count; rows are anchors."""
+    """The pairs of a batch that a loss uses; rows are anchors."""
 
     positive: Tensor
-    """B×B, bool: two different images of one place."""
+    """B×B, bool: two different images of the same place."""
     negative: Tensor
-    """B×B, bool: images of two places."""
+    """B×B, bool: images of different places."""
 
 
 def all_pairs(places: Tensor) -> Pairs:
-    """Every positive and every negative pair of a batch with place numbers B."""
+    """Return all positive and negative pairs of a batch with place numbers B."""
     same = places[:, None] == places[None, :]
     return Pairs(same & ~torch.eye(len(places), dtype=torch.bool, device=places.device), ~same)
 
 
 def multi_similarity_pairs(descriptors: Tensor, places: Tensor, epsilon: float = EPSILON) -> Pairs:
-    """The informative pairs: those that ``epsilon`` would set on the wrong side of the hardest opposite one.
+    """Return the informative pairs: a change by ``epsilon`` would put them behind the hardest opposite pair.
 
-    A positive counts if its cosine is less than ε above the anchor's nearest negative, a negative if its
-    cosine is less than ε below the anchor's farthest positive. Descriptors B×d at unit length.
+    A positive is used if its cosine is less than ε above that of the anchor's nearest negative, a negative if
+    its cosine is less than ε below that of the anchor's farthest positive.
+
+    Args:
+        descriptors: Unit vectors, B×d.
+        places: Place of each descriptor, B.
+        epsilon: The margin ε.
     """
     _check(descriptors, places)
-    with torch.no_grad():  # a choice has no gradient
+    with torch.no_grad():  # a selection has no gradient
         cosines = descriptors @ descriptors.T
         positive, negative = all_pairs(places)
         nearest = cosines.masked_fill(~negative, -math.inf).amax(1, keepdim=True)
@@ -134,9 +156,17 @@ def multi_similarity_loss(
     beta: float = BETA,
     base: float = BASE,
 ) -> Tensor:
-    """Mean over anchors of log(1 + Σ₊ exp(−α(c − base)))/α + log(1 + Σ₋ exp(β(c − base)))/β, c the cosines.
+    """Return the mean over anchors of log(1 + Σ₊ exp(−α(c − base)))/α + log(1 + Σ₋ exp(β(c − base)))/β.
 
-    Without ``pairs`` every pair counts. Anchors without any pair count as 0.
+    c are the cosines of the pairs. The loss of an anchor without a pair is 0.
+
+    Args:
+        descriptors: Unit vectors, B×d.
+        places: Place of each descriptor, B.
+        pairs: Pairs to use. Default: all.
+        alpha: Weight α of positives.
+        beta: Weight β of negatives.
+        base: Cosine that separates positives from negatives.
     """
     _check(descriptors, places)
     positive, negative = all_pairs(places) if pairs is None else pairs
@@ -147,29 +177,35 @@ def multi_similarity_loss(
 
 
 def _log_one_plus_sum(exponents: Tensor, mask: Tensor) -> Tensor:
-    """log(1 + Σ exp(x)) of each row's chosen entries; 0 with a zero gradient where none is chosen."""
-    chosen = exponents.masked_fill(~mask, -math.inf)
-    return torch.cat([torch.zeros_like(chosen[:, :1]), chosen], dim=1).logsumexp(1)
+    """Return log(1 + Σ exp(x)) over the masked entries of a row; 0 with a zero gradient without any."""
+    masked = exponents.masked_fill(~mask, -math.inf)
+    return torch.cat([torch.zeros_like(masked[:, :1]), masked], dim=1).logsumexp(1)
 
 
 def _check(descriptors: Tensor, places: Tensor) -> None:
     if descriptors.ndim != 2 or len(descriptors) == 0 or places.shape != descriptors.shape[:1]:
-        found = f"{tuple(descriptors.shape)} and {tuple(places.shape)}"
-        raise KappaPlaceError(f"The loss needs descriptors B×d and one place for each; got {found}.")
+        raise KappaPlaceError(
+            f"The loss needs descriptors B×d and one place for each, got {tuple(descriptors.shape)} and "
+            f"{tuple(places.shape)}."
+        )
 
 
 def triplet_moments(
     descriptors: Tensor, variance: Tensor, triplets: tuple[Tensor, Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Mean and variance of τ for triplets (anchor, positive, negative), given as rows: T each.
+    """Return mean and variance of τ for T triplets.
 
-    Descriptors B×d are means, ``variance`` B is that of every dimension; all are independent. With σ² for
-    variances and D for squared distances of the means,
+    All dimensions are independent. With σ² for variances and D for squared distances of the means,
 
         E τ = D_ap − D_an + d(σp² − σn²)
         Var τ = 2d(σp²(σp² + 2σa²) + σn²(σn² + 2σa²)) + 4(D_ap σp² + D_an σn² + D_pn σa²).
 
-    No term of the variance is negative, so nothing cancels; only B×B distances are needed.
+    No term of the variance is negative, so nothing cancels. Only B×B distances are needed.
+
+    Args:
+        descriptors: Means, B×d.
+        variance: Variance of every dimension, B.
+        triplets: Rows of anchors, positives and negatives, T each.
     """
     a, p, n = triplets
     dim = descriptors.shape[1]
@@ -183,7 +219,7 @@ def triplet_moments(
 
 
 def prior_divergence(descriptors: Tensor, variance: Tensor) -> Tensor:
-    """KL of each N(μ, σ²I) from the prior N(0, I/d), whose draws lie near the unit sphere: B."""
+    """Return the KL divergence of each N(μ, σ²I) from the prior N(0, I/d), near the unit sphere: B."""
     dim = descriptors.shape[1]
     scaled = dim * variance
     return 0.5 * dim * (scaled + descriptors.square().sum(1) - 1 - torch.log(scaled))
@@ -192,54 +228,67 @@ def prior_divergence(descriptors: Tensor, variance: Tensor) -> Tensor:
 def bayesian_triplet_loss(
     descriptors: Tensor, variance: Tensor, places: Tensor, margin: float = 0.0, kl_weight: float = 1e-6
 ) -> Tensor:
-    """Mean over all triplets of −log P(τ < −margin), plus the mean divergence from the prior, weighted.
+    """Return the mean of −log P(τ < −margin) over all triplets, plus the weighted divergence from the prior.
 
-    Descriptors B×d at unit length, variance B positive, places B. A batch without a triplet gives 0, which
-    still backpropagates.
+    For a batch without a triplet it is 0, which can still be backpropagated.
+
+    Args:
+        descriptors: Unit vectors, B×d.
+        variance: Variance of each descriptor, B; positive.
+        places: Place of each descriptor, B.
+        margin: Margin of the triplets.
+        kl_weight: Weight of the divergence.
     """
     if descriptors.ndim != 2 or not variance.shape == places.shape == descriptors.shape[:1]:
-        found = f"{tuple(descriptors.shape)}, {tuple(variance.shape)} and {tuple(places.shape)}"
         raise KappaPlaceError(
-            f"The loss needs descriptors B×d, a variance and a place for each; got {found}."
+            "The loss needs descriptors B×d, and a variance and a place for each, got "
+            f"{tuple(descriptors.shape)}, {tuple(variance.shape)} and {tuple(places.shape)}."
         )
     positive, negative = all_pairs(places)
     a, p, n = torch.nonzero(positive[:, :, None] & negative[:, None, :], as_tuple=True)
     if not len(a):
         return 0 * (descriptors.sum() + variance.sum())
     mean, spread = triplet_moments(descriptors, variance, (a, p, n))
-    # log_ndtr stays finite where Φ itself is 0 in floating point.
+    # log_ndtr is finite even if Φ is 0 in floating point.
     likelihood = torch.special.log_ndtr((-margin - mean) / spread.sqrt())
     return kl_weight * prior_divergence(descriptors, variance).mean() - likelihood.mean()
 
 
 def class_anchors(prototypes: Tensor, labels: Tensor) -> Tensor:
-    """The normalised prototype of each image's class: C×d and B → B×d."""
+    """Return the normalized prototype of the class of each image: C×d and B → B×d."""
     return F.normalize(prototypes, dim=1)[labels]
 
 
 def batch_centroids(descriptors: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-    """Contrastive training: the centroid of each image's positives in the batch, itself left out.
+    """Return the centroid of the other images of the same place in the batch.
 
-    Returns anchors B×d and a mask B of images that have a positive at all; other rows are zero.
+    Args:
+        descriptors: Unit vectors, B×d.
+        places: Place of each descriptor, B.
+
+    Returns:
+        Anchors B×d, and a mask B of images that have a positive; the anchors of other images are zero.
     """
-    same = (places[:, None] == places[None, :]) & ~torch.eye(
-        len(places), dtype=torch.bool, device=places.device
-    )
+    same = all_pairs(places).positive
     return F.normalize(same.to(descriptors.dtype) @ descriptors, dim=1), same.any(1)
 
 
 class FixedAnchors(nn.Module):
-    """One direction per image, known before training: prototypes, centroids or clean views.
+    """One fixed direction per image: a prototype, a centroid or the descriptor of the unchanged image.
 
-    A centroid of few descriptors leans towards each of them, which would make κ look better than it is. So
-    with ``leave_one_out`` the matrix holds sums, and each view's own descriptor is taken out again.
+    A centroid of few descriptors is close to each of them, which would overestimate κ. With ``leave_one_out``
+    the matrix therefore contains sums, and the descriptor of each view is subtracted.
+
+    Args:
+        matrix: Anchors, M×d.
+        index: Row of the anchor of every image, N. −1: none.
+        leave_one_out: Whether the matrix contains sums of descriptors.
     """
 
     matrix: Tensor
     index: Tensor
 
     def __init__(self, matrix: Tensor, index: Tensor, leave_one_out: bool = False) -> None:
-        """``matrix`` M×d and ``index`` N, the anchor of every image row (−1: none)."""
         super().__init__()
         self.register_buffer(
             "matrix", matrix if leave_one_out else F.normalize(matrix, dim=1), persistent=False
@@ -248,6 +297,6 @@ class FixedAnchors(nn.Module):
         self.leave_one_out = leave_one_out
 
     def forward(self, rows: Tensor, descriptors: Tensor) -> Tensor:
-        """Anchors of image rows whose descriptors are B×d."""
-        chosen = self.matrix[self.index[rows]].to(descriptors.dtype)
-        return F.normalize(chosen - descriptors.detach(), dim=1) if self.leave_one_out else chosen
+        """Return the anchors of image rows whose descriptors are B×d."""
+        anchors = self.matrix[self.index[rows]].to(descriptors.dtype)
+        return F.normalize(anchors - descriptors.detach(), dim=1) if self.leave_one_out else anchors

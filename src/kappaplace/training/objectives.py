@@ -1,4 +1,4 @@
-"""What a recipe minimises: from descriptors and the head's output to losses."""
+"""Objectives of recipes: losses as functions of descriptors and the output of the head."""
 
 from __future__ import annotations
 
@@ -28,56 +28,79 @@ from kappaplace.training.settings import LossSettings
 
 
 class Step(NamedTuple):
-    """What is known of one batch after the network."""
+    """One batch after the network."""
 
     descriptor: Tensor
     """Unit vectors B×d."""
     spread: Tensor | None
-    """The head's output: κ or σ² of shape B, STUN's s of B×d."""
+    """Output of the head: κ or σ² of shape B, STUN's s of shape B×d. None without a head."""
     rows: Tensor
     """Image rows, B."""
     labels: Tensor
-    """Place within the group, B."""
+    """Place of each image within the group, B."""
     group: int
+    """Number of the group."""
     images: Tensor | None = None
-    """The network's input; None where features were cached."""
+    """Input of the network. None if features are cached."""
 
 
 Losses = dict[str, Tensor]
 
 
 class Objective(nn.Module):
-    """Base: gives the loss to minimise as "loss", and its parts for the log."""
+    """Base class: returns the loss to minimize as "loss", and its parts for the log."""
+
+    has_anchors = True
+    """Whether the best constant output of the head depends on the cosine of descriptors and anchors."""
 
     def forward(self, step: Step) -> Losses:
+        """Return the losses of one batch by name."""
         raise NotImplementedError
 
     def parameters_of(self, group: int) -> list[nn.Parameter]:
-        """Weights of its own that a step in this group moves."""
+        """Return the objective's own weights that a step in this group updates."""
         return []
 
     def cosine(self, step: Step) -> Tensor:
-        """Cosine of descriptors and their anchors, for objectives that have anchors."""
+        """Return the cosine of descriptors and their anchors, for objectives that have anchors."""
         return torch.zeros(len(step.descriptor), device=step.descriptor.device)
 
     def best_constant(self, cosine: float, dim: int) -> float:
-        """The one output of the head that would suit this mean cosine best."""
+        """Return the constant output of the head that fits a mean cosine best.
+
+        Args:
+            cosine: Mean cosine of descriptors and their anchors.
+            dim: Dimension of the descriptors.
+        """
         return float(vmf.best_kappa(torch.tensor(min(max(cosine, 0.01), 0.99)), dim))
 
 
 class LossFunction(Objective):
-    """The objective of a loss that needs nothing but the batch."""
+    """The objective of a loss that depends only on the batch.
+
+    Args:
+        loss: Function from a batch to the loss.
+    """
 
     def __init__(self, loss: Callable[[Step], Tensor]) -> None:
         super().__init__()
         self.loss = loss
 
     def forward(self, step: Step) -> Losses:
+        """Return the loss of one batch."""
         return {"loss": self.loss(step)}
 
 
 class Classification(Objective):
-    """Large-margin cosine loss against a group's prototypes; with λ > 0 also the vMF term (JT)."""
+    """Large-margin cosine loss with the prototypes of a group, and for λ > 0 the vMF term (joint training).
+
+    Args:
+        group_sizes: Number of classes per group.
+        dim: Dimension of the descriptors.
+        settings: Constants of the losses.
+        weight: Weight λ of the vMF term.
+        seed: Random seed of the prototypes.
+    """
 
     def __init__(
         self, group_sizes: Sequence[int], dim: int, settings: LossSettings, weight: float = 0.0, seed: int = 0
@@ -88,6 +111,7 @@ class Classification(Objective):
         self.settings, self.weight = settings, weight
 
     def forward(self, step: Step) -> Losses:
+        """Return the classification loss of one batch, and the vMF term."""
         prototypes, settings = self.prototypes[step.group], self.settings
         classification = large_margin_cosine_loss(
             step.descriptor, prototypes, step.labels, settings.scale, settings.margin
@@ -115,7 +139,14 @@ def _xavier_uniform(size: int, dim: int, generator: torch.Generator) -> nn.Param
 
 
 class ToAnchors(Objective):
-    """Post-training: the likelihood of frozen descriptors around fixed anchors, vMF or Gaussian."""
+    """Post-training: the likelihood of frozen descriptors around fixed anchors, vMF or Gaussian.
+
+    Args:
+        anchors: The anchors.
+        settings: Constants of the losses.
+        gaussian: Whether the likelihood is Gaussian.
+        compiled: Whether to compile the vMF likelihood.
+    """
 
     def __init__(
         self, anchors: FixedAnchors, settings: LossSettings, gaussian: bool = False, compiled: bool = False
@@ -125,6 +156,7 @@ class ToAnchors(Objective):
         self.nll = compiled_nll() if compiled else vmf.nll
 
     def forward(self, step: Step) -> Losses:
+        """Return the mean negative log-likelihood of one batch."""
         anchors = self.anchors(step.rows, step.descriptor)
         if self.gaussian:
             return {"loss": gaussian_nll(step.descriptor, anchors, _spread(step))}
@@ -135,7 +167,7 @@ class ToAnchors(Objective):
         return _cosine(step.descriptor, self.anchors(step.rows, step.descriptor))
 
     def best_constant(self, cosine: float, dim: int) -> float:
-        # Of the Gaussian: the mean squared distance per dimension, both sides being scaled by √d.
+        # For the Gaussian, the mean squared distance per dimension, with both sides scaled by √d.
         return max(2 - 2 * cosine, 1e-4) if self.gaussian else super().best_constant(cosine, dim)
 
 
@@ -145,8 +177,14 @@ Gather = Callable[[Tensor], Tensor]
 class Contrastive(Objective):
     """Multi-similarity loss with its miner, or the vMF term around batch centroids, or both.
 
-    ``retrieval`` and ``weight`` switch the two: contrastive training, PT (frozen encoder), JT. Batches that
-    several processes share are put together first, so that every image meets all its negatives.
+    The parts of a batch that processes hold are gathered first, so that every image is compared with all
+    negatives.
+
+    Args:
+        settings: Constants of the losses.
+        retrieval: Whether to include the multi-similarity loss.
+        weight: Weight λ of the vMF term. 0: without it.
+        gather: Function that gathers the parts of a batch.
     """
 
     def __init__(self, settings: LossSettings, retrieval: bool, weight: float, gather: Gather) -> None:
@@ -154,6 +192,7 @@ class Contrastive(Objective):
         self.settings, self.retrieval, self.weight, self.gather = settings, retrieval, weight, gather
 
     def forward(self, step: Step) -> Losses:
+        """Return the losses of one batch."""
         descriptors, places = self.gather(step.descriptor), self.gather(step.labels)
         losses: Losses = {}
         if self.retrieval:
@@ -163,7 +202,7 @@ class Contrastive(Objective):
             anchors, has_positive = batch_centroids(descriptors, places)
             dim = self.settings.vmf_dim or descriptors.shape[1]
             each = vmf.nll(_cosine(descriptors, anchors), self.gather(_spread(step)), dim)
-            # By weights, not by selection: shapes that depend on the data would wait for the device.
+            # Weighted, not selected: shapes that depend on the data would wait for the device.
             losses["vmf"] = (each * has_positive).sum() / has_positive.sum().clamp(min=1)
         weights = {"similarity": 1.0, "vmf": self.weight}
         return {"loss": sum(weights[name] * value for name, value in losses.items()), **losses}  # type: ignore[dict-item]
@@ -174,13 +213,21 @@ class Contrastive(Objective):
 
 
 class BayesianTriplet(Objective):
-    """Bayesian triplet loss over all triplets of a batch."""
+    """Bayesian triplet loss over all triplets of a batch.
+
+    Args:
+        settings: Constants of the losses.
+        gather: Function that gathers the parts of a batch.
+    """
+
+    has_anchors = False
 
     def __init__(self, settings: LossSettings, gather: Gather) -> None:
         super().__init__()
         self.settings, self.gather = settings, gather
 
     def forward(self, step: Step) -> Losses:
+        """Return the loss of one batch."""
         descriptors, variance, places = (
             self.gather(x) for x in (step.descriptor, _spread(step), step.labels)
         )
@@ -188,19 +235,25 @@ class BayesianTriplet(Objective):
         return {"loss": bayesian_triplet_loss(descriptors, variance, places, margin, weight)}
 
     def best_constant(self, cosine: float, dim: int) -> float:
-        return 1.0 / dim  # the prior's variance
+        return 1.0 / dim  # the variance of the prior
 
 
 class Distillation(Objective):
-    """STUN: a student that also says how far it may be from its teacher."""
+    """STUN: a student that learns the descriptors of its teacher, and the distance to them.
+
+    Args:
+        teacher: The teacher.
+        settings: Constants of the losses.
+    """
 
     def __init__(self, teacher: nn.Module, settings: LossSettings) -> None:
         super().__init__()
-        # In a list, so that it is neither trained, nor wrapped, nor saved with every state.
+        # In a list, so that it is not trained, wrapped or saved with every state.
         self._teacher = [teacher.eval().requires_grad_(False)]
         self.settings = settings
 
     def forward(self, step: Step) -> Losses:
+        """Return the loss of one batch."""
         assert step.images is not None
         with torch.no_grad():
             target = self._teacher[0](step.images).descriptor
@@ -214,13 +267,13 @@ def _cosine(a: Tensor, b: Tensor) -> Tensor:
 def _spread(step: Step) -> Tensor:
     if step.spread is None:
         raise KappaPlaceError(
-            "This recipe trains an uncertainty, but the model has no head for it; set model.head."
+            "This recipe trains an uncertainty, but the model has no head for it. Set model.head."
         )
     return step.spread
 
 
 def gather_batch(part: Tensor) -> Tensor:
-    """The parts of a batch that processes hold, put together; gradients flow back to each part."""
+    """Concatenate the parts of a batch that processes hold; gradients flow back to each part."""
     if not torch.distributed.is_initialized():
         return part
     if not part.requires_grad:

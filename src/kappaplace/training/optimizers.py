@@ -1,4 +1,4 @@
-"""One optimiser for the model and one for the prototypes of each group, with one schedule."""
+"""One optimizer for the model and one for the prototypes of each group, with the same schedule."""
 
 from __future__ import annotations
 
@@ -13,15 +13,23 @@ from kappaplace.training.settings import OptimiserSettings
 
 
 def warm_cosine(step: int, steps: int) -> float:
-    """Learning-rate factor: up over the first tenth, then down to zero on a cosine."""
+    """Return the factor of the learning rate: up over the first tenth, then down to zero on a cosine."""
     warm = max(1, steps // 10)
     if step < warm:
         return (step + 1) / warm
     return 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
 
 
-class Optimisers:
-    """Adam throughout. The rates are a function of the step, so nothing about them needs to be saved."""
+class Optimizers:
+    """AdamW for all weights. Learning rates are a function of the step and are not part of the state.
+
+    Args:
+        model: The model.
+        objective: The loss, which can have its own weights per group.
+        groups: Number of groups.
+        settings: Learning rates and schedule.
+        total_steps: Number of steps of the run.
+    """
 
     def __init__(
         self,
@@ -48,17 +56,18 @@ class Optimisers:
         }
 
     def all(self) -> list[torch.optim.Optimizer]:
+        """Return all optimizers, that of the model first."""
         return [self.model, *self.groups.values()]
 
     @property
     def factor(self) -> float:
-        """Of the learning rates at the present step."""
+        """Factor of the learning rates at the current step."""
         return 1.0 if self.settings.schedule == "constant" else warm_cosine(self.done, self.total_steps)
 
     def set_rates(self) -> None:
-        """Bring every rate to the present step's."""
-        for optimiser in self.all():
-            for part in optimiser.param_groups:
+        """Set every learning rate to that of the current step."""
+        for optimizer in self.all():
+            for part in optimizer.param_groups:
                 rate = part["rate"] * self.factor
                 if isinstance(part["lr"], Tensor):
                     part["lr"].fill_(rate)
@@ -66,22 +75,24 @@ class Optimisers:
                     part["lr"] = rate
 
     def step(self, group: int) -> None:
-        """Move what the batch has gradients for, then forget them."""
+        """Update the weights that have gradients, then clear the gradients."""
         self.set_rates()
-        for optimiser in (self.model, self.groups.get(group)):
-            if optimiser is not None:
-                optimiser.step()
-                optimiser.zero_grad(set_to_none=True)
+        for optimizer in (self.model, self.groups.get(group)):
+            if optimizer is not None:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
         self.done += 1
 
     def state_dict(self) -> dict[str, Any]:
-        groups = {number: optimiser.state_dict() for number, optimiser in self.groups.items()}
+        """Return the state to resume from."""
+        groups = {number: optimizer.state_dict() for number, optimizer in self.groups.items()}
         return {"model": self.model.state_dict(), "groups": groups}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the state that `state_dict` returned."""
         self.model.load_state_dict(state["model"])
-        for number, optimiser in self.groups.items():
-            optimiser.load_state_dict(state["groups"][number])
+        for number, optimizer in self.groups.items():
+            optimizer.load_state_dict(state["groups"][number])
 
 
 def _adam(parts: list[dict[str, Any]], weight_decay: float) -> torch.optim.Optimizer:

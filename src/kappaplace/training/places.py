@@ -1,13 +1,10 @@
-"""From a table of images to the groups of places that a run learns from.
-
-Places as classes: cells of ground and heading, in groups whose classes are never neighbours (CosPlace).
-"""
+"""Places as classes: cells of ground and heading, in groups whose classes are never neighbors (CosPlace)."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,14 +18,16 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class PlaceGroup:
-    """The classes of one group: what one classifier learns. Labels count from 0 within the group."""
+    """The classes of one group, for one classifier. Labels are counted from 0 within the group."""
 
     classes: Ints
     """Class of each label, ascending."""
     offsets: Ints
     """`images[offsets[k]:offsets[k + 1]]` are the image rows of label k."""
     images: Ints
+    """Image rows, label after label."""
     class_of_image: Ints
+    """Class of each image of the dataset; −1 for images without a class."""
 
     def __len__(self) -> int:
         return len(self.classes)
@@ -39,17 +38,17 @@ class PlaceGroup:
         return np.diff(self.offsets)
 
     def labels(self, rows: ArrayLike) -> Ints:
-        """The label of each image row; rows outside the group are an error."""
-        wanted = self.class_of_image[np.asarray(rows, np.int64)]
-        found = np.searchsorted(self.classes, wanted)
-        if not (len(self) and np.array_equal(self.classes[np.minimum(found, len(self) - 1)], wanted)):
-            raise KappaPlaceError("Some images are not in this group; ask for labels of its own images only.")
-        return found
+        """Return the label of each image row; rows outside the group raise an error."""
+        classes = self.class_of_image[np.asarray(rows, np.int64)]
+        labels = np.searchsorted(self.classes, classes)
+        if not (len(self) and np.array_equal(self.classes[np.minimum(labels, len(self) - 1)], classes)):
+            raise KappaPlaceError("Some images are not in this group. Pass only rows of its own images.")
+        return labels
 
 
 @dataclass(frozen=True, eq=False)
 class PlaceClasses:
-    """Which images show which place, and which places may be learnt together."""
+    """Which images show which place, and which places one classifier can distinguish."""
 
     class_of_image: Ints
     """Class of each image, N; −1 where the pose is unknown or the class too small."""
@@ -58,9 +57,11 @@ class PlaceClasses:
     group_of_class: Ints
     """Group of each class, C, in [0, n_groups)."""
     n_groups: int
+    """Number of groups; some can be empty."""
     offsets: Ints
     """`images[offsets[c]:offsets[c + 1]]` are the image rows of class c, ascending."""
     images: Ints
+    """Image rows, class after class."""
 
     def __len__(self) -> int:
         return len(self.cells)
@@ -76,21 +77,25 @@ class PlaceClasses:
         return np.bincount(self.group_of_class, minlength=self.n_groups)
 
     def images_of(self, place_class: int) -> Ints:
-        """Image rows of one class."""
+        """Return the image rows of one class."""
         return self.images[self.offsets[place_class] : self.offsets[place_class + 1]]
 
     def group(self, i: int) -> PlaceGroup:
-        """The classes of group i with local labels for its classifier."""
+        """Return the classes of group i, with labels for its classifier."""
         if not 0 <= i < self.n_groups:
-            raise KappaPlaceError(f"There is no group {i}; groups count from 0 to {self.n_groups - 1}.")
+            raise KappaPlaceError(f"The group must be between 0 and {self.n_groups - 1}, got {i}.")
         return self.select(np.flatnonzero(self.group_of_class == i))
 
     def all(self) -> PlaceGroup:
-        """Every class as one group, for losses that need no separation."""
+        """Return all classes as one group, for losses that do not compare places."""
         return self.select(np.arange(len(self)))
 
     def select(self, classes: Ints) -> PlaceGroup:
-        """Some classes, ascending, as one group."""
+        """Return some classes as one group.
+
+        Args:
+            classes: The classes, ascending.
+        """
         counts = self.counts[classes]
         offsets = np.concatenate([[0], np.cumsum(counts)])
         # Positions in `images`: within each class a run that starts at its own offset.
@@ -107,57 +112,76 @@ def assign_classes(
     groups_per_heading: int = 2,
     min_images: int = 10,
 ) -> PlaceClasses:
-    """Classes of `cell` metres and `angle` degrees; groups by cell index modulo N per axis and L in heading.
+    """Assign images to classes of ground cell and heading, and classes to groups.
 
-    `positions` is N×2 (east, north) in metres, `heading` N in degrees, any turn. Without headings a cell is
-    one class. An image whose position or heading is not finite, and a class of fewer than `min_images`
-    images, take no part.
+    The group is the cell index modulo N per axis, and modulo L in heading, so two classes of the same group
+    are at least N cells or L headings apart. If `angle` does not divide 360, the last sector is narrower. If
+    L does not divide the number of sectors, the last sectors (the remainder) have separate heading groups:
+    with a plain modulo they would be next to sector 0 across north.
 
-    Two classes of one group are then N cells or L headings apart, or more. Where `angle` does not divide 360,
-    the last sector is the narrower rest. Where L does not divide the number of sectors, the last sectors
-    (the remainder) get heading groups of their own, for a plain modulo would let them meet sector 0 again
-    across north.
+    Args:
+        positions: East and north in metres, N×2.
+        heading: Heading in degrees, N, in any turn. Default: a cell is one class.
+        cell: Side of a cell in metres.
+        angle: Width of a heading sector in degrees.
+        groups_per_axis: Number of groups N along each axis.
+        groups_per_heading: Number of groups L along the heading.
+        min_images: Minimum number of images per class. Smaller classes are ignored, as are images whose
+            position or heading is not finite.
+
+    Returns:
+        Classes and groups.
+
+    Raises:
+        KappaPlaceError: If a shape or an option is invalid.
     """
     _check(cell, angle, groups_per_axis, groups_per_heading)
     place = np.asarray(positions, np.float64)
     if place.ndim != 2 or place.shape[1] != 2:
-        raise KappaPlaceError(f"Positions must be N×2 (east, north) in metres; got shape {place.shape}.")
+        raise KappaPlaceError(f"positions must be N×2 (east, north) in metres, got shape {place.shape}.")
     sectors = 1 if heading is None else math.ceil(360 / angle - 1e-9)
     degrees = np.zeros(len(place)) if heading is None else np.asarray(heading, np.float64)
     if degrees.shape != (len(place),):
-        raise KappaPlaceError(f"Headings must be one per position ({len(place)}); got shape {degrees.shape}.")
-    known = np.flatnonzero(np.isfinite(place).all(axis=1) & np.isfinite(degrees))
-    index = np.empty((len(known), 3), np.int64)
-    index[:, :2] = np.floor(place[known] / cell)
-    index[:, 2] = _sector(degrees[known], angle, sectors)
-    key_of_image, cells = _unique_cells(index)
-    return _build(
-        len(place), known, key_of_image, cells, sectors, groups_per_axis, groups_per_heading, min_images
-    )
+        raise KappaPlaceError(
+            f"heading must have one value per position ({len(place)}), got shape {degrees.shape}."
+        )
+    posed = np.flatnonzero(np.isfinite(place).all(axis=1) & np.isfinite(degrees))
+    index = np.empty((len(posed), 3), np.int64)
+    index[:, :2] = np.floor(place[posed] / cell)
+    index[:, 2] = _sector(degrees[posed], angle, sectors)
+    number, cells = _unique_cells(index)
+    number_of_image = np.full(len(place), -1, np.int64)
+    number_of_image[posed] = number
+    return _build(number_of_image, cells, min_images, sectors, groups_per_axis, groups_per_heading)
 
 
 def classes_of_places(place: ArrayLike, min_images: int = 10) -> PlaceClasses:
-    """Classes from place labels (below 0: none), all in one group: labels alone do not say who is near whom.
+    """Return classes from place labels, all in one group, because labels do not contain distances.
+
+    Args:
+        place: Label of each image, N; below 0 if it has none.
+        min_images: Minimum number of images per class.
 
     >>> classes_of_places([7, 7, 3, -1], min_images=1).class_of_image.tolist()
     [1, 1, 0, -1]
     """
     labels = np.asarray(place, np.int64)
-    known = np.flatnonzero(labels >= 0)
-    values, key_of_image = np.unique(labels[known], return_inverse=True)
+    values, number = np.unique(labels[labels >= 0], return_inverse=True)
     cells = np.zeros((len(values), 3), np.int64)
     cells[:, 0] = values
-    return _build(len(labels), known, key_of_image, cells, 1, 1, 1, min_images)
+    number_of_image = np.full(len(labels), -1, np.int64)
+    number_of_image[labels >= 0] = number
+    return _build(number_of_image, cells, min_images)
 
 
 def _check(cell: float, angle: float, per_axis: int, per_heading: int) -> None:
     if not (cell > 0 and math.isfinite(cell) and 0 < angle <= 360):
         raise KappaPlaceError(
-            f"Cells need a positive size and an angle in (0, 360]; got {cell} m and {angle}°."
+            f"cell must be above 0 and angle must be in (0, 360], got {cell} m and {angle}°."
         )
     if per_axis < 1 or per_heading < 1:
         raise KappaPlaceError(
-            f"Groups per axis and heading must be at least 1; got {per_axis} and {per_heading}."
+            f"Groups per axis and per heading must be at least 1, got {per_axis} and {per_heading}."
         )
 
 
@@ -168,28 +192,28 @@ def _sector(degrees: NDArray[np.float64], angle: float, sectors: int) -> Ints:
 
 
 def _unique_cells(index: Ints) -> tuple[Ints, Ints]:
-    """(cell number of each row, cells in lexicographic order) by sorting single integers, not rows."""
+    """Return the cell number of each row, and the cells in lexicographic order, by sorting integers."""
     values, ranks = zip(*(np.unique(column, return_inverse=True) for column in index.T), strict=True)
-    # Ranks instead of indices: their product fits 64 bits however far apart the places are.
+    # Ranks instead of indices: their product fits into 64 bits for any distance between places.
     key = (ranks[0] * len(values[1]) + ranks[1]) * len(values[2]) + ranks[2]
     first, number = np.unique(key, return_index=True, return_inverse=True)[1:]
     return number, index[first]
 
 
 def _build(
-    n_images: int,
-    known: Ints,
-    key_of_image: Ints,
+    number_of_image: Ints,
     cells: Ints,
-    sectors: int,
-    per_axis: int,
-    per_heading: int,
     min_images: int,
+    sectors: int = 1,
+    per_axis: int = 1,
+    per_heading: int = 1,
 ) -> PlaceClasses:
-    large = np.bincount(key_of_image, minlength=len(cells)) >= min_images
-    number = np.where(large, np.cumsum(large) - 1, -1)
-    class_of_image = np.full(n_images, -1, np.int64)
-    class_of_image[known] = number[key_of_image]
+    """Return classes and groups from the number of each image's cell (−1: none)."""
+    used = number_of_image >= 0
+    large = np.bincount(number_of_image[used], minlength=len(cells)) >= min_images
+    class_of_cell = np.where(large, np.cumsum(large) - 1, -1)
+    class_of_image = np.full(len(number_of_image), -1, np.int64)
+    class_of_image[used] = class_of_cell[number_of_image[used]]
     cells = cells[large]
     order = np.argsort(class_of_image, kind="stable")
     images = order[np.count_nonzero(class_of_image < 0) :]
@@ -206,8 +230,15 @@ def _build(
     )
 
 
-def heading_groups(sector: Any, sectors: int, per_heading: int) -> tuple[Ints, int]:
-    """Heading group of each sector and their number: the sector modulo L, the remainder at the end apart.
+def heading_groups(sector: ArrayLike, sectors: int, per_heading: int) -> tuple[Ints, int]:
+    """Return the heading group of each sector, and the number of heading groups.
+
+    The group is the sector modulo L; the remainder at the end has separate groups.
+
+    Args:
+        sector: The sectors.
+        sectors: Number of sectors of a full turn.
+        per_heading: Number of groups L.
 
     >>> heading_groups(np.arange(12), 12, 2)[0].tolist()
     [0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1]
@@ -221,38 +252,39 @@ def heading_groups(sector: Any, sectors: int, per_heading: int) -> tuple[Ints, i
     return np.where(sector < whole, sector % per_heading, base + sector - whole), base + rest
 
 
-BLOCK = 5  # cells per side of what is held out together: images of neighbouring cells show the same things
-_HOLD_OUT = 0x5EED  # not the run's seed: another run must find the same places held out
+BLOCK = 5  # cells per side of a block that is held out: images of neighboring cells show the same objects
+_HOLD_OUT = 0x5EED  # not the seed of the run: every run must hold out the same places
 
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """Classes of images, and which of them this run may see."""
+    """Classes of images, and the classes that the run uses."""
 
     classes: PlaceClasses
+    """All classes."""
     chosen: NDArray[np.int64]
-    """Classes in use, ascending."""
+    """Classes that the run uses, ascending."""
     by: Literal["pose", "place"] = "place"
-    """What they were made of."""
+    """Whether classes are cells of poses or labels of places."""
 
     def groups(self, count: int) -> tuple[PlaceGroup, ...]:
-        """The ``count`` largest groups of classes that are never neighbours (0: all), in their order."""
+        """Return the ``count`` largest groups of classes that are never neighbors (0: all), in order."""
         group_of = self.classes.group_of_class[self.chosen]
         sizes = np.bincount(group_of, minlength=self.classes.n_groups)
         order = np.argsort(-sizes, kind="stable")[: count or None]
         used = np.sort(order[sizes[order] > 1])
         if not len(used):
             raise KappaPlaceError(
-                "There are no two classes to tell apart; use more images, larger cells, or fewer groups "
+                "Training needs at least two place classes. Use more images, larger cells or fewer groups "
                 "(classes.groups_per_axis)."
             )
         return tuple(self.classes.select(self.chosen[group_of == group]) for group in used)
 
     def together(self) -> PlaceGroup:
-        """All classes as one group, for objectives that do not compare places."""
+        """Return all classes as one group, for objectives that do not compare places."""
         if not len(self.chosen):
             raise KappaPlaceError(
-                "There is no place to learn from; use more images or lower classes.min_images."
+                "There is no place to train on. Use more images or lower classes.min_images."
             )
         return self.classes.select(self.chosen)
 
@@ -260,14 +292,24 @@ class Places:
 def find_places(
     positions: ArrayLike, heading: ArrayLike | None, place: ArrayLike | None, settings: ClassSettings
 ) -> Places:
-    """Classes by pose or by label, as the settings say."""
-    where = np.asarray(positions, np.float64)
-    labels = np.full(len(where), -1) if place is None else np.asarray(place)
-    by_pose = settings.by == "pose" or (settings.by == "auto" and bool(np.isfinite(where).any()))
+    """Return classes by pose or by label.
+
+    Args:
+        positions: East and north in metres, N×2. NaN if unknown.
+        heading: Headings in degrees, N, or None.
+        place: Place labels, N, below 0 if unknown; or None.
+        settings: Options of the classes.
+
+    Raises:
+        KappaPlaceError: If the images have neither positions nor labels, or no class is large enough.
+    """
+    points = np.asarray(positions, np.float64)
+    labels = np.full(len(points), -1) if place is None else np.asarray(place)
+    by_pose = settings.by == "pose" or (settings.by == "auto" and bool(np.isfinite(points).any()))
     if by_pose:
         turn = None if heading is None or not np.isfinite(heading).any() else heading
         classes = assign_classes(
-            where,
+            points,
             turn,
             settings.cell,
             settings.angle,
@@ -279,31 +321,31 @@ def find_places(
         classes = classes_of_places(labels, settings.min_images)
     else:
         raise KappaPlaceError(
-            "The images have neither positions nor place labels; only anchors.source=views or clean learns "
-            "from them."
+            "The images have neither positions nor place labels. Without them, only anchors.source=views or "
+            "clean can be used."
         )
     if not len(classes):
         raise KappaPlaceError(
-            f"No place has {settings.min_images} images; lower classes.min_images or use larger cells."
+            f"No place has {settings.min_images} images. Lower classes.min_images or use larger cells."
         )
-    return Places(classes, _chosen(classes, settings, by_pose), "pose" if by_pose else "place")
+    return Places(classes, _selection(classes, settings, by_pose), "pose" if by_pose else "place")
 
 
 def single_images(count: int) -> Places:
-    """Every image a place of its own: no labels are needed."""
+    """Return every image as a separate place, which needs no labels."""
     classes = classes_of_places(np.arange(count), min_images=1)
     return Places(classes, np.arange(count))
 
 
-def _chosen(classes: PlaceClasses, settings: ClassSettings, by_pose: bool) -> NDArray[np.int64]:
+def _selection(classes: PlaceClasses, settings: ClassSettings, by_pose: bool) -> NDArray[np.int64]:
     block = classes.cells[:, :2] // (BLOCK if by_pose else 1)
     draw = item_uniforms(item_key(_HOLD_OUT, block[:, 0], block[:, 1]), 1)[:, 0]
     held_out = draw < settings.hold_out
     if settings.use == "all":
         return np.arange(len(classes))
-    chosen = np.flatnonzero(held_out if settings.use == "held-out" else ~held_out)
-    if not len(chosen):
+    selection = np.flatnonzero(held_out if settings.use == "held-out" else ~held_out)
+    if not len(selection):
         raise KappaPlaceError(
             f"No place is left: classes.use is '{settings.use}' and classes.hold_out {settings.hold_out:g}."
         )
-    return chosen
+    return selection

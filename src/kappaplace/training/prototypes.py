@@ -1,4 +1,4 @@
-"""Prototypes on disk with the cells they stand for, and fixed anchors from prototypes or stored features."""
+"""Class prototypes on disk with their cells, and fixed anchors from prototypes or stored features."""
 
 from __future__ import annotations
 
@@ -31,48 +31,69 @@ def save_prototypes(
     classes: PlaceClasses,
     grid: ClassSettings,
 ) -> None:
-    """Write one prototype a class with its cell, so that another table of these places finds it again."""
-    chosen = np.concatenate([group.classes for group in groups])
+    """Write one prototype per class with its cell, so that it can be used with other images of these places.
+
+    Args:
+        file: File to write.
+        prototypes: Prototypes of each group, C×d.
+        groups: The groups.
+        classes: The classes.
+        grid: Size of the cells.
+    """
+    numbers = np.concatenate([group.classes for group in groups])
     tensors = {
         "prototypes": torch.cat([matrix.detach().float().cpu() for matrix in prototypes]).contiguous(),
-        "cells": torch.from_numpy(np.ascontiguousarray(classes.cells[chosen])),
+        "cells": torch.from_numpy(np.ascontiguousarray(classes.cells[numbers])),
     }
     metadata = {"grid": json.dumps(_grid(grid))}
     replace_file(file, lambda part: save_file(tensors, part, metadata))
 
 
 def _grid(settings: ClassSettings) -> dict[str, float]:
-    """What a cell means; nothing for the labels of a table."""
+    """Return the size of the cells; nothing for place labels."""
     return {} if settings.by == "place" else {"cell": settings.cell, "angle": settings.angle}
 
 
 def prototype_anchors(
     file: Path, group: PlaceGroup, classes: PlaceClasses, grid: ClassSettings, dim: int
 ) -> FixedAnchors:
-    """Each image's anchor is the prototype of its class."""
+    """Return anchors: for each image, the prototype of its class.
+
+    Args:
+        file: File of prototypes, or the authors' release.
+        group: Classes that have anchors.
+        classes: All classes.
+        grid: Size of the cells.
+        dim: Dimension of the descriptors.
+
+    Raises:
+        KappaPlaceError: If the file does not exist, is damaged, or does not match the classes or the model.
+    """
     if not file.is_file():
         raise KappaPlaceError(
-            f"There are no class prototypes at {file}: start from a model of the recipe retrieval, name a "
-            "file with anchors.prototypes, or use anchors.source=places, which needs none."
+            f"There are no class prototypes at {file}. Start from a model of the recipe retrieval, set "
+            "anchors.prototypes, or use anchors.source=places, which needs none."
         )
     if file.suffix == ".safetensors":
         matrix, cells = _read(file, grid)
-    else:  # the authors' release: one matrix a group, in the order of the groups
+    else:  # the authors' release: one matrix per group, in the order of the groups
         matrix, cells = _from_release(file, classes)
     if matrix.shape[1] != dim:
         raise KappaPlaceError(
-            f"The prototypes in {file} have {matrix.shape[1]} dimensions, the model's descriptors {dim}: "
-            "they belong to another model."
+            f"The prototypes in {file} have {matrix.shape[1]} dimensions, the model's descriptors {dim}. "
+            "Use the prototypes of this model."
         )
-    where = {tuple(cell): number for number, cell in enumerate(cells.tolist())}
-    found = np.array([where.get(tuple(cell), -1) for cell in classes.cells[group.classes].tolist()], np.int64)
-    if (found < 0).any():
+    rows = {tuple(cell): row for row, cell in enumerate(cells.tolist())}
+    anchors = np.array(
+        [rows.get(tuple(cell), -1) for cell in classes.cells[group.classes].tolist()], np.int64
+    )
+    if (anchors < 0).any():
         raise KappaPlaceError(
-            f"The classifier in {file} does not match these images: {int((found < 0).sum())} of "
-            f"{len(found)} classes have no prototype there. Use the images and class settings it was "
+            f"The classifier in {file} does not match these images: {int((anchors < 0).sum())} of "
+            f"{len(anchors)} classes have no prototype there. Use the images and class settings it was "
             "trained with, or anchors.source=places."
         )
-    return FixedAnchors(matrix, _index(group, found, classes))
+    return FixedAnchors(matrix, _index(group, anchors, classes))
 
 
 @torch.no_grad()
@@ -83,18 +104,29 @@ def restore_prototypes(
     classes: PlaceClasses,
     grid: ClassSettings,
 ) -> int:
-    """Put stored prototypes in the place of fresh ones, for classes that have one; how many there were."""
+    """Replace new prototypes with stored ones, for classes that have one.
+
+    Args:
+        file: File of prototypes.
+        prototypes: New prototypes of each group, C×d, which are changed.
+        groups: The groups.
+        classes: The classes.
+        grid: Size of the cells.
+
+    Returns:
+        Number of classes with a stored prototype.
+    """
     matrix, cells = _read(file, grid)
-    where = {tuple(cell): number for number, cell in enumerate(cells.tolist())}
-    found = 0
+    rows = {tuple(cell): row for row, cell in enumerate(cells.tolist())}
+    count = 0
     for target, group in zip(prototypes, groups, strict=True):
         if target.shape[1] != matrix.shape[1]:
             return 0
         for label, cell in enumerate(classes.cells[group.classes].tolist()):
-            if tuple(cell) in where:
-                target[label] = matrix[where[tuple(cell)]]
-                found += 1
-    return found
+            if tuple(cell) in rows:
+                target[label] = matrix[rows[tuple(cell)]]
+                count += 1
+    return count
 
 
 def _index(group: PlaceGroup, anchor_of_label: NDArray[np.int64], classes: PlaceClasses) -> Tensor:
@@ -109,16 +141,16 @@ def _read(file: Path, grid: ClassSettings) -> tuple[Tensor, Tensor]:
             stored = json.loads((content.metadata() or {})["grid"])
             matrix, cells = content.get_tensor("prototypes"), content.get_tensor("cells")
     except (SafetensorError, OSError, KeyError, ValueError) as error:
-        raise KappaPlaceError(f"{file} is not a file of prototypes, or is damaged: {error}.") from None
+        raise KappaPlaceError(f"{file} is not a valid file of prototypes: {error}.") from None
     if bool(stored) != bool(_grid(grid)):
         raise KappaPlaceError(
             f"The classifier in {file} was trained with places by {'pose' if stored else 'label'}, these are "
-            f"by {'label' if stored else 'pose'}; set classes.by to match."
+            f"by {'label' if stored else 'pose'}. Set classes.by to match."
         )
     if stored != _grid(grid):
         raise KappaPlaceError(
             f"The classifier in {file} was trained with cells of {stored['cell']:g} m and "
-            f"{stored['angle']:g}°, these are {grid.cell:g} m and {grid.angle:g}°; set classes.cell "
+            f"{stored['angle']:g}°, these are {grid.cell:g} m and {grid.angle:g}°. Set classes.cell "
             "and classes.angle to match."
         )
     return matrix, cells
@@ -127,40 +159,51 @@ def _read(file: Path, grid: ClassSettings) -> tuple[Tensor, Tensor]:
 def _from_release(file: Path, classes: PlaceClasses) -> tuple[Tensor, Tensor]:
     matrices = read_prototypes(file)
     sizes = [len(matrix) for matrix in matrices]
-    wanted = classes.group_sizes[: len(sizes)].tolist()
-    if sizes != wanted:
+    expected = classes.group_sizes[: len(sizes)].tolist()
+    if sizes != expected:
         raise KappaPlaceError(
             f"The classifiers in {file} do not match the groups: they have {sizes} classes, these images "
-            f"make {wanted}; use the images and class settings they were trained with."
+            f"have {expected}. Use the images and class settings they were trained with."
         )
-    chosen = np.concatenate([classes.group(number).classes for number in range(len(sizes))])
-    return torch.cat(matrices), torch.from_numpy(classes.cells[chosen])
+    numbers = np.concatenate([classes.group(number).classes for number in range(len(sizes))])
+    return torch.cat(matrices), torch.from_numpy(classes.cells[numbers])
 
 
 def place_anchors(store: FeatureStore, group: PlaceGroup, images: int) -> FixedAnchors:
-    """For each image the centroid of its place, over all views of the other images."""
+    """Return anchors: for each image, the centroid of all views of the other images of its place.
+
+    Args:
+        store: Features of the images.
+        group: The places.
+        images: Number of images of the dataset.
+
+    Raises:
+        KappaPlaceError: If a place has a single image.
+    """
     if (group.counts < 2).any():
         raise KappaPlaceError(
-            "Anchors from places need two images of each place: raise classes.min_images, or use "
+            "Anchors from places need two images of each place. Raise classes.min_images, or use "
             "anchors.source=views."
         )
     own = _sums(store)
     labels = torch.from_numpy(group.labels(store.rows))
     whole = torch.zeros(len(group), own.shape[1]).index_add_(0, labels, own)
     for part, of in zip(own.split(FLUSH_EVERY), labels.split(FLUSH_EVERY), strict=True):
-        part.neg_().add_(whole[of])  # in place: with millions of images there is no room for a second matrix
+        part.neg_().add_(
+            whole[of]
+        )  # in place: a second matrix of millions of images does not fit into memory
     return FixedAnchors(own, _position(store, images))
 
 
 def view_anchors(store: FeatureStore, images: int) -> FixedAnchors:
-    """For each view of an image the centroid of its other views: no labels needed."""
+    """Return anchors: for each view of an image, the centroid of its other views. They need no labels."""
     if len(_augmented(store)) < 2:
-        raise KappaPlaceError("Anchors from views need several of them: set anchors.views to 2 or more.")
+        raise KappaPlaceError("Anchors from views need at least two views. Set anchors.views to 2 or more.")
     return FixedAnchors(_sums(store), _position(store, images), leave_one_out=True)
 
 
 def clean_anchors(store: FeatureStore, images: int) -> FixedAnchors:
-    """The descriptor of the image as it is, for views that differ from it."""
+    """Return anchors: for each view of an image, the descriptor of the unchanged image."""
     matrix = torch.cat([block for _, block in store.descriptors_of(CLEAN)])
     return FixedAnchors(matrix, _position(store, images))
 
@@ -170,7 +213,7 @@ def _augmented(store: FeatureStore) -> list[int]:
 
 
 def _sums(store: FeatureStore) -> Tensor:
-    """Sum of the descriptors of each image's views."""
+    """Return the sum of the descriptors of the views of each image."""
     sums = torch.zeros(len(store.rows), store.descriptor.shape[1])
     for view in _augmented(store):
         for part, block in store.descriptors_of(view):
@@ -179,7 +222,7 @@ def _sums(store: FeatureStore) -> Tensor:
 
 
 def _position(store: FeatureStore, images: int) -> Tensor:
-    """Where the anchor of each image row stands; −1 for rows that take no part."""
+    """Return the row of the anchor of each image; −1 for images without an anchor."""
     index = torch.full((images,), -1, dtype=torch.int64)
     index[torch.from_numpy(store.rows)] = torch.arange(len(store.rows))
     return index

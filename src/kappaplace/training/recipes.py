@@ -1,10 +1,10 @@
-"""The recipes by name: what is frozen, which head, which places, which objective, and the paper's numbers."""
+"""Recipes by name: what is frozen, the head, the places, the objective, and the paper's options."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -17,7 +17,7 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.models.checkpoint import TrainableModel
 from kappaplace.models.heads import DropoutHead, Head, HeadName, build_head
 from kappaplace.models.published import read_prototypes
-from kappaplace.training.features import FeatureStore
+from kappaplace.training.features import CLEAN, FeatureStore
 from kappaplace.training.images import TrainingSet
 from kappaplace.training.losses import FixedAnchors
 from kappaplace.training.objectives import (
@@ -38,7 +38,7 @@ from kappaplace.training.prototypes import (
     restore_prototypes,
     view_anchors,
 )
-from kappaplace.training.settings import ClassSettings, Option, Settings, parse_options, read_toml
+from kappaplace.training.settings import ClassSettings, Settings, parse_options, preset, read_toml
 from kappaplace.uncertainty import score_named
 
 Say: TypeAlias = Callable[[str], None]
@@ -50,18 +50,25 @@ class Parts:
     """Parts of a run from which its objective is built."""
 
     settings: Settings
+    """Options of the run."""
     data: TrainingSet
+    """Training images."""
     model: TrainableModel
+    """The model to train."""
     places: Places
+    """Classes of the images."""
     groups: tuple[PlaceGroup, ...]
+    """Groups of classes, which take turns."""
     device: torch.device
+    """Device of the model."""
     extract: Callable[[], FeatureStore]
     """Returns the features of the frozen encoder, computed at the first call."""
     say: Say
+    """Prints a line."""
 
     @property
     def grid(self) -> ClassSettings:
-        """The class settings, with what the classes were made of."""
+        """The options of the classes, with "auto" replaced by what was used."""
         return replace(self.settings.classes, by=self.places.by)
 
 
@@ -79,14 +86,17 @@ def all_places(settings: Settings, data: TrainingSet) -> Groups:
 
 def anchor_places(settings: Settings, data: TrainingSet) -> Groups:
     """Return the places that have anchors as one group."""
-    source = settings.anchors.source
-    if source in ("views", "clean"):
-        places = single_images(len(data.images))
-        return places, (places.together(),)
-    if source != "classifier":
-        return all_places(settings, data)
+    return ANCHORS[settings.anchors.source].places(settings, data)
+
+
+def _each_image(settings: Settings, data: TrainingSet) -> Groups:
+    places = single_images(len(data.images))
+    return places, (places.together(),)
+
+
+def _classifier_places(settings: Settings, data: TrainingSet) -> Groups:
     places, file = _find_places(settings, data), _prototype_file(settings)
-    if file.is_file() and file.suffix != ".safetensors":  # the release: its groups are the first ones
+    if file.is_file() and file.suffix != ".safetensors":  # the authors' release, which has the first groups
         present = places.classes.group_of_class < len(read_prototypes(file))
         return places, (places.classes.select(places.chosen[present[places.chosen]]),)
     groups = places.groups(settings.classes.groups)
@@ -98,15 +108,15 @@ def _find_places(settings: Settings, data: TrainingSet) -> Places:
 
 
 def _prototype_file(settings: Settings) -> Path:
-    """The file of the settings or of the starting model; the authors' release keeps both in one."""
+    """Return the file of the settings or of the starting model; the authors' release has both in one file."""
     file, start = settings.anchors.prototypes, settings.model.start
     if not file and not start:
-        raise KappaPlaceError("Name the file of class prototypes with anchors.prototypes.")
+        raise KappaPlaceError("The file of class prototypes is unknown. Set anchors.prototypes.")
     return Path(file) if file else Path(start) if Path(start).is_file() else Path(start) / FILE
 
 
 def classification(parts: Parts, joint: bool = False) -> Objective:
-    """Return large-margin classification, with new prototypes or those of a start on the same places."""
+    """Return large-margin classification, with new prototypes or those of the starting model."""
     settings = parts.settings
     sizes = [len(group) for group in parts.groups]
     weight = settings.loss.weight if joint else 0.0
@@ -123,18 +133,38 @@ def to_anchors(parts: Parts, gaussian: bool = False) -> Objective:
     """Return the likelihood around fixed anchors."""
     settings = parts.settings
     compiled = settings.run.compile and parts.device.type == "cuda"
-    return ToAnchors(_anchors(parts), settings.loss, gaussian, compiled)
+    anchors = ANCHORS[settings.anchors.source].anchors(parts)
+    return ToAnchors(anchors, settings.loss, gaussian, compiled)
 
 
-def _anchors(parts: Parts) -> FixedAnchors:
-    settings, classes, group = parts.settings, parts.places.classes, parts.groups[0]
-    source, count = settings.anchors.source, len(parts.data.images)
-    if source == "classifier":
-        file = _prototype_file(settings)
-        return prototype_anchors(file, group, classes, parts.grid, parts.model.dim)
-    if source == "places":
-        return place_anchors(parts.extract(), group, count)
-    return (clean_anchors if source == "clean" else view_anchors)(parts.extract(), count)
+def _classifier_anchors(parts: Parts) -> FixedAnchors:
+    file = _prototype_file(parts.settings)
+    return prototype_anchors(file, parts.groups[0], parts.places.classes, parts.grid, parts.model.dim)
+
+
+@dataclass(frozen=True)
+class AnchorSource:
+    """Where fixed anchors come from."""
+
+    places: Callable[[Settings, TrainingSet], Groups]
+    """Finds the places that have anchors."""
+    anchors: Callable[[Parts], FixedAnchors]
+    """Computes the anchors."""
+    views: tuple[int, ...] = ()
+    """Views that it needs in addition to the augmented ones."""
+
+
+ANCHORS: dict[str, AnchorSource] = {
+    "classifier": AnchorSource(_classifier_places, _classifier_anchors),
+    "places": AnchorSource(
+        all_places, lambda parts: place_anchors(parts.extract(), parts.groups[0], len(parts.data.images))
+    ),
+    "views": AnchorSource(_each_image, lambda parts: view_anchors(parts.extract(), len(parts.data.images))),
+    "clean": AnchorSource(
+        _each_image, lambda parts: clean_anchors(parts.extract(), len(parts.data.images)), (CLEAN,)
+    ),
+}
+"""Sources of fixed anchors by the value of ``anchors.source``; "batch" has none."""
 
 
 def multi_similarity(parts: Parts, joint: bool = False) -> Objective:
@@ -162,11 +192,14 @@ def distillation(parts: Parts) -> Objective:
 
 @dataclass(frozen=True)
 class Recipe:
-    """One way to train."""
+    """A kind of training."""
 
     name: str
+    """Name on the command line."""
     about: str
+    """Description in one line."""
     head: HeadName
+    """Head of the model."""
     objective: Callable[[Parts], Objective]
     """Builds the objective."""
     places: Callable[[Settings, TrainingSet], Groups] = place_groups
@@ -178,16 +211,9 @@ class Recipe:
     weighted: bool = False
     """Whether loss.weight must be above zero."""
     needs_start: bool = False
-    defaults: Mapping[str, Option] = field(default_factory=dict)
+    """Whether the run must start from a trained model."""
 
 
-_PT: Mapping[str, Option] = {
-    "optimiser.lr": 1e-3,
-    "optimiser.epochs": 30,
-    "optimiser.iterations": 0,
-    "stop.metrics": ["ECE@1"],
-}
-_PLACES: Mapping[str, Option] = {"optimiser.batch_size": 128, "optimiser.images_per_place": 4}
 _POST_TRAINING = partial(Recipe, frozen=True, needs_start=True)
 
 RECIPES: dict[str, Recipe] = {
@@ -196,12 +222,11 @@ RECIPES: dict[str, Recipe] = {
         Recipe("retrieval", "an encoder by classification of places, without κ", "none", classification),
         _POST_TRAINING(
             "kappa-pt",
-            "κ for a trained encoder, which stays frozen",
+            "κ for a trained encoder, which is not changed",
             "mirrored",
             to_anchors,
             anchor_places,
             weighted=True,
-            defaults=_PT,
         ),
         Recipe(
             "kappa-jt",
@@ -209,7 +234,6 @@ RECIPES: dict[str, Recipe] = {
             "mirrored",
             partial(classification, joint=True),
             weighted=True,
-            defaults={"stop.metrics": ["R@1", "ECE@1"]},
         ),
         Recipe(
             "contrastive",
@@ -217,15 +241,13 @@ RECIPES: dict[str, Recipe] = {
             "none",
             multi_similarity,
             place_batches=True,
-            defaults=_PLACES,
         ),
         _POST_TRAINING(
             "contrastive-pt",
-            "κ around batch centroids for a trained encoder, which stays frozen",
+            "κ around batch centroids for a trained encoder, which is not changed",
             "mirrored",
             to_centroids,
             place_batches=True,
-            defaults={**_PT, **_PLACES, "anchors.source": "batch"},
         ),
         Recipe(
             "contrastive-jt",
@@ -234,7 +256,6 @@ RECIPES: dict[str, Recipe] = {
             partial(multi_similarity, joint=True),
             place_batches=True,
             weighted=True,
-            defaults={**_PLACES, "stop.metrics": ["R@1", "ECE@1"], "anchors.source": "batch"},
         ),
         Recipe(
             "stun",
@@ -243,7 +264,6 @@ RECIPES: dict[str, Recipe] = {
             distillation,
             all_places,
             needs_start=True,
-            defaults={"optimiser.epochs": 6, "optimiser.iterations": 43_800, "stop.patience": 0},
         ),
         _POST_TRAINING(
             "gnll",
@@ -251,7 +271,6 @@ RECIPES: dict[str, Recipe] = {
             "variance",
             partial(to_anchors, gaussian=True),
             anchor_places,
-            defaults=_PT,
         ),
         _POST_TRAINING(
             "linear-head",
@@ -260,7 +279,6 @@ RECIPES: dict[str, Recipe] = {
             to_anchors,
             anchor_places,
             weighted=True,
-            defaults=_PT,
         ),
         Recipe(
             "mc-dropout",
@@ -274,78 +292,97 @@ RECIPES: dict[str, Recipe] = {
             "variance",
             bayesian_triplet,
             place_batches=True,
-            defaults=_PLACES,
         ),
     )
 }
 
 
 def recipe_named(name: str) -> Recipe:
-    """A recipe by its name."""
+    """Return a recipe by its name."""
     if name not in RECIPES:
-        raise KappaPlaceError(f"Unknown recipe '{name}'; choose one of: {', '.join(RECIPES)}.")
+        raise KappaPlaceError(f"Unknown recipe '{name}'. Choose from: {', '.join(RECIPES)}.")
     return RECIPES[name]
 
 
 def settings_for(name: str, config: str = "", options: list[str] | None = None) -> Settings:
-    """A recipe's defaults, changed by a TOML file, then by ``section.key=value`` options.
+    """Return the options of a run: those of the recipe, then of a TOML file, then of the command line.
+
+    Args:
+        name: Name of the recipe.
+        config: TOML file with options. Default: none.
+        options: Options as ``section.key=value``.
+
+    Returns:
+        The settings.
+
+    Raises:
+        KappaPlaceError: If the recipe or an option is unknown, or a value is invalid.
 
     >>> settings = settings_for("kappa-jt", options=["optimiser.epochs=3"])
     >>> settings.optimiser.epochs, settings.loss.weight
     (3, 0.01)
     """
     recipe = recipe_named(name)
-    settings = Settings(recipe=name).changed(recipe.defaults)
+    settings = Settings(recipe=name).changed(preset(recipe.name))
     if config:
-        stated = read_toml(config)
-        other = stated.pop("recipe", name)
+        values = read_toml(config)
+        other = values.pop("recipe", name)
         if other != name:
             raise KappaPlaceError(f"The settings {config} are for the recipe '{other}', not for '{name}'.")
-        settings = settings.changed(stated)
+        settings = settings.changed(values)
     return settings.changed(parse_options(options or []))
 
 
 def check_run(settings: Settings, recipe: Recipe, model: TrainableModel, processes: int) -> None:
-    """Refuse what cannot be trained as asked, before anything is computed."""
-    batch, run, source = (
-        settings.optimiser.batch_size,
-        settings.run,
-        settings.anchors.source,
-    )
-    shares = processes * run.accumulate
-    if batch % shares:
+    """Fail if the settings contradict each other, the recipe or the model, before anything is computed.
+
+    Args:
+        settings: Options of the run.
+        recipe: The recipe.
+        model: The model to train.
+        processes: Number of processes.
+
+    Raises:
+        KappaPlaceError: If the run is not possible.
+    """
+    batch, run, source = settings.optimiser.batch_size, settings.run, settings.anchors.source
+    parts = processes * run.accumulate
+    if batch % parts:
         raise KappaPlaceError(
-            f"A batch of {batch} cannot be shared by {processes} processes in "
-            f"{run.accumulate} parts each; choose a multiple."
+            f"optimiser.batch_size must be a multiple of {parts} ({processes} processes × run.accumulate="
+            f"{run.accumulate}), got {batch}."
         )
     per_place = settings.optimiser.images_per_place
-    if recipe.place_batches and (batch // shares) % per_place:
+    if recipe.place_batches and (batch // parts) % per_place:
         raise KappaPlaceError(
-            f"{batch // shares} images a process cannot be made of places with {per_place} images each; "
-            "change optimiser.batch_size or optimiser.images_per_place."
+            f"Images per process must be a multiple of optimiser.images_per_place={per_place}, got "
+            f"{batch // parts}. Change optimiser.batch_size or optimiser.images_per_place."
         )
     if recipe.place_batches and run.accumulate > 1:
         raise KappaPlaceError(
-            f"The recipe {recipe.name} compares all images of a batch, so it cannot be computed in "
-            "parts: set run.accumulate to 1."
+            f"The recipe {recipe.name} compares all images of a batch and cannot compute it in parts. Set "
+            "run.accumulate to 1."
         )
     if recipe.frozen and settings.anchors.cache and settings.anchors.views < 1:
         raise KappaPlaceError(
-            "The cache holds a fixed number of views: set anchors.views to 1 or more, or anchors.cache=false."
+            "The cache needs a fixed number of views. Set anchors.views to 1 or more, or anchors.cache=false."
         )
-    if recipe.places is anchor_places and source == "batch":
-        raise KappaPlaceError("Batch centroids belong to the recipes contrastive-pt and contrastive-jt.")
+    if recipe.places is anchor_places and source not in ANCHORS:
+        raise KappaPlaceError(
+            f"The recipe {recipe.name} does not support anchors.source={source}. Choose from: "
+            f"{', '.join(ANCHORS)}."
+        )
     if recipe.weighted and not settings.loss.weight > 0:
         raise KappaPlaceError(
-            f"loss.weight must be above zero, or κ never learns; got {settings.loss.weight!r}."
+            f"loss.weight must be above zero, got {settings.loss.weight!r}. Otherwise κ is not trained."
         )
     if settings.stop.score:
         score_named(settings.stop.score)
-    head, wanted = model.head, build_head(recipe.head, 1, 2)
-    if _meaning(head) != _meaning(wanted):
+    trained, actual = _meaning(build_head(recipe.head, 1, 2)), _meaning(model.head)
+    if trained != actual:
         raise KappaPlaceError(
-            f"The recipe {recipe.name} trains {_meaning(wanted)}, but model.head="
-            f"{settings.model.head} gives {_meaning(head)}."
+            f"The recipe {recipe.name} trains {trained}, but model.head={settings.model.head} outputs "
+            f"{actual}. Choose another head or recipe."
         )
 
 

@@ -1,7 +1,4 @@
-"""Every option of training, as TOML: sections of plain values with the paper's numbers as defaults.
-
-Settings that contradict each other, the model or the machine.
-"""
+"""Options of training: sections of plain values, as in a TOML file, with the paper's numbers as defaults."""
 
 from __future__ import annotations
 
@@ -10,10 +7,12 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 from kappaplace.errors import KappaPlaceError
+from kappaplace.records import Hint
 from kappaplace.training.losses import MARGIN, SCALE
 
 if sys.version_info >= (3, 11):
@@ -22,117 +21,167 @@ else:  # the same parser under its older name
     import tomli as tomllib
 
 Option: TypeAlias = "bool | int | float | str | Sequence[str]"
+"""Value of an option."""
 Metric = Literal["R@1", "ECE@1", "AUROC"]
+
+
+N = TypeVar("N", int, float)
+
+
+@dataclass(frozen=True)
+class _Range:
+    """Valid values of a number."""
+
+    above_zero: bool = False
+    most: float = math.inf
+
+    def contains(self, value: float) -> bool:
+        return (value > 0 or (value == 0 and not self.above_zero)) and value <= self.most
+
+    def __str__(self) -> str:
+        if self.most < math.inf:
+            return f"be between 0 and {self.most:g}"
+        return "be above zero" if self.above_zero else "not be negative"
+
+
+def _positive(default: N, most: float = math.inf) -> N:
+    """Return a field whose values are above zero."""
+    return field(default=default, metadata={"range": _Range(True, most)})
+
+
+def _not_negative(default: N, most: float = math.inf) -> N:
+    """Return a field whose values are zero or above."""
+    return field(default=default, metadata={"range": _Range(False, most)})
 
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """What is trained."""
+    """Options of the model."""
 
     start: str = ""
-    """Model to start from: a folder, a weights file or a name of `kappaplace models`; empty: a new one."""
+    """Model to start from: a folder, a weights file or a name of `kappaplace models`. Empty: a new model."""
     backbone: str = "resnet50"
+    """Backbone of a new model."""
     dim: int = 512
+    """Dimension of the descriptors of a new model."""
     pretrained: bool = True
-    """Whether a new backbone starts from ImageNet."""
+    """Whether a new backbone starts from ImageNet weights."""
     head: str = ""
-    """Head of the new model; empty: the recipe's own."""
-    size: int = 512
-    """Side of the training images in pixels; 0: as the model takes images at inference."""
+    """Head of the model. Empty: the head of the recipe."""
+    size: int = _not_negative(512)
+    """Side of the training images in pixels. 0: the size that the model uses at inference."""
     trainable: Literal["partial", "all"] = "partial"
-    """partial: stem to layer2 stay frozen (the release); all: everything trains (the paper)."""
+    """partial: stem to layer2 are frozen, as in the authors' release; all: everything trains (the paper)."""
     freeze_batchnorm: bool = False
-    """Keep BatchNorm statistics as they are; then the number of processes changes nothing."""
+    """Keep the BatchNorm statistics. Then the result does not depend on the number of processes."""
     start_kappa: float = 0.0
-    """κ before the first step; 0: the best constant κ of the first images, −1: the untouched 0.7."""
+    """κ before the first step. 0: the best constant κ of the first images; −1: 0.7, as in a new head."""
     copy_aggregation: bool = False
-    """Start the kappa head from the descriptor's trained aggregation instead of fresh weights."""
+    """Start the κ head from the trained aggregation of the descriptor instead of new weights."""
 
 
 @dataclass(frozen=True)
 class ClassSettings:
-    """Which images are one place."""
+    """Which images show the same place."""
 
     by: Literal["auto", "pose", "place"] = "auto"
-    """pose: cells of ground and heading; place: the table's labels; auto: poses where there are any."""
-    cell: float = 10.0
+    """pose: cells of ground and heading; place: the labels of the table; auto: poses if there are any."""
+    cell: float = _positive(10.0)
+    """Side of a cell in metres."""
     angle: float = 30.0
+    """Width of a heading sector in degrees."""
     groups_per_axis: int = 5
+    """Number of groups along each axis. Classes of a group are at least this many cells apart."""
     groups_per_heading: int = 2
-    groups: int = 8
-    """How many groups take turns; 0: all."""
-    min_images: int = 10
-    hold_out: float = 0.0
-    """Share of places kept from training, so that κ can be fitted on places the encoder never saw."""
+    """Number of groups along the heading."""
+    groups: int = _not_negative(8)
+    """Number of groups that take turns, one per epoch. 0: all."""
+    min_images: int = _positive(10)
+    """Minimum number of images per class."""
+    hold_out: float = _not_negative(0.0, most=1.0)
+    """Fraction of places to exclude from training, so that κ can be fitted on places new to the encoder."""
     use: Literal["trained", "held-out", "all"] = "trained"
-    """Which of them this run sees."""
+    """Which of these places the run uses."""
 
 
 @dataclass(frozen=True)
 class AugmentSettings:
     """How training views differ from the images."""
 
-    brightness: float = 0.7
-    contrast: float = 0.7
-    saturation: float = 0.7
-    hue: float = 0.5
-    scale: float = 0.5
-    """Smallest share of the image that a crop keeps."""
-    damage: float = 0.0
-    """Share of views damaged by night, fog, rain, blur, noise, occlusion or compression of a random level."""
+    brightness: float = _not_negative(0.7)
+    """Largest change of brightness, as a fraction."""
+    contrast: float = _not_negative(0.7)
+    """Largest change of contrast, as a fraction."""
+    saturation: float = _not_negative(0.7)
+    """Largest change of saturation, as a fraction."""
+    hue: float = _not_negative(0.5, most=0.5)
+    """Largest change of hue, as a fraction of a full turn; at most 0.5."""
+    scale: float = _positive(0.5, most=1.0)
+    """Smallest fraction of the image that a crop keeps."""
+    damage: float = _not_negative(0.0, most=1.0)
+    """Fraction of views that are degraded by night, fog, rain, blur, noise, occlusion or compression."""
 
 
 @dataclass(frozen=True)
 class OptimiserSettings:
-    """How the weights move."""
+    """How the weights are updated."""
 
-    epochs: int = 50
-    iterations: int = 10_000
-    """Steps per epoch; 0: as many as there are images for."""
-    batch_size: int = 32
+    epochs: int = _positive(50)
+    """Number of epochs."""
+    iterations: int = _not_negative(10_000)
+    """Steps per epoch. 0: as many as there are images for."""
+    batch_size: int = _positive(32)
     """Images per step, over all processes and accumulated parts."""
-    images_per_place: int = 4
-    """For contrastive recipes: images of one place in a batch."""
-    lr: float = 1e-5
-    head_lr: float = 0.0
-    """For the head; 0: as the encoder."""
-    prototype_lr: float = 1e-2
-    weight_decay: float = 0.0
+    images_per_place: int = _positive(4)
+    """Images of the same place in a batch, for contrastive recipes."""
+    lr: float = _positive(1e-5)
+    """Learning rate of the encoder."""
+    head_lr: float = _not_negative(0.0)
+    """Learning rate of the head. 0: as for the encoder."""
+    prototype_lr: float = _not_negative(1e-2)
+    """Learning rate of the class prototypes."""
+    weight_decay: float = _not_negative(0.0)
+    """Weight decay of AdamW."""
     schedule: Literal["constant", "warm-cosine"] = "constant"
+    """Learning rate over the run: constant, or a linear warm-up followed by a cosine."""
 
 
 @dataclass(frozen=True)
 class LossSettings:
     """Constants of the losses."""
 
-    scale: float = SCALE
+    scale: float = _positive(SCALE)
+    """Scale of the cosines in the classification loss."""
     margin: float = MARGIN
-    weight: float = 0.01
-    """λ of the vMF term in joint training."""
+    """Margin of the correct class in the classification loss."""
+    weight: float = _not_negative(0.01)
+    """Weight λ of the vMF term in joint training."""
     vmf_dim: int = 0
-    """d of the vMF term; 0: the descriptor's own. The authors' released code uses 256 for 512."""
+    """Dimension d of the vMF term. 0: that of the descriptor. The authors' released code uses 256 for 512."""
     triplet_margin: float = 0.0
+    """Margin of the Bayesian triplet loss."""
     kl_weight: float = 1e-6
+    """Weight of the divergence from the prior in the Bayesian triplet loss."""
     squared: bool = False
-    """STUN: square the distance of student and teacher."""
+    """Square the distance between student and teacher in STUN's loss."""
 
 
 @dataclass(frozen=True)
 class AnchorSettings:
-    """What κ is measured against."""
+    """Directions that κ is measured against."""
 
     source: Literal["classifier", "places", "views", "clean", "batch"] = "classifier"
     """classifier: prototypes of a retrieval run; places: centroid of the other images of the place; views:
-    centroid of an image's other views (no labels needed); clean: the image as it is (no labels needed);
+    centroid of the other views of the image (needs no labels); clean: the unchanged image (needs no labels);
     batch: centroid of the positives in the batch."""
     prototypes: str = ""
-    """File of prototypes; empty: prototypes.safetensors beside the starting model."""
-    views: int = 1
-    """Augmented views of each image; 0: a new one at every visit (not with the cache)."""
+    """File of prototypes. Empty: prototypes.safetensors next to the starting model."""
+    views: int = _not_negative(1)
+    """Augmented views per image. 0: a new view at every visit (not with the cache)."""
     cache: bool = True
-    """Extract features once and fit the head on them; GeM's exponent of the head then stays as it is."""
+    """Extract features once and fit the head on them. GeM's exponent in the head is then not trained."""
     learn_p: bool = True
-    """Without the cache: whether the head's GeM exponent trains."""
+    """Without the cache: whether GeM's exponent in the head is trained."""
 
 
 @dataclass(frozen=True)
@@ -140,31 +189,37 @@ class StopSettings:
     """When to stop, and which model is the result."""
 
     metrics: tuple[Metric, ...] = ("R@1",)
-    """In turn: when patience with one is over, the next takes over from its value of that time."""
-    patience: int = 15
-    """Epochs without an improvement; 0: never stop early."""
-    min_delta: float = 0.0
+    """Metrics to watch in turn. When patience with one ends, the next starts from its current value."""
+    patience: int = _not_negative(15)
+    """Epochs without an improvement. 0: never stop early."""
+    min_delta: float = _not_negative(0.0)
+    """Smallest change that is an improvement."""
     score: str = ""
-    """Score whose ECE@1 and AUROC are watched; empty: kappaplace for κ, variance for the others."""
+    """Score whose ECE@1 and AUROC are watched. Empty: kappaplace for κ, variance for other heads."""
     binning: Literal["clamp", "zoom"] = "clamp"
+    """Range of the bins of ECE@1: clamp as in the paper, or zoom to the range of the values."""
 
 
 @dataclass(frozen=True)
 class RunSettings:
     """How the machine is used."""
 
-    seed: int = 0
+    seed: int = _not_negative(0)
+    """Random seed."""
     precision: Literal["fp32", "bf16"] = "fp32"
+    """Number format of the encoder."""
     channels_last: bool = True
+    """Store images with the channels last, which is faster on GPUs."""
     compile: bool = False
-    accumulate: int = 1
-    """Parts in which a batch is computed, where memory is short."""
+    """Compile the network."""
+    accumulate: int = _positive(1)
+    """Number of parts in which a batch is computed, to save memory."""
     workers: int = -1
-    """Threads that decode images; −1: one per core."""
-    checkpoint_every: int = 1000
-    """Steps between training states on disk; an epoch's end writes one, too, if ten seconds have passed."""
+    """Number of threads that decode images. −1: one per core."""
+    checkpoint_every: int = _positive(1000)
+    """Steps between training states on disk. The end of an epoch writes one, too, after ten seconds."""
     trackers: tuple[str, ...] = ("tensorboard",)
-    """Beside steps.csv and epochs.csv: tensorboard, wandb, mlflow; those not installed are left out."""
+    """Trackers to use in addition to CSV files: tensorboard, wandb, mlflow. Missing ones are skipped."""
 
 
 @dataclass(frozen=True)
@@ -172,32 +227,49 @@ class Settings:
     """All options of one run."""
 
     recipe: str = "retrieval"
+    """Name of the recipe."""
     model: ModelSettings = field(default_factory=ModelSettings)
+    """Options of the model."""
     classes: ClassSettings = field(default_factory=ClassSettings)
+    """Which images show the same place."""
     augment: AugmentSettings = field(default_factory=AugmentSettings)
+    """How training views differ from the images."""
     optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
+    """How the weights are updated."""
     loss: LossSettings = field(default_factory=LossSettings)
+    """Constants of the losses."""
     anchors: AnchorSettings = field(default_factory=AnchorSettings)
+    """Directions that κ is measured against."""
     stop: StopSettings = field(default_factory=StopSettings)
+    """When to stop, and which model is the result."""
     run: RunSettings = field(default_factory=RunSettings)
+    """How the machine is used."""
 
     def changed(self, changes: Mapping[str, Any]) -> Settings:
-        """With some options set, named ``section.key``; unknown names and wrong types are told."""
+        """Return settings with other values for some options.
+
+        Args:
+            changes: Values by ``section.key``.
+
+        Returns:
+            The new settings.
+
+        Raises:
+            KappaPlaceError: If an option is unknown, or its value has the wrong type or is out of range.
+        """
         settings = self
         for name, value in changes.items():
             section, _, key = name.partition(".")
-            part: Any = getattr(settings, section) if section in SECTIONS else None
-            known = {} if part is None else get_type_hints(type(part))
-            if key not in known:
-                raise KappaPlaceError(f"There is no option '{name}'; {_nearest(section)}.")
-            value = _converted(name, value, known[key])
-            changed: Any = {section: replace(part, **{key: value})}
-            settings = replace(settings, **changed)
+            kind = _kind(name)
+            if kind is None:
+                raise KappaPlaceError(f"Unknown option '{name}'. {_nearest(section)}")
+            part = replace(getattr(settings, section), **{key: _converted(name, value, kind)})
+            settings = replace(settings, **{section: part})
         _check(settings)
         return settings
 
     def to_toml(self) -> str:
-        """The same settings as a TOML file."""
+        """Return the settings as a TOML file."""
         lines = [f'recipe = "{self.recipe}"']
         for section in SECTIONS:
             part = getattr(self, section)
@@ -206,145 +278,135 @@ class Settings:
         return "\n".join(lines) + "\n"
 
     def differences(self, other: Settings) -> list[str]:
-        """Options in which two runs differ: ``section.key: theirs, ours``."""
-        mine, theirs = flat(self), flat(other)
-        mine = {name: value for name, value in mine.items() if name not in _FREE}
+        """Return the options that change the result and differ, as ``section.key: theirs, ours``."""
+        theirs = flat(other)
         return [
-            f"{name}: {theirs[name]!r} there, {mine[name]!r} here"
-            for name in mine
-            if mine[name] != theirs[name]
+            f"{name}: {theirs[name]!r} there, {value!r} here"
+            for name, value in flat(self).items()
+            if value != theirs[name] and name not in _FREE
         ]
 
 
-_FREE = ("run.workers", "run.trackers", "run.checkpoint_every")  # they change nothing about the result
+_FREE = ("run.workers", "run.trackers", "run.checkpoint_every")  # options that do not change the result
 SECTIONS = tuple(item.name for item in fields(Settings) if item.name != "recipe")
 
 
-def flat(settings: Settings) -> dict[str, Any]:
-    """``section.key`` → value."""
+def flat(settings: Settings) -> dict[str, Option]:
+    """Return the values by ``section.key``."""
     values = asdict(settings)
-    nested = {f"{section}.{key}": value for section in SECTIONS for key, value in values[section].items()}
-    return {"recipe": settings.recipe, **nested}
+    return {"recipe": settings.recipe, **_by_name({section: values[section] for section in SECTIONS})}
 
 
-def read_toml(file: str | Path) -> dict[str, Any]:
-    """Options of a TOML file as ``section.key`` → value, `recipe` among them if it is stated."""
+def read_toml(file: str | Path) -> dict[str, Option]:
+    """Read a TOML file.
+
+    Args:
+        file: File with sections of options, and optionally the name of the recipe.
+
+    Returns:
+        Values by ``section.key``, and "recipe" if the file has it.
+
+    Raises:
+        KappaPlaceError: If the file cannot be read, or has a value outside a section.
+    """
     try:
         content = tomllib.loads(Path(file).read_text(encoding="utf-8"))
     except OSError as error:
         raise KappaPlaceError(f"The settings {file} cannot be read: {error.strerror}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise KappaPlaceError(f"The settings {file} are not valid TOML: {error}.") from None
-    options: dict[str, Any] = {}
-    for section, values in content.items():
-        if section == "recipe":
-            options["recipe"] = values
-        elif isinstance(values, dict):
-            options |= {f"{section}.{key}": value for key, value in values.items()}
-        else:
-            raise KappaPlaceError(f"In {file}, '{section}' stands outside a section; {_nearest(section)}.")
-    return options
+    for name, values in content.items():
+        if name != "recipe" and not isinstance(values, dict):
+            raise KappaPlaceError(f"The value '{name}' in {file} is outside a section. {_nearest(name)}")
+    recipe = {"recipe": content.pop("recipe")} if "recipe" in content else {}
+    return {**recipe, **_by_name(content)}
 
 
-def parse_options(pairs: Iterable[str]) -> dict[str, Any]:
-    """``section.key=value`` as typed on a command line; values are read as TOML, else as text."""
-    options: dict[str, Any] = {}
+def preset(recipe: str) -> dict[str, Option]:
+    """Return the options of a recipe that differ from the defaults, from ``presets.toml``."""
+    text = files("kappaplace.training").joinpath("presets.toml").read_text(encoding="utf-8")
+    return _by_name(tomllib.loads(text).get(recipe, {}))
+
+
+def _by_name(sections: Mapping[str, Mapping[str, Option]]) -> dict[str, Option]:
+    return {f"{section}.{key}": value for section, part in sections.items() for key, value in part.items()}
+
+
+def parse_options(pairs: Iterable[str]) -> dict[str, Option]:
+    """Parse options of the command line.
+
+    Args:
+        pairs: Texts like ``section.key=value``; a value is TOML, or text if it is not valid TOML.
+
+    Returns:
+        Values by ``section.key``.
+
+    Raises:
+        KappaPlaceError: If a text has no "=".
+    """
+    options: dict[str, Option] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if not equals:
-            raise KappaPlaceError(f"'{pair}' sets nothing; write section.key=value, like optimiser.lr=1e-4.")
+            raise KappaPlaceError(
+                f"An option must be section.key=value, like optimiser.lr=1e-4, got '{pair}'."
+            )
         name, text = name.strip(), text.strip()
         try:
             value = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
             value = text
-        # A folder may be called 2024-05-01, which TOML would read as a date.
+        # A folder can have the name 2024-05-01, which is a date in TOML.
         options[name] = text if _kind(name) is str and not isinstance(value, str) else value
     return options
 
 
-def _kind(name: str) -> Any:
+def _kind(name: str) -> Hint | None:
+    """Return the type of an option; None if there is no such option."""
     section, _, key = name.partition(".")
     return get_type_hints(type(getattr(Settings(), section))).get(key) if section in SECTIONS else None
 
 
 def _nearest(section: str) -> str:
-    if section in SECTIONS:
-        return f"[{section}] has: {', '.join(item.name for item in fields(getattr(Settings(), section)))}"
-    return f"sections are: {', '.join(SECTIONS)}"
+    if section not in SECTIONS:
+        return f"Choose a section from: {', '.join(SECTIONS)}."
+    return f"Choose from: {', '.join(item.name for item in fields(getattr(Settings(), section)))}."
 
 
-def _converted(name: str, value: Any, kind: Any) -> Any:
-    """The value in its declared type, or one sentence."""
-    origin = get_origin(kind)
+def _converted(name: str, value: Option, kind: Hint) -> Option:
+    """Return the value in the type of the option."""
+    origin: Hint = get_origin(kind)
     if origin is Literal:
         if value in get_args(kind):
             return value
-        raise KappaPlaceError(f"{name} is one of {', '.join(map(str, get_args(kind)))}; got {value!r}.")
+        names = ", ".join(map(str, get_args(kind)))
+        raise KappaPlaceError(f"{name} must be one of {names}, got {value!r}.")
     if origin is tuple:
         items = [value] if isinstance(value, str) else value
         if isinstance(items, list | tuple):
-            return tuple(_converted(name, item, get_args(kind)[0]) for item in items)
+            return tuple(str(_converted(name, item, get_args(kind)[0])) for item in items)
     elif kind is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     elif type(value) is kind:
         return value
-    wanted = {float: "a number", int: "a whole number", bool: "true or false", str: "text"}.get(
-        kind, "a list"
-    )
-    raise KappaPlaceError(f"{name} must be {wanted}; got {value!r}.")
-
-
-_POSITIVE = (
-    "optimiser.epochs",
-    "optimiser.batch_size",
-    "optimiser.images_per_place",
-    "optimiser.lr",
-    "run.accumulate",
-    "run.checkpoint_every",
-    "classes.cell",
-    "classes.min_images",
-    "augment.scale",
-    "loss.scale",
-)
+    types = {float: "a number", int: "a whole number", bool: "true or false", str: "text"}
+    raise KappaPlaceError(f"{name} must be {types.get(kind, 'a list')}, got {value!r}.")
 
 
 def _check(settings: Settings) -> None:
-    """Ranges that no type tells."""
-    values = flat(settings)
-    for name, value in values.items():
+    """Check the ranges of numbers."""
+    for name, value in flat(settings).items():
         if isinstance(value, float) and not math.isfinite(value):
-            raise KappaPlaceError(f"{name} must be a finite number; got {value!r}.")
-    for name in _POSITIVE:
-        if not values[name] > 0:
-            raise KappaPlaceError(f"{name} must be above zero; got {values[name]!r}.")
-    if values["augment.hue"] > 0.5:
-        raise KappaPlaceError(f"augment.hue is at most 0.5, half a turn; got {values['augment.hue']!r}.")
-    for name in ("classes.hold_out", "augment.damage", "augment.scale"):
-        if not 0 <= values[name] <= 1:
-            raise KappaPlaceError(f"{name} is a share between 0 and 1; got {values[name]!r}.")
-    for name in (
-        "optimiser.iterations",
-        "run.seed",
-        "model.size",
-        "loss.weight",
-        "augment.brightness",
-        "augment.contrast",
-        "augment.saturation",
-        "augment.hue",
-        "optimiser.head_lr",
-        "optimiser.prototype_lr",
-        "optimiser.weight_decay",
-        "stop.patience",
-        "anchors.views",
-        "classes.groups",
-        "stop.min_delta",
-    ):
-        if values[name] < 0:
-            raise KappaPlaceError(f"{name} must not be negative; got {values[name]!r}.")
+            raise KappaPlaceError(f"{name} must be a finite number, got {value!r}.")
+    for section in SECTIONS:
+        part = getattr(settings, section)
+        for item in fields(part):
+            limits, value = item.metadata.get("range"), getattr(part, item.name)
+            if limits is not None and not limits.contains(value):
+                raise KappaPlaceError(f"{section}.{item.name} must {limits}, got {value!r}.")
 
 
-def _toml(value: Any) -> str:
+def _toml(value: Option) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):

@@ -1,12 +1,14 @@
-"""What a run begins with: the machine (device, processes, precision, through accelerate) and the model."""
+"""The start of a run: the machine (device, processes and precision, with accelerate) and the model."""
 
 from __future__ import annotations
 
 import copy
+import importlib.util
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -19,24 +21,36 @@ from kappaplace.models.frozen import FrozenEncoder
 from kappaplace.models.heads import Head, HeadName, KappaHead, MirroredKappaHead
 from kappaplace.models.network import default_preprocessing
 from kappaplace.models.place_model import PlaceModel
-from kappaplace.training.loop import installed_trackers
+from kappaplace.training.features import Autocast
 from kappaplace.training.recipes import Recipe
 from kappaplace.training.settings import RunSettings, Settings
 from kappaplace.training.steps import autocast_for
 
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
-def starting_model(settings: Settings, recipe: Recipe, given: TrainableModel | None = None) -> TrainableModel:
-    """A new model, or a trained one with the recipe's head; what the recipe freezes is frozen."""
+
+def starting_model(settings: Settings, recipe: Recipe, model: TrainableModel | None = None) -> TrainableModel:
+    """Return a new model, or a trained one with the head of the recipe; the recipe decides what is frozen.
+
+    Args:
+        settings: Options of the run.
+        recipe: The recipe.
+        model: Model to start from. Default: ``model.start`` of the settings.
+
+    Raises:
+        KappaPlaceError: If the recipe needs a trained model, or cannot train this one.
+    """
     torch.manual_seed(settings.run.seed)
     options = settings.model
     head: HeadName = options.head or recipe.head  # type: ignore[assignment]  # checked when it is built
-    source = given or (trainable(load_model(options.start)) if options.start else None)
+    source = model or (trainable(load_model(options.start)) if options.start else None)
     if source is None:
         if recipe.needs_start:
             raise KappaPlaceError(
-                f"The recipe {recipe.name} starts from a trained model; name it with model.start (--from)."
+                f"The recipe {recipe.name} starts from a trained model. Set model.start (--from)."
             )
-        model: TrainableModel = PlaceModel.create(
+        model = PlaceModel.create(
             options.backbone, options.dim, head, pretrained=options.pretrained,
             preprocessing=_square(options.backbone, options.size),
         )  # fmt: skip
@@ -56,7 +70,7 @@ def starting_model(settings: Settings, recipe: Recipe, given: TrainableModel | N
 
 
 def with_head(source: PlaceModel, head: HeadName) -> PlaceModel:
-    """The same encoder with another head; a head of the same kind goes on from where it is."""
+    """Return the same encoder with another head; a head of the same kind keeps its weights."""
     model = copy.deepcopy(source).requires_grad_(True)
     if source.architecture.head != head:
         model.architecture = replace(source.architecture, head=head)
@@ -67,14 +81,12 @@ def with_head(source: PlaceModel, head: HeadName) -> PlaceModel:
 
 
 def _square(backbone: str, size: int) -> Preprocessing:
-    usual = default_preprocessing(backbone)
+    preprocessing = default_preprocessing(backbone)
     if not size:
-        return usual
-    multiple = usual.multiple
+        return preprocessing
+    multiple = preprocessing.multiple
     if size % multiple:
-        raise KappaPlaceError(
-            f"{backbone} needs sides that are multiples of {multiple}; model.size is {size}."
-        )
+        raise KappaPlaceError(f"model.size must be a multiple of {multiple} for {backbone}, got {size}.")
     spec = backbone_spec(backbone)
     return Preprocessing(size, "exact", mean=spec.mean, std=spec.std, multiple=multiple)
 
@@ -82,18 +94,16 @@ def _square(backbone: str, size: int) -> Preprocessing:
 def _frozen_encoder(source: FrozenEncoder, recipe: Recipe, head: str) -> FrozenEncoder:
     if not recipe.frozen or recipe.head == "variance":
         raise KappaPlaceError(
-            f"The recipe {recipe.name} changes the encoder or its head's meaning; an encoder of another "
-            "project takes kappa-pt, linear-head or contrastive-pt."
+            f"The recipe {recipe.name} changes the encoder or the meaning of its head. For a FrozenEncoder, "
+            "use kappa-pt, linear-head or contrastive-pt."
         )
     if recipe.head == "linear" and source.layer is not None:
         raise KappaPlaceError(
-            "The recipe linear-head reads the descriptor alone; give a FrozenEncoder without a layer."
+            "The recipe linear-head uses only the descriptor. Pass a FrozenEncoder without a layer."
         )
     if head:
-        raise KappaPlaceError(
-            "The head of a FrozenEncoder follows from the layer it watches; leave model.head out."
-        )
-    model = copy.copy(source)  # the encoder is shared, the caller's head stays as it is
+        raise KappaPlaceError("The layer of a FrozenEncoder determines its head. Omit model.head.")
+    model = copy.copy(source)  # the encoder is shared, the caller's head is not changed
     model._modules = {**source._modules, "head": copy.deepcopy(source.head)}
     return model
 
@@ -107,32 +117,54 @@ def _freeze(model: PlaceModel, recipe: Recipe, trainable: str) -> None:
         model.requires_grad_(True)
 
 
+_MODULES = {"tensorboard": ("tensorboard", "tensorboardX"), "wandb": ("wandb",), "mlflow": ("mlflow",)}
+
+
+def installed_trackers(names: Sequence[str]) -> list[str]:
+    """Return the trackers that are installed."""
+    unknown = sorted(set(names) - set(_MODULES))
+    if unknown:
+        raise KappaPlaceError(f"Unknown tracker '{unknown[0]}'. Choose from: {', '.join(_MODULES)}.")
+    return [name for name in names if any(importlib.util.find_spec(module) for module in _MODULES[name])]
+
+
 @dataclass(frozen=True, eq=False)
 class Engine:
-    """One process of one or many; made by `create`."""
+    """One process of the run; use `create`."""
 
-    accelerator: Any
-    autocast: Any
+    accelerator: Accelerator
+    """The processes, with accelerate."""
+    autocast: Autocast
+    """Sets the precision."""
 
     @classmethod
     def create(cls, settings: RunSettings, device: str, folder: Path) -> Engine:
-        """On a GPU where there is one; under ``accelerate launch`` or ``torchrun`` on several."""
+        """Start on a GPU if there is one; with ``accelerate launch`` or ``torchrun`` on several.
+
+        Args:
+            settings: How the machine is used.
+            device: "cpu" to force the CPU, otherwise empty.
+            folder: Folder of the run.
+
+        Raises:
+            KappaPlaceError: If accelerate is not installed, or the device is another one.
+        """
         try:
             from accelerate import Accelerator, InitProcessGroupKwargs
         except ImportError:
-            raise KappaPlaceError("Training needs accelerate: pip install 'kappaplace[train]'.") from None
+            raise KappaPlaceError("Training needs accelerate. Run pip install 'kappaplace[train]'.") from None
         if device not in ("", "cpu"):
             raise KappaPlaceError(
-                f"The device is chosen by accelerate; only 'cpu' can be forced, got '{device}'."
+                f"device must be 'cpu' or empty, got '{device}'. Otherwise accelerate selects the device."
             )
         trackers = installed_trackers(settings.trackers)
-        # Precision and accumulation are the settings' alone, not those of accelerate's environment.
+        # Only the settings define precision and accumulation, not the environment of accelerate.
         accelerator = Accelerator(
             mixed_precision="no",
             cpu=device == "cpu",
             log_with=trackers or None,
             project_dir=str(folder),
-            # Extraction shares nothing for hours; the usual ten minutes would end it.
+            # During extraction, processes do not communicate for hours; the default limit is ten minutes.
             kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(days=1))],
         )
         accelerator.gradient_accumulation_steps = 1
@@ -142,55 +174,60 @@ class Engine:
 
     @property
     def device(self) -> torch.device:
+        """Device of this process."""
         return self.accelerator.device
 
     @property
     def rank(self) -> int:
+        """Number of this process, from 0."""
         return self.accelerator.process_index
 
     @property
     def processes(self) -> int:
+        """Number of processes."""
         return self.accelerator.num_processes
 
     @property
     def main(self) -> bool:
-        """Whether this process writes and speaks."""
+        """Whether this process writes files and messages."""
         return self.accelerator.is_main_process
 
     def wrap(self, net: nn.Module) -> nn.Module:
-        """The network, averaging gradients over processes where there are several."""
+        """Return the network; with several processes it averages gradients over them."""
         if self.processes == 1 or not any(parameter.requires_grad for parameter in net.parameters()):
             return net
         return self.accelerator.prepare(net)
 
     def wait(self) -> None:
-        """Until all processes are here."""
+        """Wait for all processes."""
         self.accelerator.wait_for_everyone()
 
     def finish(self) -> None:
-        """Close the trackers; the processes stay together for another run."""
+        """Close the trackers. The processes stay connected for another run."""
         for tracker in self.accelerator.trackers:
             tracker.finish()
         self.wait()
 
 
 class TrainingNet(nn.Module):
-    """What processes wrap: a model whose pass gives descriptors and the head's own output."""
+    """The network that processes wrap: a model that returns descriptors and the output of the head."""
 
     def __init__(self, model: TrainableModel) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return descriptors and the output of the head."""
         return self.model.outputs(images)
 
 
 class HeadNet(nn.Module):
-    """The head alone, on features that were extracted before."""
+    """The head, on features that were extracted before."""
 
     def __init__(self, head: Head) -> None:
         super().__init__()
         self.head: Head = head
 
     def forward(self, reduced: torch.Tensor) -> torch.Tensor:
+        """Return the output of the head."""
         return self.head.from_reduced(reduced)

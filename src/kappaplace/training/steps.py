@@ -1,9 +1,9 @@
-"""Training steps: from images, or from features extracted before.
+"""Training steps: from images, or from features that were extracted before.
 
-Both kinds have ``run(epoch, start, stop)``, which does these steps and gives the losses of each as a tensor,
-and ``peek(count)``, which computes the first batches without learning from them.
-
-Cached steps as one CUDA graph: the head is so small that starting its kernels costs more than they do.
+Both kinds have ``run(epoch, start, stop)``, which does these steps and returns the losses of each as a
+tensor, and ``peek(count)``, which computes the first batches without training. Steps on features can also be
+a CUDA
+graph: the head is so small that starting its kernels takes longer than running them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -19,32 +19,52 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from kappaplace.training.batches import BatchPlan, Items
-from kappaplace.training.features import FeatureStore
+from kappaplace.training.features import Autocast, FeatureStore
 from kappaplace.training.images import ImageSource, Views
 from kappaplace.training.objectives import Losses, Objective, Step
-from kappaplace.training.optimizers import Optimisers
+from kappaplace.training.optimizers import Optimizers
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 
 class Steps(Protocol):
-    """What the loop needs of either kind."""
+    """Training steps, as the loop uses them."""
 
-    def run(self, epoch: int, start: int, stop: int) -> dict[str, Tensor]: ...
+    def run(self, epoch: int, start: int, stop: int) -> dict[str, Tensor]:
+        """Do some steps of an epoch.
 
-    def peek(self, count: int) -> Iterator[Step]: ...
+        Args:
+            epoch: Number of the epoch, from 0.
+            start: First step.
+            stop: Step after the last one.
+
+        Returns:
+            Losses by name, one value per step.
+        """
+
+    def peek(self, count: int) -> Iterator[Step]:
+        """Yield the first batches, without training."""
 
 
 @dataclass
 class Work:
-    """What both kinds share: the batches, the loss, and this process's part."""
+    """The batches, the loss, and the part of them that belongs to this process."""
 
     plan: BatchPlan
+    """The batches."""
     objective: Objective
-    optimisers: Optimisers
-    accelerator: Any
+    """The loss."""
+    optimizers: Optimizers
+    """The optimizers."""
+    accelerator: Accelerator
+    """The processes."""
     accumulate: int = 1
+    """Number of parts in which a batch is computed."""
 
     @property
     def device(self) -> torch.device:
+        """Device of this process."""
         return self.accelerator.device
 
     @property
@@ -52,17 +72,39 @@ class Work:
         """Images that one process computes at a time."""
         return self.plan.batch_size // (self.accelerator.num_processes * self.accumulate)
 
-    def mine(self, items: Items) -> Items:
-        """This process's items of whole batches, part after part."""
+    def items(self, epoch: int, start: int, stop: int) -> Items:
+        """Return the items of some steps that belong to this process, part after part.
+
+        Args:
+            epoch: Number of the epoch, from 0.
+            start: First step.
+            stop: Step after the last one; at most the number of steps per epoch.
+        """
+        items = self.plan.items(epoch, start, min(stop, self.plan.iterations))
         shape = (-1, self.accumulate, self.accelerator.num_processes, self.part_size)
         rank = self.accelerator.process_index
         return Items(*(column.reshape(shape)[:, :, rank].reshape(-1) for column in items))
 
     def on_device(self, values: NDArray[np.int64]) -> Tensor:
+        """Copy an array to the device."""
         return torch.from_numpy(np.ascontiguousarray(values)).to(self.device, non_blocking=True)
 
-    def learn(self, net: nn.Module, steps: Iterator[Step], group: int) -> Losses:
-        """One optimiser step from the parts of one batch; the mean losses of this process."""
+    def learn(self, net: nn.Module, steps: Iterator[Step], group: int, count: int) -> dict[str, Tensor]:
+        """Do some optimizer steps.
+
+        Args:
+            net: The network, wrapped if there are several processes.
+            steps: Yields the outputs of the network, part after part.
+            group: Number of the group.
+            count: Number of steps.
+
+        Returns:
+            Mean losses of this process by name, one value per step.
+        """
+        losses = [self._learn_batch(net, steps, group) for _ in range(count)]
+        return {name: torch.stack([each[name] for each in losses]) for name in losses[0]}
+
+    def _learn_batch(self, net: nn.Module, steps: Iterator[Step], group: int) -> Losses:
         total: Losses = {}
         for number in range(self.accumulate):
             last = number == self.accumulate - 1
@@ -73,43 +115,44 @@ class Work:
                 total[name] = total.get(name, 0.0) + value.detach() / self.accumulate
         own = self.objective.parameters_of(group)
         if self.accelerator.num_processes > 1:
-            for parameter in own:  # outside the wrapped network, so nobody else averages them
+            for parameter in own:  # outside the wrapped network, which does not average them
                 parameter.grad = self.accelerator.reduce(parameter.grad, "mean")
-        self.optimisers.step(group)
+        self.optimizers.step(group)
         return total
 
 
 @dataclass
 class DirectSteps:
-    """Images through the whole network, at every visit."""
+    """Steps in which images pass through the whole network."""
 
     work: Work
+    """The batches, the loss, and the part of this process."""
     net: nn.Module
+    """The network, wrapped if there are several processes."""
     source: ImageSource
+    """The images."""
     views: Views
-    autocast: Any
+    """Computes views of images."""
+    autocast: Autocast
+    """Sets the precision."""
     channels_last: bool = True
+    """Whether images are stored with the channels last."""
     _stream: Iterator[Step] | None = field(default=None, repr=False)
     _next: tuple[int, int] = (-1, -1)
 
     def run(self, epoch: int, start: int, stop: int) -> dict[str, Tensor]:
-        # One stream an epoch: the loader reads ahead, and must not start anew at every call.
+        # One stream per epoch: the loader reads ahead and must not restart at every call.
         if self._stream is None or self._next != (epoch, start):
-            items = self.work.plan.items(epoch, start, self.work.plan.iterations)
-            self._stream = self._steps(self.work.mine(items), self.work.plan.group_of(epoch))
-        losses = [
-            self.work.learn(self.net, self._stream, self.work.plan.group_of(epoch))
-            for _ in range(start, stop)
-        ]
+            items = self.work.items(epoch, start, self.work.plan.iterations)
+            self._stream = self._steps(items, self.work.plan.group_of(epoch))
         self._next = (epoch, stop)
-        return {name: torch.stack([one[name] for one in losses]) for name in losses[0]}
+        return self.work.learn(self.net, self._stream, self.work.plan.group_of(epoch), stop - start)
 
     def peek(self, count: int) -> Iterator[Step]:
-        items = self.work.mine(self.work.plan.items(0, 0, min(count, self.work.plan.iterations)))
-        return self._steps(items, 0)
+        return self._steps(self.work.items(0, 0, count), 0)
 
     def _steps(self, items: Items, group: int) -> Iterator[Step]:
-        """The network's outputs, part after part."""
+        """Yield the outputs of the network, part after part."""
         size = self.work.part_size
         position = 0
         for _, images in self.source.batches(items.rows, size):
@@ -126,14 +169,16 @@ class DirectSteps:
 
 @dataclass
 class CachedSteps:
-    """Stored features through the head alone."""
+    """Steps in which stored features pass through the head."""
 
     work: Work
+    """The batches, the loss, and the part of this process."""
     head: nn.Module
-    """The head, wrapped where processes share the work."""
+    """The head, wrapped if there are several processes."""
     store: FeatureStore
+    """The features."""
     in_memory: bool = False
-    """Whether the whole store is kept on the device."""
+    """Whether the whole store is on the device."""
 
     def __post_init__(self) -> None:
         self._reduced: Tensor | None = None
@@ -143,14 +188,11 @@ class CachedSteps:
 
     def run(self, epoch: int, start: int, stop: int) -> dict[str, Tensor]:
         group = self.work.plan.group_of(epoch)
-        steps = self._steps(self.work.mine(self.work.plan.items(epoch, start, stop)), group)
-        losses = [self.work.learn(self.head, steps, group) for _ in range(start, stop)]
-        return {name: torch.stack([one[name] for one in losses]) for name in losses[0]}
+        steps = self._steps(self.work.items(epoch, start, stop), group)
+        return self.work.learn(self.head, steps, group, stop - start)
 
     def peek(self, count: int) -> Iterator[Step]:
-        return self._steps(
-            self.work.mine(self.work.plan.items(0, 0, min(count, self.work.plan.iterations))), 0
-        )
+        return self._steps(self.work.items(0, 0, count), 0)
 
     def _steps(self, items: Items, group: int) -> Iterator[Step]:
         size = self.work.part_size
@@ -161,10 +203,10 @@ class CachedSteps:
             yield self.step(*self.features(index[part]), rows, labels, group)
 
     def features(self, index: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """What the head reads, float16, and unit descriptors on the device."""
+        """Return the input of the head, float16, and unit descriptors, on the device."""
         if self._reduced is not None:
-            chosen = self.work.on_device(index)
-            return self._reduced[chosen], self._unit[chosen]
+            rows = self.work.on_device(index)
+            return self._reduced[rows], self._unit[rows]
         reduced, descriptor = (
             torch.from_numpy(np.asarray(array[index])).to(self.work.device, non_blocking=True)
             for array in (self.store.reduced, self.store.descriptor)
@@ -172,19 +214,27 @@ class CachedSteps:
         return reduced, _unit(descriptor)
 
     def step(self, reduced: Tensor, unit: Tensor, rows: Tensor, labels: Tensor, group: int) -> Step:
-        """One batch through the head."""
+        """Compute one batch with the head.
+
+        Args:
+            reduced: Input of the head, B×C.
+            unit: Unit descriptors, B×d.
+            rows: Image rows, B.
+            labels: Place of each image within the group, B.
+            group: Number of the group.
+        """
         return Step(unit, self.head(reduced.float()), rows, labels, group)
 
 
 def _unit(descriptor: Tensor) -> Tensor:
-    """float16 is a hair off unit length."""
+    """Normalize again: in float16 the length differs slightly from 1."""
     return nn.functional.normalize(descriptor.float(), dim=1)
 
 
-def autocast_for(device: torch.device, precision: str) -> Any:
-    """A context that computes in bfloat16 where asked to."""
+def autocast_for(device: torch.device, precision: str) -> Autocast:
+    """Return a function that returns a context with the precision of the settings."""
 
-    def context() -> AbstractContextManager:
+    def context() -> AbstractContextManager[object]:
         return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()
 
     return context
@@ -195,7 +245,7 @@ WARM_UP = 3
 
 @dataclass
 class GraphedSteps(CachedSteps):
-    """The same steps as `CachedSteps`, recorded once and replayed; one GPU, the whole store on it."""
+    """The same steps as `CachedSteps`, recorded once and replayed; on one GPU, with the whole store on it."""
 
     def __post_init__(self) -> None:
         self.in_memory = True
@@ -214,25 +264,25 @@ class GraphedSteps(CachedSteps):
         for static, values in zip(self._inputs, batch, strict=True):
             static[: stop - start].copy_(values)
         self._cursor.zero_()
-        optimisers = self.work.optimisers
+        optimizers = self.work.optimizers
         for _ in range(start, stop):
-            if optimisers.settings.schedule != "constant":
-                optimisers.set_rates()
+            if optimizers.settings.schedule != "constant":
+                optimizers.set_rates()
             self._graph.replay()
-            optimisers.done += 1
+            optimizers.done += 1
         return {name: values[: stop - start].clone() for name, values in self._losses.items()}
 
     def _record(self, batch: list[Tensor]) -> None:
-        """Record one step that reads its place in the order from a counter on the device."""
-        optimiser = self.work.optimisers.model
-        for part in optimiser.param_groups:  # as tensors, the rates and the step count live on the device
+        """Record one step that reads its position in the order from a counter on the device."""
+        optimizer = self.work.optimizers.model
+        for part in optimizer.param_groups:  # as tensors, the rates and the step count are on the device
             part["capturable"] = True
             part["lr"] = torch.tensor(float(part["lr"]), device=self.work.device)
         self._steps_in_graph = len(batch[0])
         self._inputs = [values.clone() for values in batch]
         self._cursor = torch.zeros(1, dtype=torch.int64, device=self.work.device)
         self._losses: dict[str, Tensor] = {}
-        self.work.optimisers.set_rates()
+        self.work.optimizers.set_rates()
         before = self._weights()
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -241,7 +291,7 @@ class GraphedSteps(CachedSteps):
                 self._one()
                 self._cursor.zero_()
         torch.cuda.current_stream().wait_stream(stream)
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
             self._one()
@@ -252,9 +302,9 @@ class GraphedSteps(CachedSteps):
         index, rows, labels = (x.index_select(0, self._cursor).squeeze(0) for x in self._inputs)
         step = self.step(self._reduced[index], self._unit[index], rows, labels, 0)
         losses = self.work.objective(step)
-        self.work.optimisers.model.zero_grad(set_to_none=True)
+        self.work.optimizers.model.zero_grad(set_to_none=True)
         losses["loss"].backward()
-        self.work.optimisers.model.step()
+        self.work.optimizers.model.step()
         for name, value in losses.items():
             if name not in self._losses:
                 self._losses[name] = torch.zeros(self._steps_in_graph, device=self.work.device)
@@ -262,23 +312,23 @@ class GraphedSteps(CachedSteps):
         self._cursor.add_(1)
 
     def _weights(self) -> list[tuple[Tensor, Tensor]]:
-        """Everything a step changes, with copies of its present values; fresh moments are zero."""
-        optimiser = self.work.optimisers.model
-        kept = [(p, p.detach().clone()) for part in optimiser.param_groups for p in part["params"]]
-        for state in optimiser.state.values():
+        """Return everything that a step changes, with copies of the values; new moments are zero."""
+        optimizer = self.work.optimizers.model
+        copies = [(p, p.detach().clone()) for part in optimizer.param_groups for p in part["params"]]
+        for state in optimizer.state.values():
             for name, value in state.items():
                 if isinstance(value, Tensor):
                     state[name] = value.to(self.work.device)
-                    kept.append((state[name], state[name].clone()))
-        return kept
+                    copies.append((state[name], state[name].clone()))
+        return copies
 
-    def _restore(self, kept: list[tuple[Tensor, Tensor]]) -> None:
-        optimiser = self.work.optimisers.model
-        known = {id(tensor) for tensor, _ in kept}
+    def _restore(self, copies: list[tuple[Tensor, Tensor]]) -> None:
+        optimizer = self.work.optimizers.model
+        restored = {id(tensor) for tensor, _ in copies}
         with torch.no_grad():
-            for tensor, values in kept:
+            for tensor, values in copies:
                 tensor.copy_(values)
-            for state in optimiser.state.values():
+            for state in optimizer.state.values():
                 for value in state.values():
-                    if isinstance(value, Tensor) and id(value) not in known:
+                    if isinstance(value, Tensor) and id(value) not in restored:
                         value.zero_()

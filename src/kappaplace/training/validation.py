@@ -1,11 +1,11 @@
-"""How good a model is on places kept for validation: recall, and the quality of its uncertainty."""
+"""Validation: recall of a model on held-out places, and the quality of its uncertainty."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
 
 import numpy as np
 import torch
@@ -24,26 +24,32 @@ from kappaplace.models.network import with_spread
 from kappaplace.retrieval.evidence import Evidence
 from kappaplace.retrieval.references import ArrayReferences, Queries
 from kappaplace.retrieval.retrieve import retrieve
-from kappaplace.training.features import frozen_features
+from kappaplace.training.features import Autocast, frozen_features
 from kappaplace.training.images import Images, ImageSource
 from kappaplace.types import Embeddings
 from kappaplace.uncertainty import score_named
+from kappaplace.uncertainty.score import Scores as Floats
 
 Gather = Callable[[Tensor], Tensor]
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, eq=False)
 class ValidationSet:
-    """Queries and references with known positives."""
+    """Queries and references, and which references are correct."""
 
     images: Images
+    """Paths or other sources, or uint8 N×3×H×W in memory."""
     query_rows: NDArray[np.int64]
+    """Rows of the queries among the images."""
     reference_rows: NDArray[np.int64]
+    """Rows of the references among the images."""
     positives: Positives
+    """The correct references of each query."""
 
     @classmethod
     def from_table(cls, table: PlaceImages) -> ValidationSet:
-        """A table's queries against its references."""
+        """Return the queries and references of a table."""
         if not len(table.query_rows) or not len(table.reference_rows):
             raise KappaPlaceError(f"The validation table {table!r} needs both queries and references.")
         return cls(table.image_paths(), table.query_rows, table.reference_rows, table.positives())
@@ -51,41 +57,55 @@ class ValidationSet:
 
 @dataclass
 class Validator:
-    """Measures a model on a validation set; with a frozen encoder everything but the head is kept."""
+    """Measures a model on a validation set. With a frozen encoder, only the head is computed again."""
 
     data: ValidationSet
+    """Queries and references."""
     score: str = ""
+    """Score to measure. Empty: kappaplace for κ, variance for other heads."""
     binning: str = "clamp"
+    """Range of the bins of ECE@1: clamp or zoom."""
     frozen: bool = False
+    """Whether the encoder is frozen."""
     batch_size: int = 32
+    """Images per batch."""
     workers: int | None = None
+    """Number of threads that decode images. Default: one per core."""
+    device: torch.device = CPU
+    """Device of the model."""
+    autocast: Autocast = nullcontext
+    """Sets the precision."""
+    gather: Gather = lambda part: part
+    """Concatenates the parts of all processes."""
     rank: int = 0
+    """Number of this process, from 0."""
     processes: int = 1
-    _kept: tuple[Evidence, Tensor, Tensor] | None = field(default=None, repr=False)
+    """Number of processes."""
+    _frozen: tuple[Evidence, Tensor, Tensor] | None = field(default=None, repr=False)
 
-    def __call__(
-        self,
-        model: TrainableModel,
-        device: torch.device,
-        autocast: Callable[[], AbstractContextManager],
-        gather: Gather,
-    ) -> dict[str, float]:
-        """Metrics of the model as it is now; the model returns to its mode."""
+    def __call__(self, model: TrainableModel) -> dict[str, float]:
+        """Measure a model; afterwards it is in the same mode as before.
+
+        Args:
+            model: The model.
+
+        Returns:
+            Values by the name of the metric.
+        """
         was_training = model.training
         model.eval()
         try:
             with torch.inference_mode():
                 if self.frozen:
-                    evidence = self._from_kept(model, device, autocast, gather)
+                    evidence = self._with_head(model)
                 else:
-                    everything = self._embed(model, device, autocast, gather, model)
-                    evidence = self._retrieve(Embeddings(*everything), device)
+                    evidence = self._retrieve(Embeddings(*self._embed(model, model)))
         finally:
             model.train(was_training)
         return self.measure(evidence)
 
     def measure(self, evidence: Evidence) -> dict[str, float]:
-        """R@K, and where the model says how sure it is, ECE@1 and AUROC of its score."""
+        """Return R@K, and ECE@1 and AUROC of the score if the model has an uncertainty."""
         hits = self.data.positives.hits(evidence.matches.indices)
         values = {f"R@{k}": recall_at(hits, k) for k in KS if k <= hits.shape[1]}
         embeddings = evidence.queries.embeddings
@@ -99,33 +119,28 @@ class Validator:
         values["AUROC"] = auroc(uncertainty, success)
         return values
 
-    def _ece(self, uncertainty: Any, success: Any, one_sided: bool) -> float:
+    def _ece(self, uncertainty: Floats, success: NDArray[np.bool_], one_sided: bool) -> float:
         clamp = (None, None) if self.binning == "zoom" else UPPER_TAIL if one_sided else BOTH_TAILS
         return expected_calibration_error(uncertainty, success, clamp, zoom=self.binning == "zoom")
 
     def _embed(
-        self,
-        model: TrainableModel,
-        device: torch.device,
-        autocast: Callable[[], AbstractContextManager],
-        gather: Gather,
-        compute: Callable[[Tensor], Any],
+        self, model: TrainableModel, compute: Callable[[Tensor], Iterable[Tensor | None]]
     ) -> list[Tensor | None]:
-        """Outputs for all images, each process computing its share: columns of tensors on the CPU."""
+        """Return the outputs for all images, of which each process computes a part: tensors on the CPU."""
         preprocessing = model.preprocessing
-        source = ImageSource(self.data.images, preprocessing, device, self.workers)
+        source = ImageSource(self.data.images, preprocessing, self.device, self.workers)
         rows = np.concatenate([self.data.query_rows, self.data.reference_rows])
         share = -(-len(rows) // self.processes)
-        # Equal shares, the last ones filled up from the start: gathering needs equal sizes.
-        mine = np.resize(rows, share * self.processes)[self.rank * share : (self.rank + 1) * share]
-        parts: list[Any] = []
-        for _, images in source.batches(mine, self.batch_size):
-            with autocast():
+        # Gathering needs parts of equal size, so the last ones are filled with the first rows.
+        own = np.resize(rows, share * self.processes)[self.rank * share : (self.rank + 1) * share]
+        parts = []
+        for _, images in source.batches(own, self.batch_size):
+            with self.autocast():
                 parts.append(compute(preprocessing.normalise(images)))
-        columns = []
+        columns: list[Tensor | None] = []
         for column in zip(*parts, strict=True):
-            whole = None if column[0] is None else gather(torch.cat(column).float())[: len(rows)].cpu()
-            columns.append(whole)
+            tensors = [tensor for tensor in column if tensor is not None]
+            columns.append(self.gather(torch.cat(tensors).float())[: len(rows)].cpu() if tensors else None)
         return columns
 
     def _split(self, embeddings: Embeddings) -> tuple[Embeddings, Embeddings]:
@@ -133,27 +148,19 @@ class Validator:
         queries = len(self.data.query_rows)
         return arrays.take(slice(None, queries)), arrays.take(slice(queries, None))
 
-    def _retrieve(self, embeddings: Embeddings, device: torch.device) -> Evidence:
+    def _retrieve(self, embeddings: Embeddings) -> Evidence:
         query, reference = self._split(embeddings)
-        references = ArrayReferences(reference, device=str(device))
+        references = ArrayReferences(reference, device=str(self.device))
         return retrieve(Queries(query), references, min(max(KS), len(references)))
 
-    def _from_kept(
-        self,
-        model: TrainableModel,
-        device: torch.device,
-        autocast: Callable[[], AbstractContextManager],
-        gather: Gather,
-    ) -> Evidence:
-        if self._kept is None:
-            columns = self._embed(
-                model, device, autocast, gather, lambda images: frozen_features(model, images)
-            )
-            reduced, descriptor = columns
+    def _with_head(self, model: TrainableModel) -> Evidence:
+        if self._frozen is None:
+            reduced, descriptor = self._embed(model, partial(frozen_features, model))
             assert reduced is not None
             assert descriptor is not None
-            self._kept = self._retrieve(Embeddings(descriptor), device), reduced.to(device), descriptor
-        evidence, reduced, descriptor = self._kept
+            evidence = self._retrieve(Embeddings(descriptor))
+            self._frozen = evidence, reduced.to(self.device), descriptor
+        evidence, reduced, descriptor = self._frozen
         assert isinstance(model.head, Head)
         spread = model.head.from_reduced(reduced).cpu()
         query, reference = self._split(with_spread(descriptor, model.head, spread))

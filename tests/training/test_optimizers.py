@@ -1,4 +1,4 @@
-"""Optimisers: one schedule, each part at its own rate, prototypes only in their turn."""
+"""Optimizers: one schedule, a rate for each part, prototypes only in their epoch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from kappaplace.training.objectives import Classification
-from kappaplace.training.optimizers import Optimisers, warm_cosine
+from kappaplace.training.optimizers import Optimizers, warm_cosine
 from kappaplace.training.settings import LossSettings, OptimiserSettings
 
 
@@ -22,15 +22,15 @@ class Model(nn.Module):
         self.frozen.requires_grad_(False)
 
 
-def make(total_steps: int = 20, **options: object) -> tuple[Model, Classification, Optimisers]:
+def make(total_steps: int = 20, **options: object) -> tuple[Model, Classification, Optimizers]:
     torch.manual_seed(3)
     model, objective = Model(), Classification([4, 5], 3, LossSettings())
     settings = OptimiserSettings(**{"lr": 1e-3, **options})  # type: ignore[arg-type]
-    return model, objective, Optimisers(model, objective, 2, settings, total_steps)
+    return model, objective, Optimizers(model, objective, 2, settings, total_steps)
 
 
 def push(model: Model, objective: Classification, value: float = 1.0) -> None:
-    """A gradient of one size on everything that may move."""
+    """The same gradient for all trainable weights."""
     for parameter in (*model.parameters(), *objective.parameters()):
         if parameter.requires_grad:
             parameter.grad = torch.full_like(parameter, value)
@@ -54,55 +54,55 @@ def test_schedule_rises_then_falls_and_never_stands_still(steps: int) -> None:
 
 
 def test_each_part_moves_at_its_own_rate() -> None:
-    """Adam's first step is the learning rate itself, whatever the gradient's size."""
-    model, objective, optimisers = make(lr=1e-3, head_lr=1e-2, prototype_lr=1e-1)
+    """Adam's first step equals the learning rate for any gradient."""
+    model, objective, optimizers = make(lr=1e-3, head_lr=1e-2, prototype_lr=1e-1)
     parts = {"encoder": model.encoder, "head": model.head, "frozen": model.frozen}
     before = {name: part.weight.detach().clone() for name, part in parts.items()}
     prototypes = [matrix.detach().clone() for matrix in objective.prototypes]
     push(model, objective, 7.0)
-    optimisers.step(1)
+    optimizers.step(1)
     for name, rate in (("encoder", 1e-3), ("head", 1e-2), ("frozen", 0.0)):
         torch.testing.assert_close(before[name] - parts[name].weight, torch.full_like(before[name], rate))
     torch.testing.assert_close(prototypes[1] - objective.prototypes[1], torch.full((5, 3), 0.1))
     torch.testing.assert_close(objective.prototypes[0], prototypes[0], rtol=0, atol=0)  # not its turn
     assert model.encoder.weight.grad is None
-    assert optimisers.done == 1
+    assert optimizers.done == 1
 
 
 def test_the_head_goes_with_the_encoder_unless_stated() -> None:
-    model, objective, optimisers = make(lr=1e-3)
+    model, objective, optimizers = make(lr=1e-3)
     before = model.head.weight.detach().clone()
     push(model, objective)
-    optimisers.step(0)
+    optimizers.step(0)
     torch.testing.assert_close(before - model.head.weight, torch.full_like(before, 1e-3))
 
 
 @pytest.mark.parametrize("schedule", ["constant", "warm-cosine"])
 def test_every_rate_follows_the_schedule(schedule: str) -> None:
-    model, objective, optimisers = make(10, schedule=schedule, prototype_lr=1e-2)
+    model, objective, optimizers = make(10, schedule=schedule, prototype_lr=1e-2)
     for step in range(10):
         push(model, objective)
-        optimisers.step(step % 2)
+        optimizers.step(step % 2)
         factor = 1.0 if schedule == "constant" else warm_cosine(step, 10)
-        for optimiser, rate in ((optimisers.model, 1e-3), *((x, 1e-2) for x in optimisers.groups.values())):
-            assert [part["lr"] for part in optimiser.param_groups] == pytest.approx(
-                [rate * factor] * len(optimiser.param_groups)
+        for optimizer, rate in ((optimizers.model, 1e-3), *((x, 1e-2) for x in optimizers.groups.values())):
+            assert [part["lr"] for part in optimizer.param_groups] == pytest.approx(
+                [rate * factor] * len(optimizer.param_groups)
             )
 
 
 def test_weight_decay_pulls_towards_zero() -> None:
-    model, objective, optimisers = make(weight_decay=0.1)
+    model, objective, optimizers = make(weight_decay=0.1)
     before = model.encoder.weight.detach().clone()
     push(model, objective, 0.0)
-    optimisers.step(0)
+    optimizers.step(0)
     torch.testing.assert_close(model.encoder.weight.detach(), before * (1 - 1e-3 * 0.1))
 
 
-def test_a_saved_state_goes_on_alike() -> None:
+def test_a_saved_state_resumes_exactly() -> None:
     whole = make(schedule="warm-cosine")
     first = make(schedule="warm-cosine")
 
-    def run(parts: tuple[Model, Classification, Optimisers], start: int, stop: int) -> None:
+    def run(parts: tuple[Model, Classification, Optimizers], start: int, stop: int) -> None:
         for step in range(start, stop):
             push(parts[0], parts[1], math.sin(step))
             parts[2].step(step % 2)
@@ -123,6 +123,6 @@ def test_a_saved_state_goes_on_alike() -> None:
 def test_objectives_without_weights_have_no_optimiser_of_their_own() -> None:
     from kappaplace.training.objectives import Objective
 
-    optimisers = Optimisers(Model(), Objective(), 3, OptimiserSettings(), 10)
-    assert optimisers.all() == [optimisers.model]
-    assert sum(len(part["params"]) for part in optimisers.model.param_groups) == 4
+    optimizers = Optimizers(Model(), Objective(), 3, OptimiserSettings(), 10)
+    assert optimizers.all() == [optimizers.model]
+    assert sum(len(part["params"]) for part in optimizers.model.param_groups) == 4
