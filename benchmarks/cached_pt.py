@@ -8,7 +8,6 @@ kind, not counted, lets compilers and memory pools warm up.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -23,7 +22,7 @@ from kappaplace.cli.bench import Row, wait
 from kappaplace.training.images import TrainingSet
 from kappaplace.training.recipes import settings_for
 from kappaplace.training.run import Trained
-from record import append_row
+from record import DEVICE, log_row, parse_options
 
 FAST = ["run.precision=bf16", "run.channels_last=true", "run.compile=true"]
 PLAIN = ["run.precision=fp32", "run.channels_last=false", "run.compile=false"]
@@ -50,7 +49,7 @@ def kappa_of(trained: Trained, data: TrainingSet) -> torch.Tensor:
         return model(model.preprocessing.normalise(data.images[:64])).kappa.cpu()
 
 
-def timed(options: Sequence[str], data: TrainingSet, encoder: PlaceModel) -> tuple[float, Trained]:
+def timed_run(options: Sequence[str], data: TrainingSet, encoder: PlaceModel) -> tuple[float, Trained]:
     """Seconds of a whole run, from images to the model on disk."""
     assert isinstance(data.images, torch.Tensor)
     with tempfile.TemporaryDirectory() as folder:
@@ -86,10 +85,10 @@ def post_training(
     ]
     found = {}
     for name, options in ways.items():
-        timed([*common, *options, "optimiser.epochs=1"], short, encoder)
+        timed_run([*common, *options, "optimiser.epochs=1"], short, encoder)
         took: list[float] = []
         while len(took) < 3 and sum(took) < BRIEF:
-            seconds, trained = timed([*common, *options, f"optimiser.epochs={epochs}"], data, encoder)
+            seconds, trained = timed_run([*common, *options, f"optimiser.epochs={epochs}"], data, encoder)
             took.append(seconds)
         found[name] = (statistics.median(took), kappa_of(trained, data))
     return found
@@ -108,22 +107,22 @@ def measure_training(device: torch.device, *, images: int = 512, epochs: int = 4
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--images", type=int, default=8192)
-    parser.add_argument("--epochs", type=int, default=30)
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--size", type=int, default=512)
-    parser.add_argument("--backbone", default="resnet50")
-    parser.add_argument("--ways", default=",".join(WAYS))
-    parser.add_argument("--csv", type=Path)
-    arguments = parser.parse_args()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    arguments = parse_options(
+        __doc__,
+        images=8192,
+        epochs=30,
+        batch=32,
+        size=512,
+        backbone="resnet50",
+        ways=",".join(WAYS),
+        csv=Path,
+    )
     torch.manual_seed(0)
     encoder = PlaceModel.create(arguments.backbone, 512, "none").eval()
     found = post_training(
         encoder,
         {name: WAYS[name] for name in arguments.ways.split(",")},
-        device,
+        DEVICE,
         images=arguments.images,
         epochs=arguments.epochs,
         batch=arguments.batch,
@@ -134,7 +133,7 @@ def main() -> None:
     for name in found:
         print(f"{name:<18} {seconds[name]:8.2f} s   mean κ {float(results[name].mean()):.4f}", flush=True)
     row: dict[str, float | int | str] = {
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        "device": torch.cuda.get_device_name() if DEVICE.type == "cuda" else "cpu",
         "backbone": arguments.backbone,
         "images": arguments.images,
         "epochs": arguments.epochs,
@@ -147,9 +146,7 @@ def main() -> None:
             row[title] = seconds[name] / seconds["cached"]
             apart = (results["cached"] - results[name]).abs() / results[name]
             row[f"largest difference of κ, cached and {name}"] = float(apart.max())
-    print(row)
-    if arguments.csv:
-        append_row(arguments.csv, row)
+    log_row(arguments.csv, row)
 
 
 if __name__ == "__main__":

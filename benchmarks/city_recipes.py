@@ -9,7 +9,6 @@ seeds and its plot come from benchmarks/city_recipes_table.py.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +31,7 @@ from kappaplace.training.validation import ValidationSet
 from kappaplace.types import Embeddings
 from kappaplace.uncertainty import score_named
 from kappaplace_city import CityViews, SyntheticCity
-from record import append_row
+from record import DEVICE, log_row, parse_options
 
 SIZE, BLOCKS, RADIUS = 96, (4, 4), 25.0
 LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -190,13 +189,8 @@ def judge(recipe: str, seed: int, model: AnyModel, city: City) -> list[dict[str,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--csv", type=Path)
-    parser.add_argument("--images", type=Path)
-    parser.add_argument("--only", default=",".join(OPTIONS))
-    arguments = parser.parse_args()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    arguments = parse_options(__doc__, seed=0, csv=Path, images=Path, only=",".join(OPTIONS))
+    device = DEVICE.type
     city = make_city(arguments.images, device)
     wanted = arguments.only.split(",")
     with tempfile.TemporaryDirectory() as work:
@@ -211,9 +205,7 @@ def main() -> None:
             assert recipe in RECIPES
             trained = train(settings, city.training, f"{work}/{recipe}", city.validation)
             for row in judge(recipe, arguments.seed, trained.model.to(device).eval(), city):
-                print({k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
-                if arguments.csv:
-                    append_row(arguments.csv, row)
+                log_row(arguments.csv, row)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ python benchmarks/city_recipes_table.py [--csv results/city_recipes.csv] [--out 
 
 from __future__ import annotations
 
-import argparse
 import csv
 from collections import defaultdict
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 
 from kappaplace.files import replace_file
 from kappaplace.reports.figures import COLOURS, PLOT_STYLE, new_figure
+from record import parse_options
 
 NAMES = {
     "kappa-pt": "KappaPlace-PT",
@@ -104,10 +104,7 @@ def picture(table: list[tuple[str, list[dict[str, float]]]], file: Path) -> None
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--csv", type=Path, default=Path("results/city_recipes.csv"))
-    parser.add_argument("--out", type=Path, default=Path("results/city_recipes"))
-    arguments = parser.parse_args()
+    arguments = parse_options(__doc__, csv=Path("results/city_recipes.csv"), out=Path("results/city_recipes"))
     table = lines(read(arguments.csv))
     text = markdown(table)
     replace_file(arguments.out.with_suffix(".md"), lambda part: part.write_text(text, encoding="utf-8"))

@@ -8,7 +8,6 @@ are also encoded and compared, step by step as `Codebook` does; that both give t
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -19,12 +18,11 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from kappaplace.retrieval.codes import SAMPLE, VALUES, Codebook, learn_codebook
-from record import append_row
+from record import DEVICE, log_row, parse_options
 
 DIM, DISTRICT, MOST_IMAGES = 512, 2000, 20
 SHARES = {"district": 0.35, "place": 0.35, "image": 0.3}  # of the variance
 PLACES, BLOCK, CHECKED = 20_000, 1 << 16, 2000
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 class City(NamedTuple):
@@ -150,16 +148,10 @@ def measured(count: int, asked: int) -> dict[str, float | int | str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--references", type=int, nargs="+", default=[200_000, 2_800_000, 10_000_000])
-    parser.add_argument("--queries", type=int, default=8000)
-    parser.add_argument("--csv", type=Path)
-    options = parser.parse_args()
+    options = parse_options(__doc__, references=[200_000, 2_800_000, 10_000_000], queries=8000, csv=Path)
     for count in options.references:
         row = measured(count, options.queries)
-        print("  ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()))
-        if options.csv:
-            append_row(options.csv, row)
+        log_row(options.csv, row)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from kappaplace.retrieval import exact
 from kappaplace.retrieval.codes import balanced_rotation, learn_codebook
-from record import append_row
+from record import log_row
 from search_engines import make
 
 Array = NDArray[np.float32]
@@ -173,12 +173,7 @@ def main() -> None:
                 "error": float(1 - np.mean(np.einsum("nd,nd->n", scaled(back, "unit"), x))),
                 "seconds": taken,
             }
-            print(
-                ", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()),
-                flush=True,
-            )
-            if options.csv:
-                append_row(options.csv, row)
+            log_row(options.csv, row)
 
 
 if __name__ == "__main__":

@@ -5,11 +5,10 @@ python benchmarks/demo_seeds.py [--seeds 3] [--csv FILE]
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 from kappaplace.cli.demo import DemoSettings, run_demo
-from record import append_row
+from record import log_row, parse_options
 
 
 def rows_of(seed: int) -> list[dict[str, float | int | str]]:
@@ -29,15 +28,10 @@ def rows_of(seed: int) -> list[dict[str, float | int | str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--csv", type=Path)
-    arguments = parser.parse_args()
+    arguments = parse_options(__doc__, seeds=3, csv=Path)
     for seed in range(arguments.seeds):
         for row in rows_of(seed):
-            print(row, flush=True)
-            if arguments.csv:
-                append_row(arguments.csv, row)
+            log_row(arguments.csv, row)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ allocated.
 
 from __future__ import annotations
 
-import argparse
 import resource
 import sys
 import tempfile
@@ -27,7 +26,7 @@ from kappaplace.evaluation.measuring import measure
 from kappaplace.evaluation.results import EvaluationResult, write_result
 from kappaplace.evaluation.scoring import chosen_scores, score_set
 from kappaplace.types import Embeddings
-from record import append_row
+from record import Option, append_row, parse_options
 
 GIB = 2.0**30
 BLOCK = 1 << 14
@@ -74,17 +73,16 @@ class OwnMemory(threading.Thread):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    arguments = parse_options(
+        __doc__,
+        references=300_000,
+        queries=1000,
+        dim=512,
+        dtype=Option("float32", choices=["float32", "float16"]),
+        folder=Option(Path, help="where the file of descriptors is made for a while"),
+        most=Option(float, help="fail above this peak, in GiB"),
+        csv=Path,
     )
-    parser.add_argument("--references", type=int, default=300_000)
-    parser.add_argument("--queries", type=int, default=1000)
-    parser.add_argument("--dim", type=int, default=512)
-    parser.add_argument("--dtype", choices=["float32", "float16"], default="float32")
-    parser.add_argument("--folder", type=Path, help="where the file of descriptors is made for a while")
-    parser.add_argument("--most", type=float, help="fail above this peak, in GiB")
-    parser.add_argument("--csv", type=Path, help="append the result to this file as a dated row")
-    arguments = parser.parse_args()
     n, r, d = arguments.queries, arguments.references, arguments.dim
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
         folder = Path(name)

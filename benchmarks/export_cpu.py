@@ -34,31 +34,30 @@ from kappaplace.models.export.graph import probe_images
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.types import Embeddings
 from kappaplace_city import SyntheticCity, write_city
-from record import append_row
+from record import Option, log_row, parse_options
 
 FORMS = ("onnx", "openvino", "openvino half", "onnx int8", "openvino int8")
 LATENCY_SIZE = {"lite0": 320, "resnet50": 512}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=list(LATENCY_SIZE), choices=list(LATENCY_SIZE))
-    parser.add_argument("--forms", nargs="+", default=FORMS, choices=FORMS)
-    parser.add_argument("--resnet50", type=Path, help="a weights file or a model's folder")
-    parser.add_argument("--data", type=Path)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--no-speed", action="store_true")
-    parser.add_argument("--no-quality", action="store_true")
-    parser.add_argument("--images", type=int, default=400, help="queries, and references, at most")
-    parser.add_argument("--csv", type=Path)
-    args = parser.parse_args()
+    args = parse_options(
+        __doc__,
+        models=Option(list(LATENCY_SIZE), choices=list(LATENCY_SIZE)),
+        forms=Option(FORMS, choices=FORMS),
+        resnet50=Option(Path, help="a weights file or a model's folder"),
+        data=Path,
+        rounds=20,
+        no_speed=False,
+        no_quality=False,
+        images=Option(400, help="queries, and references, at most"),
+        csv=Path,
+    )
     with tempfile.TemporaryDirectory() as folder:
         table = read(args.data) if args.data else _city(Path(folder))
         for name in args.models:
             for row in measured(name, args, table, Path(folder)):
-                print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
-                if args.csv:
-                    append_row(args.csv, row)
+                log_row(args.csv, row)
 
 
 def _city(folder: Path) -> PlaceImages:

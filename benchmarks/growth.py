@@ -8,7 +8,6 @@ as much takes twice as long, 0 that it does not matter.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from kappaplace.cli.bench import Call, Values, save_rows, seconds
 from kappaplace.reports.figures import COLOURS, PLOT_STYLE, new_figure
 from kappaplace.retrieval.exact import search
 from overhead import peak_bytes
+from record import DEVICE, parse_options
 
 
 @dataclass(frozen=True)
@@ -129,14 +129,10 @@ def growth_figure(curves: Sequence[Curve]) -> Figure:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--out", type=Path, default=Path("bench"))
-    given = parser.parse_args()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    backbone, size = ("resnet50", 512) if device.type == "cuda" else ("efficientnet_lite0", 320)
+    given = parse_options(__doc__, quick=False, out=Path("bench"))
+    backbone, size = ("resnet50", 512) if DEVICE.type == "cuda" else ("efficientnet_lite0", 320)
     model = PlaceModel.create(backbone, 512, "folded", preprocessing=Preprocessing(size, "exact"))
-    curves = growth_curves(model, device, quick=given.quick)
+    curves = growth_curves(model, DEVICE, quick=given.quick)
     save_rows(given.out / "growth.csv", [record for curve in curves for record in curve.records()])
     growth_figure(curves).savefig(given.out / "growth.png", dpi=120)
     for each in curves:

@@ -14,7 +14,6 @@ loops, so the ratio is told without it, too.
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import time
@@ -29,7 +28,7 @@ from kappaplace import KappaPlaceError
 from kappaplace.cli.bench import Row
 from kappaplace.metrics import calibration
 from metric_loops import MATCHES, METRICS, Data, Task, made_up
-from record import append_row
+from record import Option, append_row, parse_options
 from scores_loops import SCORE_TASKS, Found, ScoreTask
 from scores_loops import made_up as made_up_matches
 
@@ -109,17 +108,16 @@ def time_score(task: ScoreTask, found: Found, sample: Found, lists: bool, rounds
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    arguments = parse_options(
+        __doc__,
+        queries=100_000,
+        loop_queries=2000,
+        lists=Option(False, help="loops go over lists instead of arrays"),
+        rounds=Option(5, help="the fastest one counts"),
+        least=Option(0.0, help="exit with 1 if the ratio is below this"),
+        most=Option(math.inf, help="exit with 1 if it takes more seconds"),
+        csv=Path,
     )
-    parser.add_argument("--queries", type=int, default=100_000)
-    parser.add_argument("--loop-queries", type=int, default=2000)
-    parser.add_argument("--lists", action="store_true", help="loops go over lists instead of arrays")
-    parser.add_argument("--rounds", type=int, default=5, help="the fastest one counts")
-    parser.add_argument("--least", type=float, default=0.0, help="exit with 1 if the ratio is below this")
-    parser.add_argument("--most", type=float, default=math.inf, help="exit with 1 if it takes more seconds")
-    parser.add_argument("--csv", type=Path, help="append the result to this file as a dated row")
-    arguments = parser.parse_args()
     load = os.getloadavg()[0]
     print(f"{arguments.queries:,} queries × {MATCHES} matches, load of the machine {load:.1f}")
     print(f"{'':28}{'ms':>10}{'loop ms':>12}{'ratio':>8}")

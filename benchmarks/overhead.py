@@ -5,7 +5,6 @@ python benchmarks/overhead.py [--backbone resnet50] [--size 512] [--ways auto co
 
 from __future__ import annotations
 
-import argparse
 import copy
 import os
 import statistics
@@ -21,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from kappaplace import PlaceModel, Preprocessing
 from kappaplace.cli.bench import Rounds, Row, interleaved, ratio
-from record import report
+from record import DEVICE, parse_options, report
 
 HEADS = {"tied p": "folded-tied", "own p": "folded"}
 EAGER_LIMITS = {"tied p": 1.02, "own p": 1.04}
@@ -138,19 +137,19 @@ def _quiet() -> Iterator[None]:
 
 
 def main() -> None:
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    on_gpu = device.type == "cuda"
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--backbone", default="resnet50" if on_gpu else "efficientnet_lite0")
-    parser.add_argument("--size", type=int, default=512)
-    parser.add_argument("--runs", type=int, default=200 if on_gpu else 40)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--warm-up", type=int, default=20 if on_gpu else 3)
-    parser.add_argument("--ways", nargs="*", default=["auto"])
-    parser.add_argument("--csv", type=Path)
-    given = parser.parse_args()
+    on_gpu = DEVICE.type == "cuda"
+    given = parse_options(
+        __doc__,
+        backbone="resnet50" if on_gpu else "efficientnet_lite0",
+        size=512,
+        runs=200 if on_gpu else 40,
+        rounds=5,
+        warm_up=20 if on_gpu else 3,
+        ways=["auto"],
+        csv=Path,
+    )
     rounds = Rounds(given.runs, given.rounds, given.warm_up)
-    report(measure_overhead(Setting(given.backbone, given.size, device, rounds), given.ways), given.csv)
+    report(measure_overhead(Setting(given.backbone, given.size, DEVICE, rounds), given.ways), given.csv)
 
 
 if __name__ == "__main__":

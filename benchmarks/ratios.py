@@ -7,7 +7,6 @@ With `--check`, they are compared with kept ones; the exit code is 1 if one is w
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from kappaplace import PlaceModel, Preprocessing, load_model
 from kappaplace.cli.bench import Rounds, Row, dated, measure_embedding, measure_speed, save_rows, show
 from metrics_speed import measure_metrics
 from overhead import Setting, measure_overhead
-from record import compare_ratios, read_ratios
+from record import Option, compare_ratios, parse_options, read_ratios
 from train_throughput import measure_steps
 
 CPU, BACKBONE, SIZE = torch.device("cpu"), "efficientnet_lite0", 224
@@ -50,11 +49,9 @@ PARTS: dict[str, Callable[[], list[Row]]] = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--only", nargs="+", default=list(PARTS), choices=list(PARTS))
-    parser.add_argument("--out", type=Path, default=Path("build/bench"))
-    parser.add_argument("--check", type=Path)
-    given = parser.parse_args()
+    given = parse_options(
+        __doc__, only=Option(list(PARTS), choices=list(PARTS)), out=Path("build/bench"), check=Path
+    )
     before = read_ratios(given.check) if given.check else {}  # fails before minutes of measuring
     rows = [row for name in given.only for row in PARTS[name]()]
     show(rows)

@@ -10,7 +10,6 @@ fitted on other images (--pca, a folder), as an untrained stand-in for CosPlace'
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from kappaplace.models.aggregation import gem
 from kappaplace.models.backbones import backbone_spec, build_backbone
 from kappaplace.models.embedding import embed_images
 from kappaplace.types import Embeddings
+from record import Option, parse_options
 
 DIM = 512
 SETS = ("st_lucia", "nordland_winter_summer", "sped", "gp_dayleft_dayright", "berlin_kudamm")
@@ -67,13 +67,14 @@ def projection(sample: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArra
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--pca", type=Path, help="images to fit the projection on (DATA/tmbud/images)")
-    parser.add_argument("--backbone", default="efficientnet_lite0")
-    parser.add_argument("--weights", type=Path, help="weights of a backbone that does not bring them")
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
+    options = parse_options(
+        __doc__,
+        data=Option(Path, required=True),
+        pca=Option(Path, help="images to fit the projection on (DATA/tmbud/images)"),
+        backbone="efficientnet_lite0",
+        weights=Option(Path, help="weights of a backbone that does not bring them"),
+        out=Option(Path, required=True),
+    )
     model, preprocessing = encoder(options.backbone, options.weights)
     mean, turn = projection(
         embed(model, preprocessing, images(options.pca or options.data / "tmbud" / "images"))

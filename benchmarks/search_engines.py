@@ -9,7 +9,6 @@ places of 1 to 19 images, and energy that falls as 1/i over the directions, as t
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import resource
 import tempfile
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 
 from kappaplace.retrieval import Coded, Engine, EngineOptions, open_engine
 from kappaplace.retrieval.codes import CODE_BYTES, learn_codebook
-from record import append_row
+from record import Option, append_row, parse_options
 
 DIM, QUERIES, TIMED, SINGLE, K = 512, 1000, 300, 5, 10
 STEP = 1 << 18  # descriptors encoded together
@@ -145,14 +144,15 @@ def speeds(exact: Engine, engine: Engine, queries: NDArray[np.float32]) -> dict[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--references", type=int, default=100_000)
-    parser.add_argument("--engines", nargs="+", default=["ivf-pq"], choices=ENGINES)
-    parser.add_argument("--queries", type=int, default=QUERIES, help="more tell smaller differences apart")
-    parser.add_argument("--folder", type=Path, help="keep data and indices here, to go on another time")
-    parser.add_argument("--untimed", action="store_true", help="what is found alone, not how fast")
-    parser.add_argument("--csv", type=Path)
-    options = parser.parse_args()
+    options = parse_options(
+        __doc__,
+        references=100_000,
+        engines=Option(["ivf-pq"], choices=ENGINES),
+        queries=Option(QUERIES, help="more tell smaller differences apart"),
+        folder=Option(Path, help="keep data and indices here, to go on another time"),
+        untimed=Option(False, help="what is found alone, not how fast"),
+        csv=Path,
+    )
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(options.folder or scratch) / f"{options.references}"
         folder.mkdir(parents=True, exist_ok=True)
@@ -164,8 +164,7 @@ def main() -> None:
                 row = pool.submit(measure, folder, name, not options.untimed).result()
             said = (f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items())
             print(", ".join(said), flush=True)
-            if options.csv:
-                append_row(options.csv, row)
+            append_row(options.csv, row)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ without itself; "by density" is what the package does.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
@@ -30,7 +29,7 @@ from kappaplace.maps.tune.calibrate import MATCHES, _by_position
 from kappaplace.metrics import brier, log_loss
 from kappaplace.retrieval.retrieve import retrieve
 from kappaplace_city import CityViews, SyntheticCity
-from record import append_row
+from record import log_row, parse_options
 
 BY_DENSITY = "by density"
 WAYS = ((0.0, 1.0), (0.0, 0.5), (1.0, 1.0), (1.0, 0.5), (0.75, 1.0), (0.75, 0.5), (BY_DENSITY, 0.5))
@@ -39,20 +38,14 @@ BINS = 10
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--spacings", type=float, nargs="+", default=[5.0, 10.0, 20.0])
-    parser.add_argument("--csv", type=Path)
-    args = parser.parse_args()
+    args = parse_options(__doc__, seeds=[0, 1, 2], spacings=[5.0, 10.0, 20.0], csv=Path)
     settings = DemoSettings()
     model = train_model(_city(0).views("train", spacing=20.0, strength=0.6, seed=0), settings, print)
     for seed in args.seeds:
         for spacing in args.spacings:
             with tempfile.TemporaryDirectory() as folder:
                 for row in judged(Path(folder), model, seed, spacing, settings.size):
-                    print("  ".join(f"{key} {value}" for key, value in row.items()))
-                    if args.csv:
-                        append_row(args.csv, row)
+                    log_row(args.csv, row)
 
 
 def _city(seed: int) -> SyntheticCity:

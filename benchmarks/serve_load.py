@@ -11,7 +11,6 @@ compared with the direct one: same best match, same similarities. Clients and se
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import io
 import json
@@ -35,21 +34,20 @@ from kappaplace.maps import Localization, PlaceMap
 from kappaplace.maps.tune.self_calibrate import self_calibrate_map
 from kappaplace.models.place_model import PlaceModel
 from kappaplace_city import SyntheticCity
-from record import append_row
+from record import Option, append_row, parse_options
 
 K = 5
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    options = parse_options(
+        __doc__,
+        clients=32,
+        requests=320,
+        side=Option(480, help="longer side of the JPEG files in pixels"),
+        model=Option("", help="folder or name; an untrained ResNet-18 without it"),
+        csv=Path,
     )
-    parser.add_argument("--clients", type=int, default=32)
-    parser.add_argument("--requests", type=int, default=320)
-    parser.add_argument("--side", type=int, default=480, help="longer side of the JPEG files in pixels")
-    parser.add_argument("--model", default="", help="folder or name; an untrained ResNet-18 without it")
-    parser.add_argument("--csv", type=Path, help="append the measured row to this file")
-    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         place_map, queries = _town(Path(folder), options.model, options.side)
         asked = [queries[i % len(queries)] for i in range(options.requests)]
@@ -81,8 +79,7 @@ def main() -> None:
     }
     for name, value in row.items():
         print(f"{name:<28} {value:.3g}" if isinstance(value, float) else f"{name:<28} {value}")
-    if options.csv is not None:
-        append_row(options.csv, row)
+    append_row(options.csv, row)
     if row["wrong_answers"] or row["lost_answers"]:
         sys.exit("Answers were lost or mixed up.")
 

@@ -12,7 +12,6 @@ Every decision but "top-1" asks for two of the last four proposals to agree.
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ from kappaplace.slam.evaluation import (
 from kappaplace.slam.pose_graph import IncrementalGraph, optimise
 from kappaplace_city import SyntheticCity
 from kappaplace_city.drives import CityDrive, drive_through, look_at
-from record import append_row
+from record import Option, append_row, parse_options
 
 CALIBRATION_SEED = 1000
 PRECISION = 0.99
@@ -96,13 +95,14 @@ class Drive:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--calibration", type=int, default=10, help="drives that are learnt from")
-    parser.add_argument("--csv", type=Path)
-    parser.add_argument("--picture", type=Path)
-    args = parser.parse_args()
+    args = parse_options(
+        __doc__,
+        seeds=20,
+        first_seed=0,
+        calibration=Option(10, help="drives that are learnt from"),
+        csv=Path,
+        picture=Path,
+    )
     learnt = [Drive(CALIBRATION_SEED + number) for number in range(args.calibration)]
     calibration = fit_closures([drive.found for drive in learnt])
     drives = [Drive(args.first_seed + number, calibration) for number in range(args.seeds)]
@@ -111,8 +111,7 @@ def main() -> None:
     print_curves(drives)
     rows = [row for drive in drives for row in rows_of(drive, chosen, equal, gated)]
     for row in rows:
-        if args.csv:
-            append_row(args.csv, row)
+        append_row(args.csv, row)
     summary(rows)
     if args.picture:
         _draw(drives, equal, args.picture)

@@ -10,7 +10,6 @@ matches compared cell by cell.
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +28,7 @@ from kappaplace.types import Embeddings
 from kappaplace_city import SyntheticCity
 from kappaplace_city.drives import drive_through
 from kappaplace_city.weather import harsh
-from record import append_row
+from record import Option, append_row, parse_options
 from slam_city import CALIBRATION_SEED, Drive, at_equal_recall, print_curves, rows_of, summary
 
 SIZE, COMPARED = 160, 10
@@ -102,22 +101,17 @@ class RenderedDrive(Drive):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--model", help="the one that comes with the package, unless stated")
-    parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--calibration", type=int, default=8, help="drives that are learnt from")
-    parser.add_argument("--max-risk", type=float, default=0.1)
-    parser.add_argument(
-        "--compared",
-        type=int,
-        nargs="+",
-        default=[0, COMPARED],
-        help="matches compared cell by cell, in turn",
+    args = parse_options(
+        __doc__,
+        model=Option(str, help="the one that comes with the package, unless stated"),
+        seeds=20,
+        first_seed=0,
+        calibration=Option(8, help="drives that are learnt from"),
+        max_risk=0.1,
+        compared=Option([0, COMPARED], help="matches compared cell by cell, in turn"),
+        cache=Option(Path, help="folder for embeddings"),
+        csv=Path,
     )
-    parser.add_argument("--cache", type=Path, help="folder for embeddings")
-    parser.add_argument("--csv", type=Path)
-    args = parser.parse_args()
     model = load_model(args.model)
     if args.cache:
         args.cache.mkdir(parents=True, exist_ok=True)

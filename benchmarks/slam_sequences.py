@@ -12,7 +12,6 @@ best frame of another place.
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,7 +35,7 @@ from kappaplace.types import Embeddings, Matches
 from kappaplace.uncertainty import SCORES
 from kappaplace_city import SyntheticCity
 from kappaplace_city.drives import drive_through, look_at
-from record import append_row
+from record import Option, append_row, parse_options
 
 LENGTHS = tuple(range(1, 11))
 FEWEST_WRONG = 10
@@ -198,14 +197,15 @@ def _facts(right: np.ndarray, uncertainty: np.ndarray) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--csv", type=Path)
-    parser.add_argument("--picture", type=Path)
-    parser.add_argument("--st-lucia", type=Path)
-    parser.add_argument("--model", type=Path)
-    parser.add_argument("--cache", type=Path, help="where embeddings of St Lucia are kept")
-    args = parser.parse_args()
+    args = parse_options(
+        __doc__,
+        seeds=5,
+        csv=Path,
+        picture=Path,
+        st_lucia=Path,
+        model=Path,
+        cache=Option(Path, help="where embeddings of St Lucia are kept"),
+    )
     rows = []
     if args.seeds:
         calibration = learnt([simulated(2000 + number) for number in range(4)])
@@ -220,8 +220,7 @@ def main() -> None:
             {"set": "st_lucia", "seed": 0, **row} for row in judged(st_lucia(*where, 0.7, 1.0), calibration)
         ]
     for row in rows:
-        if args.csv:
-            append_row(args.csv, row)
+        append_row(args.csv, row)
     _summary(rows)
     if args.picture:
         _draw(rows, args.picture)

@@ -29,7 +29,7 @@ from kappaplace.models.embedding import embed_patches
 from kappaplace.slam import ClosingSettings, Frame, LoopCloser
 from kappaplace.slam.calibrate import Examples, examples_of, fit_closures, scores_for
 from kappaplace.slam.evaluation import closure_quality, false_at_recall, recall_curve
-from record import append_row
+from record import Option, append_row, log_row, parse_options
 from slam_sequences import _st_lucia_embeddings
 
 RISKS = (0.01, 0.05, 0.1, 0.2)
@@ -126,13 +126,19 @@ def _share(marks: np.ndarray, defined: np.ndarray) -> float:
     return float(marks[defined].mean()) if defined.any() else float("nan")
 
 
+def beside(file: Path | None, name: str) -> Path | None:
+    """Return the path of another table next to a file, if there is one."""
+    return file and file.with_name(f"{file.stem}_{name}.csv")
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--model", type=Path, help="the one that comes with the package, unless stated")
-    parser.add_argument("--cache", type=Path, help="folder for embeddings and feature maps")
-    parser.add_argument("--csv", type=Path)
-    args = parser.parse_args()
+    args = parse_options(
+        __doc__,
+        data=Option(Path, required=True),
+        model=Option(Path, help="the one that comes with the package, unless stated"),
+        cache=Option(Path, help="folder for embeddings and feature maps"),
+        csv=Path,
+    )
     maps = Maps(args.model, args.cache)
     fixed: tuple[np.ndarray, np.ndarray] | None = None
     nearest: Ranked | None = None
@@ -166,21 +172,16 @@ def main() -> None:
                 "recall": quality.recall,
                 "false_cosine_at_recall": false_at_recall(*fixed, quality.recall),
             }
-            print("  ".join(f"{key} {value:.4g}" for key, value in row.items()))
-            if args.csv:
-                append_row(args.csv, row)
+            log_row(args.csv, row)
         ranks = {name: (np.where(agreed, values, -np.inf), found.right) for name, values in ways.items()}
         nearest = nearest or ranks["cosine"]
         for row in paired(ranks["probability"], nearest, found):
             row = {"compared": verify, **row}
-            print("  ".join(f"{key} {value:.3g}" for key, value in row.items()))
-            if args.csv:
-                append_row(args.csv.with_name(f"{args.csv.stem}_paired.csv"), row)
-        for recall in RECALLS if args.csv else ():
+            log_row(beside(args.csv, "paired"), row)
+        for recall in RECALLS:
             at = {name: false_at_recall(*curve, recall) for name, curve in curves.items()}
             append_row(
-                args.csv.with_name(f"{args.csv.stem}_curves.csv"),
-                {"compared": verify, "recall": recall, "agreement": np.nan, **at},
+                beside(args.csv, "curves"), {"compared": verify, "recall": recall, "agreement": np.nan, **at}
             )
 
 

@@ -8,19 +8,15 @@ The rows look like SF-XL: file names of about 110 characters, a city of 20 × 20
 
 from __future__ import annotations
 
-import argparse
 import os
 import resource
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from kappaplace.data.table import PlaceImages
-from record import append_row
+from record import Option, append_row, parse_options, timed
 
 
 def city(rows: int, seed: int = 0) -> PlaceImages:
@@ -51,12 +47,6 @@ def resident() -> float:
     except OSError:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
-
-
-def timed(task: Callable[[], Any]) -> tuple[Any, float]:
-    start = time.perf_counter()
-    result = task()
-    return result, time.perf_counter() - start
 
 
 def table_bytes(table: PlaceImages) -> float:
@@ -99,15 +89,12 @@ def column(name: str, unit: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    arguments = parse_options(
+        __doc__,
+        rows=1_000_000,
+        csv_rows=Option(100_000, help="rows of the CSV trial; 0 leaves it out"),
+        csv=Path,
     )
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument(
-        "--csv-rows", type=int, default=100_000, help="rows of the CSV trial; 0 leaves it out"
-    )
-    parser.add_argument("--csv", type=Path, help="append the result to this file as a dated row")
-    arguments = parser.parse_args()
     millions = arguments.rows / 1e6
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

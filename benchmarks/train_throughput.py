@@ -5,7 +5,6 @@ python benchmarks/train_throughput.py [--backbone resnet50] [--size 512] [--batc
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from kappaplace.training.assembly import Assembly
 from kappaplace.training.images import TrainingSet
 from kappaplace.training.recipes import recipe_named, settings_for
 from kappaplace.training.start import Engine, starting_model
-from record import append_row
+from record import DEVICE, append_row, parse_options
 
 BARE = [
     "augment.brightness=0",
@@ -90,22 +89,15 @@ def measure_steps(device: torch.device, *, batch: int, steps: int) -> list[Row]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--backbone", default="resnet50")
-    parser.add_argument("--size", type=int, default=512)
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--csv", type=Path)
-    arguments = parser.parse_args()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    data = noise(4 * arguments.batch, arguments.size, device)
+    arguments = parse_options(__doc__, backbone="resnet50", size=512, batch=128, steps=20, csv=Path)
+    data = noise(4 * arguments.batch, arguments.size, DEVICE)
     model = f"model.backbone={arguments.backbone}"
     plain, bare, full = (
         step_rate([model, *options], data, arguments.batch, arguments.steps)
         for options in ([*PLAIN, *BARE], [*FAST, *BARE], FAST)
     )
     row: dict[str, float | int | str] = {
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        "device": torch.cuda.get_device_name() if DEVICE.type == "cuda" else "cpu",
         "backbone": arguments.backbone,
         "size": arguments.size,
         "batch": arguments.batch,
@@ -117,8 +109,7 @@ def main() -> None:
     }
     for name, value in row.items():
         print(f"{name:<42} {value:.4g}" if isinstance(value, float) else f"{name:<42} {value}", flush=True)
-    if arguments.csv:
-        append_row(arguments.csv, row)
+    append_row(arguments.csv, row)
 
 
 if __name__ == "__main__":

@@ -9,12 +9,11 @@ method) and the positives beside them. The same by hand: kappaplace evaluate --s
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 from kappaplace.evaluation.run import Choices, evaluate_matrices
-from record import append_row
+from record import Option, append_row, parse_options
 
 NEIGHBORHOODS = {"SPEDTEST": "self", "corridor": "frames:5"}  # single places; one route of 111 frames
 METRICS = ("AUROC", "AURC", "AUGRC", "coverage@10%", "ECE@1", "ECE@5", "ECE@10", "match ECE@10")
@@ -34,13 +33,7 @@ SPED = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--resamples", type=int, default=1000)
-    parser.add_argument("--csv", type=Path, help="append the results to this file as dated rows")
-    arguments = parser.parse_args()
+    arguments = parse_options(__doc__, data=Option(Path, required=True), resamples=1000, csv=Path)
     for i, word in enumerate(sys.argv):  # rows name no machine's folders
         if word == str(arguments.data):
             sys.argv[i] = f"DATA/{arguments.data.name}"
@@ -59,8 +52,7 @@ def main() -> None:
                 values = {metric: metrics[metric] for metric in METRICS if metric in metrics}
                 blank = dict.fromkeys(METRICS, "")
                 row = {"set": name, "method": result.name, **recall, "score": score, **(blank | values)}
-                if arguments.csv:
-                    append_row(arguments.csv, {**row, "AUROC_low": low, "AUROC_high": high})
+                append_row(arguments.csv, {**row, "AUROC_low": low, "AUROC_high": high})
     if wrong:
         sys.exit(f"R@1 on SPED is not the published one for {', '.join(wrong)}.")
 

@@ -5,7 +5,6 @@ python benchmarks/real/geometric.py --data DATA --columns DIR/efficientnet_lite0
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +14,11 @@ from kappaplace.retrieval.evidence import Evidence
 from kappaplace.retrieval.references import ArrayReferences, Queries
 from kappaplace.types import Matches
 from kappaplace.uncertainty import score_named
+from record import Option, parse_options
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--columns", type=Path, required=True)
-    arguments = parser.parse_args()
+    arguments = parse_options(__doc__, data=Option(Path, required=True), columns=Option(Path, required=True))
     with np.load(arguments.columns) as stored:
         columns = {name: stored[name] for name in stored.files}
     for name, table in judged_sets(arguments.data, tuple(FAMILY)).items():

@@ -5,7 +5,6 @@ python benchmarks/real/plots.py --columns DIR --out results [--sealed]
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import matplotlib
@@ -18,6 +17,7 @@ from signals import DAMAGE
 from tables import MAIN, left_out, mean_over, score
 
 from kappaplace.metrics import acceptance_curve, auroc, mass_bins
+from record import Option, parse_options
 
 SHOWN = {
     "κ alone (1/κ)": "inverse-kappa",
@@ -105,12 +105,13 @@ def damage(run: Run, sets: tuple[str, ...], head: str) -> plt.Figure:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--columns", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--sealed", action="store_true")
-    parser.add_argument("--backbone", default="efficientnet_lite0")
-    arguments = parser.parse_args()
+    arguments = parse_options(
+        __doc__,
+        columns=Option(Path, required=True),
+        out=Option(Path, required=True),
+        sealed=False,
+        backbone="efficientnet_lite0",
+    )
     runs = load_runs(arguments.columns, arguments.backbone)
     sets = ALL if arguments.sealed else OPEN
     overview(runs, sets).savefig(arguments.out / "real_overview.png", dpi=110)

@@ -34,6 +34,7 @@ from kappaplace.data.degradation import degrade
 from kappaplace.models.checkpoint import AnyModel, save_model
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.types import Embeddings
+from record import DEVICE, Option, parse_options
 
 LEVELS = (0.25, 0.5, 0.75, 1.0)
 FOREIGN = 100  # queries from outside that every map is asked
@@ -49,26 +50,27 @@ BEGAN = time.perf_counter()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--weights", type=Path)
-    parser.add_argument("--city", type=Path)
-    parser.add_argument("--render", type=int, default=0)
-    parser.add_argument("--backbone", default="efficientnet_lite0")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--stages", default=",".join(STAGES))
-    parser.add_argument("--models", type=Path)
-    parser.add_argument("--more", nargs="*", default=[])
-    parser.add_argument("--sets", default="")
-    parser.add_argument("--heads", nargs="*", default=list(HEADS))
-    arguments = parser.parse_args()
+    arguments = parse_options(
+        __doc__,
+        data=Option(Path, required=True),
+        weights=Path,
+        city=Path,
+        render=0,
+        backbone="efficientnet_lite0",
+        seed=0,
+        out=Path,
+        stages=",".join(STAGES),
+        models=Path,
+        more=[],
+        sets="",
+        heads=list(HEADS),
+    )
     if arguments.render:
         import os
 
         render_city(arguments.city, arguments.render, 256, os.cpu_count() or 1)
         return
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = DEVICE.type
     names = tuple(arguments.sets.split(",")) if arguments.sets else tuple(FAMILY)
     sets = {
         **{f"val/{name}": table for name, table in validation_sets(arguments.data).items()},

@@ -7,7 +7,6 @@ Without ``--sealed`` the two sets that are opened only at the end stay closed.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from kappaplace.metrics.probability import brier
 from kappaplace.metrics.selective import auc_pr, augrc, auroc, coverage_at_risk
 from kappaplace.metrics.smooth import smooth_ece
 from kappaplace.uncertainty import SCORES
-from record import save_rows
+from record import Option, parse_options, save_rows
 
 Row = dict[str, float | int | str]
 DESCRIPTOR = ("cosine", "pa", "margin", "aliasing", "z-score")
@@ -395,12 +394,13 @@ TABLES = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--columns", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--sealed", action="store_true")
-    parser.add_argument("--only", default=",".join(TABLES))
-    arguments = parser.parse_args()
+    arguments = parse_options(
+        __doc__,
+        columns=Option(Path, required=True),
+        out=Option(Path, required=True),
+        sealed=False,
+        only=",".join(TABLES),
+    )
     runs, sets = load_runs(arguments.columns), ALL if arguments.sealed else OPEN
     for name in arguments.only.split(","):
         rows = TABLES[name](runs, sets)

@@ -40,7 +40,7 @@ def body_of(shape: type[BaseModel], *, single: bool) -> dict[str, Json]:
     fields = {name: part for name, part in schema["properties"].items() if name != key}
     if "area" in fields:
         fields["area"] = {"type": "string", "description": "x,y,radius in metres", "pattern": _THREE}
-    form = {
+    form: dict[str, Json] = {
         "type": "object",
         "required": ["image"],
         "properties": {

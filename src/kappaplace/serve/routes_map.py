@@ -254,7 +254,7 @@ async def calibration(served: MapParameter) -> dict[str, Json]:
 def _calibration(served: ServedMap) -> dict[str, Json]:
     place_map = served.map
     fitted, record = served.calibration, place_map.manifest.calibration or {}
-    common = {
+    common: dict[str, Json] = {
         "map": served.name,
         "calibrated": fitted is not None,
         "borrowed": fitted is not None and not record,

@@ -165,7 +165,7 @@ def demo_files(settings: Settings) -> list[Path]:
 async def queries(request: Request) -> dict[str, Json]:
     """Return the sample images; empty if the operator offers none."""
     files: list[Path] = request.app.state.demo
-    images = [
+    images: list[Json] = [
         {"index": i, "name": printable(file.name), "image": f"/v1/demo/queries/{i}/image"}
         for i, file in enumerate(files)
     ]

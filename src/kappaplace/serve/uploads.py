@@ -84,7 +84,7 @@ def _checked(shape: type[Model], values: Mapping[str, Json], images: list[bytes]
         raise ApiError(422, invalid_message(error.errors())) from None
 
 
-async def _form(request: Request) -> tuple[list[bytes], dict[str, str]]:
+async def _form(request: Request) -> tuple[list[bytes], dict[str, Json]]:
     most = request.app.state.settings.max_batch
     try:
         parser = _InMemory(
@@ -98,7 +98,8 @@ async def _form(request: Request) -> tuple[list[bytes], dict[str, str]]:
     except (MultiPartException, KeyError, ValueError, LookupError) as error:
         reason = getattr(error, "message", "") or "its parts cannot be separated"
         raise ApiError(400, f"The form cannot be read: {str(reason).rstrip('.')}.") from None
-    images, fields = [], {}
+    images: list[bytes] = []
+    fields: dict[str, Json] = {}
     try:
         for name, value in form.multi_items():
             if isinstance(value, UploadFile):
