@@ -144,7 +144,7 @@ def main() -> None:
         right = lambda top: float(np.mean([row in rows for row, rows in zip(top, truth, strict=True)]))  # noqa: E731
     else:
         with tempfile.TemporaryDirectory() as scratch:
-            make(Path(scratch), options.synthetic, asked_in_all=options.queries)
+            make(Path(scratch), options.synthetic, query_count=options.queries)
             x = np.load(Path(scratch) / "descriptors.npy").astype(np.float32)
             queries, places, answers = (
                 np.load(Path(scratch) / f"{what}.npy") for what in ("queries", "places", "answers")
