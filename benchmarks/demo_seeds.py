@@ -1,4 +1,4 @@
-"""The demo for several seeds: does R@1 stay where there is something to be uncertain about?
+"""The demo for several seeds: R@1, ECE and AUROC of every score.
 
 python benchmarks/demo_seeds.py [--seeds 3] [--csv FILE]
 """
@@ -12,7 +12,7 @@ from record import log_row, parse_options
 
 
 def rows_of(seed: int) -> list[dict[str, float | int | str]]:
-    """One row a score; recall is repeated, so that each row can be read on its own."""
+    """Return one row per score; recall is repeated in each row."""
     answer = run_demo(DemoSettings(seed=seed)).evaluation
     recall = {f"R@{k}": value for k, value in answer.recall.items()}
     return [

@@ -1,4 +1,4 @@
-"""Images a second from disk to descriptors against the model alone, and the stage that holds the rest up.
+"""Images per second from disk to descriptors against only the model, and the slowest stage.
 
 python benchmarks/embedding_pipeline.py [--backbone resnet50] [--size 512] [--images N] [--csv FILE]
 """

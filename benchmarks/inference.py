@@ -2,8 +2,8 @@
 
 python benchmarks/inference.py [--backbone resnet50] [--size 512] [--batches 1 64 128] [--csv FILE]
 
-Speed does not depend on the weights and is measured with fresh ones; descriptors, κ and R@K do, and are
-compared on the synthetic city, also with the pretrained model that comes with the package (or ``--model``).
+Speed does not depend on the weights and is measured with random ones. Descriptors, κ and R@K are compared on
+the synthetic city, also with the shipped model (or ``--model``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kappaplace.models.fast import LEAST_COSINE, MOST_KAPPA, fidelity
 from kappaplace.retrieval.exact import search
 from record import DEVICE, Option, parse_options, report
 
-RADIUS = 25.0  # metres within which a reference is right
+RADIUS = 25.0  # metres within which a reference is correct
 
 
 def measure_fidelity(
@@ -34,10 +34,10 @@ def measure_fidelity(
     district: tuple[int, float] = (2, 5.0),
     recall: bool = True,
 ) -> list[Row]:
-    """Descriptors, κ and R@K of a synthetic city, plain against optimised.
+    """Compare descriptors, κ and R@K of the plain and the optimized model on a synthetic city.
 
-    ``district`` is the number of blocks along each side and the metres between references. ``recall`` is for
-    trained models: fresh weights hardly distinguish images, so that ranks are chance.
+    ``district`` is the number of blocks along each side and the distance of references in metres. Pass
+    ``recall=True`` only for trained models, because random weights hardly distinguish images.
     """
     plain = model.to(device).eval()
     fast = plain.optimize(device, way=way)
@@ -84,7 +84,7 @@ def main() -> None:
         runs=200 if on_gpu else 20,
         rounds=5,
         ways=["auto"],
-        model=Option(str, help="folder or name of a trained model whose answers are compared"),
+        model=Option(str, help="name or folder of the trained model; default: the shipped model"),
         queries=1000 if on_gpu else 200,
         city_size=Option(0, help="side of the city's images; 0: the model's"),
         csv=Path,

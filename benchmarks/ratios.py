@@ -1,8 +1,9 @@
-"""Ratios that say on any machine whether something has become slower, in about a minute on a CPU.
+"""Ratios that show on any machine whether something has become slower, in about a minute on a CPU.
 
 python benchmarks/ratios.py [--only search metrics] [--out build/bench] [--check results/bench_ratios.csv]
 
-With `--check`, they are compared with kept ones; the exit code is 1 if one is worse beyond the tolerance.
+With `--check`, they are compared with an earlier run; the exit code is 1 if one is worse beyond the
+tolerance.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ CPU, BACKBONE, SIZE = torch.device("cpu"), "efficientnet_lite0", 224
 
 
 def model(size: int) -> PlaceModel:
-    """Fresh weights: they do not change the time."""
+    """Create a model with random weights, which do not change the time."""
     torch.manual_seed(0)
     return PlaceModel.create(BACKBONE, 512, "folded", preprocessing=Preprocessing(size, "exact")).eval()
 
@@ -52,7 +53,7 @@ def main() -> int:
     given = parse_options(
         __doc__, only=Option(list(PARTS), choices=list(PARTS)), out=Path("build/bench"), check=Path
     )
-    before = read_ratios(given.check) if given.check else {}  # fails before minutes of measuring
+    before = read_ratios(given.check) if given.check else {}  # fail before measuring
     rows = [row for name in given.only for row in PARTS[name]()]
     show(rows)
     save_rows(given.out / "ratios.csv", [dated(row.record()) for row in rows])

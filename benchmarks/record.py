@@ -46,6 +46,8 @@ class Option:
     help: str | None = None
     choices: Collection[str] | None = None
     required: bool = False
+    kind: type = str
+    """Type of the values of an empty list."""
 
 
 def parse_options(description: str | None, **options: object) -> argparse.Namespace:
@@ -66,7 +68,7 @@ def parse_options(description: str | None, **options: object) -> argparse.Namesp
             parser.add_argument(flag, action="store_true", **extra)
             continue
         if isinstance(default, list | tuple):
-            extra |= {"nargs": "*", "type": type(default[0]) if default else str}
+            extra |= {"nargs": "*", "type": type(default[0]) if default else option.kind}
         elif isinstance(default, type):
             extra["type"], default = default, None
         else:

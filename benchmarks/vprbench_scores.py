@@ -1,9 +1,9 @@
-"""Every score that a similarity matrix allows, for the ten methods of two VPR-Bench sets.
+"""All scores of a similarity matrix, for the ten methods of two VPR-Bench datasets.
 
     python benchmarks/vprbench_scores.py --data DATA/scores_vprbench --csv results/vprbench_scores.csv
 
-DATA/scores_vprbench holds SPEDTEST.npz and corridor.npz (cosines of queries × references, one matrix a
-method) and the positives beside them. The same by hand: kappaplace evaluate --similarities SPEDTEST.npz
+DATA/scores_vprbench contains SPEDTEST.npz and corridor.npz (cosines of queries × references, one matrix per
+method) and their positives. The same on the command line: kappaplace evaluate --similarities SPEDTEST.npz
 --positives SPEDTEST_positives.json --neighbourhood self --out DIR.
 """
 
@@ -34,27 +34,26 @@ SPED = {
 
 def main() -> None:
     arguments = parse_options(__doc__, data=Option(Path, required=True), resamples=1000, csv=Path)
-    for i, word in enumerate(sys.argv):  # rows name no machine's folders
+    for i, word in enumerate(sys.argv):  # rows do not contain local paths
         if word == str(arguments.data):
             sys.argv[i] = f"DATA/{arguments.data.name}"
-    wrong = []
+    different = []
     for name, neighborhood in NEIGHBORHOODS.items():
         files = [arguments.data / f"{name}.npz"], [arguments.data / f"{name}_positives.json"], []
         choices = Choices(resamples=arguments.resamples)
         for result in evaluate_matrices(*files, choices, neighborhood=neighborhood):
-            found = result.metrics[name]
-            recall = {f"R@{k}": found["recall"][f"R@{k}"] for k in (1, 5, 10)}
+            values = result.metrics[name]
+            recall = {f"R@{k}": values["recall"][f"R@{k}"] for k in (1, 5, 10)}
             print(f"{name:10}{result.name:14}" + "".join(f"{k} {v:.3f}  " for k, v in recall.items()))
             if name == "SPEDTEST" and round(recall["R@1"], 3) != SPED[result.name]:
-                wrong.append(result.name)
-            for score, metrics in found["scores"].items():
-                low, high = found["intervals"]["scores"][score]["AUROC"]
-                values = {metric: metrics[metric] for metric in METRICS if metric in metrics}
-                blank = dict.fromkeys(METRICS, "")
-                row = {"set": name, "method": result.name, **recall, "score": score, **(blank | values)}
+                different.append(result.name)
+            for score, metrics in values["scores"].items():
+                low, high = values["intervals"]["scores"][score]["AUROC"]
+                columns = {metric: metrics.get(metric, "") for metric in METRICS}
+                row = {"set": name, "method": result.name, **recall, "score": score, **columns}
                 append_row(arguments.csv, {**row, "AUROC_low": low, "AUROC_high": high})
-    if wrong:
-        sys.exit(f"R@1 on SPED is not the published one for {', '.join(wrong)}.")
+    if different:
+        sys.exit(f"R@1 on SPED differs from the published value for {', '.join(different)}.")
 
 
 if __name__ == "__main__":
