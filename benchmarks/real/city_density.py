@@ -1,4 +1,4 @@
-"""Thinned references of the synthetic city, where poses exist: SUE, PA, L2 and κ against density.
+"""Scores against the density of references in the synthetic city, where poses exist: SUE, PA, L2 and κ.
 
 python benchmarks/real/city_density.py --csv results/real_city_density.csv --plot real_city_density.png
 """
@@ -37,7 +37,7 @@ def main() -> None:
     found = model.embed(list(views.render(arguments.size)))
     query_rows, reference_rows = np.flatnonzero(views.is_query), np.flatnonzero(~views.is_query)
     query = found.take(query_rows)
-    # Whole stops of the camera go, with all their directions: a place must not lose its only right view.
+    # Remove whole positions with all directions: a place must not lose its only matching view.
     stop = np.unique(views.positions[reference_rows], axis=0, return_inverse=True)[1].ravel()
     rows: list[dict[str, float | int | str]] = []
     for step in STEPS:

@@ -1,9 +1,10 @@
-"""Choices about the encoder, made without any test image: train without a route, ask on that route.
+"""Design choices of the encoder, made without test images: train without a route, evaluate on that route.
 
 python benchmarks/real/design.py --data DATA --weights DIR --city city.npz --left-out st_lucia [--csv FILE]
 
-The route that was left out stands for an unseen place: its first 70 % (training and validation parts) are the
-questions. Prints R@1 of the start and of the tuned encoder, and of points on the line between them.
+The omitted route represents an unseen place; its first 70% (training and validation parts) are the queries.
+Prints R@1 of the initial and the tuned encoder, and of interpolations between them. Needs
+PYTHONPATH=benchmarks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""SIFT inliers of each query and its best match, added to the columns of a run; on a CPU, minutes.
+"""Add the SIFT inliers of each query and its best match to the columns of a run (minutes on a CPU).
 
 python benchmarks/real/geometric.py --data DATA --columns DIR/efficientnet_lite0_0.npz
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from sets import FAMILY, judged_sets
+from sets import FAMILY, test_sets
 
 from kappaplace.retrieval.evidence import Evidence
 from kappaplace.retrieval.references import ArrayReferences, Queries
@@ -21,7 +21,7 @@ def main() -> None:
     arguments = parse_options(__doc__, data=Option(Path, required=True), columns=Option(Path, required=True))
     with np.load(arguments.columns) as stored:
         columns = {name: stored[name] for name in stored.files}
-    for name, table in judged_sets(arguments.data, tuple(FAMILY)).items():
+    for name, table in test_sets(arguments.data, tuple(FAMILY)).items():
         prefix = f"contrastive/{name}/clean"
         matches = Matches(
             columns[f"{prefix}/indices"][:, :1].astype(np.int64), columns[f"{prefix}/similarities"][:, :1]
