@@ -1,9 +1,9 @@
-"""What a map's codes of 128 bytes (`--storage pq`) lose in R@1 among millions of references.
+"""Loss of R@1 by the 128-byte codes of a map (`--storage pq`) among millions of references.
 
     python benchmarks/codes_scale.py --references 200000 2800000 10000000 --csv results/codes_scale.csv
 
-Descriptors are those of `search_engines.py`, drawn anew on the GPU (a few gigabytes; two minutes), where they
-are also encoded and compared, step by step as `Codebook` does; that both give the same is checked on some.
+Descriptors are drawn like those of `search_engines.py`, but on the GPU (a few gigabytes, two minutes). They
+are encoded and compared there with the steps of `Codebook`; a sample is checked against `Codebook` itself.
 """
 
 from __future__ import annotations
