@@ -1,17 +1,15 @@
-"""Post-training over the same views: cached features against the direct loop, in one run.
+"""Post-training on the same views: cached features against the direct loop, in one run.
 
 python benchmarks/cached_pt.py [--images 8192] [--epochs 30] [--batch 32] [--ways WAYS] [--csv FILE]
 
-Both see every view in the same order and end with the same κ, which is printed. A first short run of each
-kind, not counted, lets compilers and memory pools warm up.
+Both use every view in the same order and end with the same κ, which is printed. A short run of each kind
+warms up compilers and memory pools.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -23,18 +21,18 @@ from kappaplace.cli.bench import Row, wait
 from kappaplace.training.images import TrainingSet
 from kappaplace.training.recipes import settings_for
 from kappaplace.training.run import Trained
-from record import append_row
+from record import DEVICE, log_row, parse_options, timed
 
 FAST = ["run.precision=bf16", "run.channels_last=true", "run.compile=true"]
 PLAIN = ["run.precision=fp32", "run.channels_last=false", "run.compile=false"]
 DIRECT = ["anchors.cache=false", "anchors.learn_p=false"]
 WAYS = {"cached": FAST, "direct": [*FAST, *DIRECT], "direct fp32 eager": [*PLAIN, *DIRECT]}
-EACH = 8  # images a place
-BRIEF = 20.0  # seconds: a way that takes longer runs once
+EACH = 8  # images per place
+BRIEF = 20.0  # seconds; longer variants run once
 
 
 def make_data(count: int, size: int, device: torch.device) -> TrainingSet:
-    """Smooth random images in memory: their content does not change the time."""
+    """Create smooth random images in memory; their content does not change the time."""
     coarse = torch.rand(count, 3, 16, 16, device=device)
     parts = [torch.nn.functional.interpolate(part, size, mode="bilinear") for part in coarse.split(256)]
     images = torch.cat([(part * 255).to(torch.uint8) for part in parts])
@@ -43,22 +41,27 @@ def make_data(count: int, size: int, device: torch.device) -> TrainingSet:
 
 
 def kappa_of(trained: Trained, data: TrainingSet) -> torch.Tensor:
-    """κ of some images as they are."""
+    """Return κ of some images."""
     assert isinstance(data.images, torch.Tensor)
     model = trained.model.to(data.images.device)
     with torch.inference_mode():
         return model(model.preprocessing.normalise(data.images[:64])).kappa.cpu()
 
 
-def timed(options: Sequence[str], data: TrainingSet, encoder: PlaceModel) -> tuple[float, Trained]:
-    """Seconds of a whole run, from images to the model on disk."""
+def timed_run(options: Sequence[str], data: TrainingSet, encoder: PlaceModel) -> tuple[float, Trained]:
+    """Return the seconds of a whole run, from images to the saved model."""
     assert isinstance(data.images, torch.Tensor)
     with tempfile.TemporaryDirectory() as folder:
-        wait(data.images.device)
-        start = time.perf_counter()
-        trained = train(settings_for("kappa-pt", "", list(options)), data, folder, model=encoder)
-        wait(data.images.device)
-        return time.perf_counter() - start, trained
+        settings, device = settings_for("kappa-pt", "", list(options)), data.images.device
+
+        def run() -> Trained:
+            trained = train(settings, data, folder, model=encoder)
+            wait(device)
+            return trained
+
+        wait(device)
+        trained, seconds = timed(run)
+        return seconds, trained
 
 
 def post_training(
@@ -71,9 +74,9 @@ def post_training(
     batch: int,
     size: int,
 ) -> dict[str, tuple[float, torch.Tensor]]:
-    """For every way: seconds, and κ of some images. A short run goes first, uncounted: compilers warm up.
+    """Return seconds and κ of some images for every variant.
 
-    A way of a few seconds runs three times, and its median counts: the machine's hiccups are as long.
+    A short run warms up compilers. Variants of a few seconds run three times, and the median is returned.
     """
     data, short = make_data(images, size, device), make_data(8 * max(batch, 64), size, device)
     common = [
@@ -84,19 +87,19 @@ def post_training(
         "run.trackers=[]",
         "run.checkpoint_every=100000",
     ]
-    found = {}
+    results = {}
     for name, options in ways.items():
-        timed([*common, *options, "optimiser.epochs=1"], short, encoder)
-        took: list[float] = []
-        while len(took) < 3 and sum(took) < BRIEF:
-            seconds, trained = timed([*common, *options, f"optimiser.epochs={epochs}"], data, encoder)
-            took.append(seconds)
-        found[name] = (statistics.median(took), kappa_of(trained, data))
-    return found
+        timed_run([*common, *options, "optimiser.epochs=1"], short, encoder)
+        times: list[float] = []
+        while len(times) < 3 and sum(times) < BRIEF:
+            seconds, trained = timed_run([*common, *options, f"optimiser.epochs={epochs}"], data, encoder)
+            times.append(seconds)
+        results[name] = (statistics.median(times), kappa_of(trained, data))
+    return results
 
 
 def measure_training(device: torch.device, *, images: int = 512, epochs: int = 4) -> list[Row]:
-    """A tiny encoder: how many times faster an epoch over cached features makes the whole run."""
+    """Measure with a tiny encoder how many times faster cached features make a whole run."""
     torch.manual_seed(0)
     encoder = PlaceModel.create("resnet_tiny", 64, "none").eval()
     ways = {"cached": PLAIN, "direct": [*PLAIN, *DIRECT]}
@@ -108,33 +111,33 @@ def measure_training(device: torch.device, *, images: int = 512, epochs: int = 4
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--images", type=int, default=8192)
-    parser.add_argument("--epochs", type=int, default=30)
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--size", type=int, default=512)
-    parser.add_argument("--backbone", default="resnet50")
-    parser.add_argument("--ways", default=",".join(WAYS))
-    parser.add_argument("--csv", type=Path)
-    arguments = parser.parse_args()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    arguments = parse_options(
+        __doc__,
+        images=8192,
+        epochs=30,
+        batch=32,
+        size=512,
+        backbone="resnet50",
+        ways=",".join(WAYS),
+        csv=Path,
+    )
     torch.manual_seed(0)
     encoder = PlaceModel.create(arguments.backbone, 512, "none").eval()
-    found = post_training(
+    runs = post_training(
         encoder,
         {name: WAYS[name] for name in arguments.ways.split(",")},
-        device,
+        DEVICE,
         images=arguments.images,
         epochs=arguments.epochs,
         batch=arguments.batch,
         size=arguments.size,
     )
-    seconds = {name: took for name, (took, _) in found.items()}
-    results = {name: kappa for name, (_, kappa) in found.items()}
-    for name in found:
+    seconds = {name: time for name, (time, _) in runs.items()}
+    results = {name: kappa for name, (_, kappa) in runs.items()}
+    for name in runs:
         print(f"{name:<18} {seconds[name]:8.2f} s   mean κ {float(results[name].mean()):.4f}", flush=True)
     row: dict[str, float | int | str] = {
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        "device": torch.cuda.get_device_name() if DEVICE.type == "cuda" else "cpu",
         "backbone": arguments.backbone,
         "images": arguments.images,
         "epochs": arguments.epochs,
@@ -147,9 +150,7 @@ def main() -> None:
             row[title] = seconds[name] / seconds["cached"]
             apart = (results["cached"] - results[name]).abs() / results[name]
             row[f"largest difference of κ, cached and {name}"] = float(apart.max())
-    print(row)
-    if arguments.csv:
-        append_row(arguments.csv, row)
+    log_row(arguments.csv, row)
 
 
 if __name__ == "__main__":

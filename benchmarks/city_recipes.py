@@ -1,15 +1,14 @@
-"""Every recipe on the synthetic city, over several seeds: recall, ECE@K, AUROC, and κ against damage.
+"""All recipes on the synthetic city, over several seeds: recall, ECE@K, AUROC, and κ against degradation.
 
 python benchmarks/city_recipes.py --seed 0 [--csv results/city_recipes.csv] [--images FILE] [--only kappa-pt]
 
-One process trains and judges all recipes of one seed; the seed is that of weights and order, the city is one.
-``--images`` keeps the rendered city, so that several processes need to render it only once. The table over
-seeds and its plot come from benchmarks/city_recipes_table.py.
+One process trains and evaluates all recipes of one seed. The seed affects weights and order; the city is the
+same. ``--images`` keeps the rendered city in a file for other processes. benchmarks/city_recipes_table.py
+creates the table and plot over seeds.
 """
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +31,7 @@ from kappaplace.training.validation import ValidationSet
 from kappaplace.types import Embeddings
 from kappaplace.uncertainty import score_named
 from kappaplace_city import CityViews, SyntheticCity
-from record import append_row
+from record import DEVICE, log_row, parse_options
 
 SIZE, BLOCKS, RADIUS = 96, (4, 4), 25.0
 LEVELS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -62,14 +61,14 @@ ENCODER = [
     "optimiser.epochs=32",
     "optimiser.iterations=50",
 ]
-# κ must see damage to learn what it does: half of the views are damaged, as some of the queries will be.
+# κ must be trained on degraded images: half of the views are degraded, like some of the queries.
 HEAD = ["optimiser.lr=5e-3", "optimiser.epochs=30", "anchors.views=4", "augment.damage=0.5"]
 OPTIONS = {
     "retrieval": ENCODER,
     "kappa-pt": HEAD,
     "linear-head": HEAD,
     "gnll": HEAD,
-    # Two phases need a patience to pass from one to the other.
+    # Patience ends the first of its two phases.
     "kappa-jt": [*ENCODER, "augment.damage=0.3", "stop.patience=4"],
     "stun": ["optimiser.lr=5e-4", "optimiser.epochs=12", "optimiser.iterations=50", "augment.damage=0.3"],
     "contrastive": ENCODER,
@@ -85,7 +84,7 @@ STARTS = dict.fromkeys(("kappa-pt", "linear-head", "gnll", "stun"), "retrieval")
 
 @dataclass(frozen=True)
 class City:
-    """Images in memory with their poses."""
+    """Images in memory with positions."""
 
     training: TrainingSet
     validation: ValidationSet
@@ -100,7 +99,7 @@ def pixels(views: CityViews) -> np.ndarray:
 
 
 def make_city(file: Path | None, device: str) -> City:
-    """One district to learn from, one to choose models by, one to test in."""
+    """Create a district for training, one for validation, and one for testing."""
     city = SyntheticCity(0, BLOCKS, aliased=0.12, featureless=0.12)
     views = {
         "train": city.views("train", spacing=20.0, strength=0.6, seed=0),
@@ -115,15 +114,14 @@ def make_city(file: Path | None, device: str) -> City:
             np.savez(file, **images)
     on_device = {name: torch.from_numpy(array).to(device) for name, array in images.items()}
     train_views, test = views["train"], views["test"]
-    asked = torch.from_numpy(test.is_query).to(device)
-    where = test.positions
+    is_query, positions = torch.from_numpy(test.is_query).to(device), test.positions
     return City(
         TrainingSet(on_device["train"], train_views.positions, train_views.heading, name="synthetic city"),
         _validation(views["val"], on_device["val"]),
-        on_device["test"][asked],
-        on_device["test"][~asked],
-        positives_within(where[test.is_query], where[~test.is_query], RADIUS),
-        where[~test.is_query],
+        on_device["test"][is_query],
+        on_device["test"][~is_query],
+        positives_within(positions[test.is_query], positions[~test.is_query], RADIUS),
+        positions[~test.is_query],
     )
 
 
@@ -136,24 +134,24 @@ def _validation(views: CityViews, images: torch.Tensor) -> ValidationSet:
 
 @torch.inference_mode()
 def embed(model: AnyModel, images: torch.Tensor) -> Embeddings:
-    """Embeddings of images in memory, float or uint8."""
+    """Embed images in memory, float or uint8."""
     parts = [model(model.preprocessing.normalise(part)) for part in images.split(256)]
     columns = zip(*parts, strict=True)
     return Embeddings(*(None if c[0] is None else torch.cat(c).float().cpu().numpy() for c in columns))
 
 
 def certainty_against_damage(model: AnyModel, images: torch.Tensor) -> tuple[float, dict[str, float]]:
-    """Spearman of certainty with the level over all kinds, and its mean at each level relative to none.
+    """Return the Spearman correlation of certainty and level over all kinds, and the relative mean per level.
 
-    Certainty is κ, or one over the variance for models that have none.
+    Certainty is κ, or 1/variance for models without κ.
     """
-    chosen = images[:200].float() / 255
-    table = np.empty((len(DEGRADATIONS), len(LEVELS), len(chosen)))
+    sample = images[:200].float() / 255
+    table = np.empty((len(DEGRADATIONS), len(LEVELS), len(sample)))
     for i, kind in enumerate(DEGRADATIONS):
         for j, level in enumerate(LEVELS):
-            keys = np.arange(len(chosen))
-            found = embed(model, degrade(chosen, kind, level, keys=keys))
-            table[i, j] = found.kappa if found.kappa is not None else 1.0 / found.variance
+            keys = np.arange(len(sample))
+            degraded = embed(model, degrade(sample, kind, level, keys=keys))
+            table[i, j] = degraded.kappa if degraded.kappa is not None else 1.0 / degraded.variance
     levels = np.broadcast_to(np.array(LEVELS)[None, :, None], table.shape)
     mean = table.mean((0, 2))
     return float(spearmanr(table.ravel(), levels.ravel())[0]), {
@@ -161,15 +159,17 @@ def certainty_against_damage(model: AnyModel, images: torch.Tensor) -> tuple[flo
     }
 
 
-def judge(recipe: str, seed: int, model: AnyModel, city: City) -> list[dict[str, float | int | str]]:
-    """A row a score."""
+def evaluate_recipe(
+    recipe: str, seed: int, model: AnyModel, city: City
+) -> list[dict[str, float | int | str]]:
+    """Return one row per score."""
     query, reference = embed(model, city.queries), embed(model, city.references)
     matches = search(query.descriptor, reference.descriptor, 10)
     evidence = Evidence(Queries(query), ArrayReferences(reference), matches)
     names = ["l2", "pa"]
     names += ["inverse-kappa", "kappaplace"] if query.kappa is not None else []
     names += ["variance"] if query.variance is not None else []
-    found = evaluate(evidence, city.positives.hits(matches.indices), [score_named(name) for name in names])
+    result = evaluate(evidence, city.positives.hits(matches.indices), [score_named(name) for name in names])
     damage: dict[str, float] = {f"certainty at {level:g}": float("nan") for level in LEVELS}
     rank = float("nan")
     if query.kappa is not None or query.variance is not None:
@@ -179,29 +179,24 @@ def judge(recipe: str, seed: int, model: AnyModel, city: City) -> list[dict[str,
             "recipe": recipe,
             "seed": seed,
             "score": one.score.name,
-            **{f"R@{k}": value for k, value in found.recall.items()},
+            **{f"R@{k}": value for k, value in result.recall.items()},
             **{f"ECE@{k}": value for k, value in one.ece.items()},
             "AUROC": one.auroc,
             "Spearman of certainty and damage": rank,
             **damage,
         }
-        for one in found.scores
+        for one in result.scores
     ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--csv", type=Path)
-    parser.add_argument("--images", type=Path)
-    parser.add_argument("--only", default=",".join(OPTIONS))
-    arguments = parser.parse_args()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    arguments = parse_options(__doc__, seed=0, csv=Path, images=Path, only=",".join(OPTIONS))
+    device = DEVICE.type
     city = make_city(arguments.images, device)
-    wanted = arguments.only.split(",")
+    names = arguments.only.split(",")
     with tempfile.TemporaryDirectory() as work:
         for recipe in OPTIONS:
-            needed = recipe in wanted or any(STARTS.get(name) == recipe for name in wanted)
+            needed = recipe in names or any(STARTS.get(name) == recipe for name in names)
             if not needed:
                 continue
             start = [f"model.start={work}/{STARTS[recipe]}/model"] if recipe in STARTS else []
@@ -210,10 +205,8 @@ def main() -> None:
             )
             assert recipe in RECIPES
             trained = train(settings, city.training, f"{work}/{recipe}", city.validation)
-            for row in judge(recipe, arguments.seed, trained.model.to(device).eval(), city):
-                print({k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
-                if arguments.csv:
-                    append_row(arguments.csv, row)
+            for row in evaluate_recipe(recipe, arguments.seed, trained.model.to(device).eval(), city):
+                log_row(arguments.csv, row)
 
 
 if __name__ == "__main__":

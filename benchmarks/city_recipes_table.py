@@ -1,11 +1,10 @@
-"""Mean and standard deviation over seeds of results/city_recipes.csv: a Markdown table and a picture.
+"""Mean and standard deviation over seeds of results/city_recipes.csv: a Markdown table and a figure.
 
 python benchmarks/city_recipes_table.py [--csv results/city_recipes.csv] [--out results/city_recipes]
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
 from collections import defaultdict
 from pathlib import Path
@@ -13,8 +12,9 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 
-from kappaplace.files import replace_file
+from kappaplace.files import write_file
 from kappaplace.reports.figures import COLOURS, PLOT_STYLE, new_figure
+from record import parse_options
 
 NAMES = {
     "kappa-pt": "KappaPlace-PT",
@@ -32,17 +32,17 @@ Rows = dict[tuple[str, str], list[dict[str, float]]]
 
 
 def read(file: Path) -> Rows:
-    """(recipe, score) → one row a seed."""
-    found: Rows = defaultdict(list)
+    """Read one row per seed for each (recipe, score)."""
+    rows: Rows = defaultdict(list)
     with file.open(encoding="utf-8") as stream:
         for row in csv.DictReader(stream):
-            wanted = [*COLUMNS, *(f"certainty at {level}" for level in LEVELS)]
-            found[row["recipe"], row["score"]].append({name: float(row[name]) for name in wanted})
-    return found
+            names = [*COLUMNS, *(f"certainty at {level}" for level in LEVELS)]
+            rows[row["recipe"], row["score"]].append({name: float(row[name]) for name in names})
+    return rows
 
 
 def lines(rows: Rows) -> list[tuple[str, list[dict[str, float]]]]:
-    """The lines of the table: the encoder's own distances first, then each recipe by its own score."""
+    """Return the lines of the table: distances of the encoder first, then each recipe with its score."""
     table = [("L2 (retrieval)", rows["retrieval", "l2"]), ("PA (retrieval)", rows["retrieval", "pa"])]
     for recipe, name in NAMES.items():
         score = "kappaplace" if (recipe, "kappaplace") in rows else "variance"
@@ -63,8 +63,8 @@ def markdown(table: list[tuple[str, list[dict[str, float]]]]) -> str:
     return "\n".join(text) + "\n"
 
 
-def picture(table: list[tuple[str, list[dict[str, float]]]], file: Path) -> None:
-    """Left: ECE@1 and AUROC with their spread over seeds. Right: certainty as damage grows."""
+def draw(table: list[tuple[str, list[dict[str, float]]]], file: Path) -> None:
+    """Draw ECE@1 and AUROC with their spread over seeds (left), and certainty against degradation (right)."""
     with matplotlib.rc_context(PLOT_STYLE):
         figure = new_figure(10.0, 4.2)
         left, right = figure.subplots(1, 2)
@@ -97,21 +97,18 @@ def picture(table: list[tuple[str, list[dict[str, float]]]], file: Path) -> None
                 color=COLOURS[number % len(COLOURS)],
                 label=name,
             )
-        right.set(xlabel="level of damage", title="mean certainty (κ or 1/σ²) of the same queries")
+        right.set(xlabel="level of degradation", title="mean certainty (κ or 1/σ²) of the same queries")
         right.set_ylim(bottom=0)
         right.legend(fontsize=8, ncols=2, loc="lower left")
         figure.savefig(file, dpi=130)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--csv", type=Path, default=Path("results/city_recipes.csv"))
-    parser.add_argument("--out", type=Path, default=Path("results/city_recipes"))
-    arguments = parser.parse_args()
+    arguments = parse_options(__doc__, csv=Path("results/city_recipes.csv"), out=Path("results/city_recipes"))
     table = lines(read(arguments.csv))
     text = markdown(table)
-    replace_file(arguments.out.with_suffix(".md"), lambda part: part.write_text(text, encoding="utf-8"))
-    picture(table, arguments.out.with_suffix(".png"))
+    write_file(arguments.out.with_suffix(".md"), text)
+    draw(table, arguments.out.with_suffix(".png"))
     print(text, end="")
 
 

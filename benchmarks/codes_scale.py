@@ -1,14 +1,13 @@
-"""What a map's codes of 128 bytes (`--storage pq`) lose in R@1 among millions of references.
+"""Loss of R@1 by the 128-byte codes of a map (`--storage pq`) among millions of references.
 
     python benchmarks/codes_scale.py --references 200000 2800000 10000000 --csv results/codes_scale.csv
 
-Descriptors are those of `search_engines.py`, drawn anew on the GPU (a few gigabytes; two minutes), where they
-are also encoded and compared, step by step as `Codebook` does; that both give the same is checked on some.
+Descriptors are drawn like those of `search_engines.py`, but on the GPU (a few gigabytes, two minutes). They
+are encoded and compared there with the steps of `Codebook`; a sample is checked against `Codebook` itself.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -19,16 +18,15 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from kappaplace.retrieval.codes import SAMPLE, VALUES, Codebook, learn_codebook
-from record import append_row
+from record import DEVICE, log_row, parse_options
 
 DIM, DISTRICT, MOST_IMAGES = 512, 2000, 20
 SHARES = {"district": 0.35, "place": 0.35, "image": 0.3}  # of the variance
 PLACES, BLOCK, CHECKED = 20_000, 1 << 16, 2000
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 class City(NamedTuple):
-    """References as float16, the place of each; queries and theirs."""
+    """References as float16 with their places, and queries with the places to find."""
 
     references: Tensor
     places: Tensor
@@ -36,7 +34,7 @@ class City(NamedTuple):
     answers: Tensor
 
 
-class Drawn:
+class Random:
     """Random numbers of one seed on the device."""
 
     def __init__(self, seed: int) -> None:
@@ -50,8 +48,8 @@ class Drawn:
 
 
 def make(count: int, asked: int, seed: int = 0) -> City:
-    """Districts, places of 1 to 19 images, energy falling as 1/i; a query is one more image of a place."""
-    draw = Drawn(seed)
+    """Create districts with places of 1 to 19 images; a query is another image of a place."""
+    draw = Random(seed)
     energy = torch.arange(1, DIM + 1, device=DEVICE).float().rsqrt()
     mix = energy[:, None] * torch.linalg.qr(draw.normal(DIM, DIM))[0] / energy.norm()
     district, place, image = (share**0.5 for share in SHARES.values())
@@ -63,48 +61,48 @@ def make(count: int, asked: int, seed: int = 0) -> City:
     references = torch.empty(count, DIM, dtype=torch.float16, device=DEVICE)
     places = torch.empty(count, dtype=torch.int64, device=DEVICE)
     queries, answers = [], []
-    done = known = 0
+    done = place_count = 0
     while done < count:
         centres = district * districts[draw.integers(0, len(districts), PLACES)]
         centres += place * draw.normal(PLACES, DIM)
         each = draw.integers(1, MOST_IMAGES, PLACES)
         of = torch.repeat_interleave(torch.arange(PLACES, device=DEVICE), each)[: count - done]
         references[done : done + len(of)] = images(centres[of]).half()
-        places[done : done + len(of)] = known + of
+        places[done : done + len(of)] = place_count + of
         there = of.unique()
         chosen = there[draw.integers(0, len(there), max(1, 2 * asked * len(of) // count))]
         queries.append(images(centres[chosen]))
-        answers.append(known + chosen)
-        done, known = done + len(of), known + PLACES
+        answers.append(place_count + chosen)
+        done, place_count = done + len(of), place_count + PLACES
     order = torch.randperm(sum(map(len, answers)), generator=draw.source, device=DEVICE)[:asked]
     return City(references, places, torch.cat(queries)[order], torch.cat(answers)[order])
 
 
 def search(queries: Tensor, blocks: Iterable[tuple[int, Tensor]], k: int = 10) -> Tensor:
-    """Rows of the best matches."""
+    """Return the rows of the best matches."""
     best = torch.empty(len(queries), 0, device=DEVICE)
     rows = torch.empty(len(queries), 0, dtype=torch.int64, device=DEVICE)
     for start, part in blocks:
-        found = (queries @ part.T).topk(min(k, len(part)), 1)
-        best, rows = torch.cat([best, found.values], 1), torch.cat([rows, found.indices + start], 1)
+        top = (queries @ part.T).topk(min(k, len(part)), 1)
+        best, rows = torch.cat([best, top.values], 1), torch.cat([rows, top.indices + start], 1)
         best, order = best.topk(min(k, best.shape[1]), 1)
         rows = rows.gather(1, order)
     return rows
 
 
-def as_they_are(references: Tensor) -> Iterator[tuple[int, Tensor]]:
+def blocks_of(references: Tensor) -> Iterator[tuple[int, Tensor]]:
     for start in range(0, len(references), BLOCK):
         yield start, references[start : start + BLOCK].float()
 
 
 def coded(references: Tensor, book: Codebook) -> Iterator[tuple[int, Tensor]]:
-    """Encoded and decoded, in the space of the codes."""
+    """Encode and decode references, in the space of the codes."""
     assert book.weights is not None
     rotation, values, weights = (
         torch.from_numpy(array).to(DEVICE) for array in (book.rotation, book.values, book.weights)
     )
     (lowest, highest), weak = book.gains, weights.min() / weights
-    for start, block in as_they_are(references):
+    for start, block in blocks_of(references):
         turned, parts, column = block @ rotation, [], 0
         for size in book.sizes:
             mine = slice(column, column + size)
@@ -113,28 +111,28 @@ def coded(references: Tensor, book: Codebook) -> Iterator[tuple[int, Tensor]]:
             nearest = ((centres**2).sum(1) / 2 - (turned[:, mine] * scale) @ centres.T).argmin(1)
             parts.append(values[nearest, mine])
             column += size
-        made = torch.cat(parts, 1)
-        product = turned * made
+        decoded = torch.cat(parts, 1)
+        product = turned * decoded
         gain = ((block**2).sum(1) - product.sum(1)) / (product @ weak).clamp_min(1e-6)
         byte = ((gain - lowest) / (highest - lowest)).clamp(0, 1).mul(VALUES - 1).round()
-        yield start, made * (1 + (lowest + byte / (VALUES - 1) * (highest - lowest))[:, None] * weak)
+        yield start, decoded * (1 + (lowest + byte / (VALUES - 1) * (highest - lowest))[:, None] * weak)
 
 
-def agreeing(references: Tensor, book: Codebook) -> float:
-    """Share of references for which `Codebook` gives the same; rounding may choose another of two near."""
+def agreement(references: Tensor, book: Codebook) -> float:
+    """Return the fraction of references with the same result in `Codebook`; rounding may change it."""
     ours = book.decode(book.encode(references.float().cpu().numpy()), turned=True)
     theirs = torch.cat([part for _, part in coded(references, book)]).cpu().numpy()
     return float(np.mean(np.abs(ours - theirs).max(1) < 1e-3))
 
 
-def measured(count: int, asked: int) -> dict[str, float | int | str]:
+def measure(count: int, asked: int) -> dict[str, float | int | str]:
     city = make(count, asked)
     drawn = torch.randperm(count, generator=torch.Generator().manual_seed(1))[:SAMPLE].sort().values
     book = learn_codebook(city.references[drawn.to(DEVICE)].float().cpu().numpy())
-    truth = search(city.queries, as_they_are(city.references))
+    truth = search(city.queries, blocks_of(city.references))
     turned = city.queries @ torch.from_numpy(book.rotation).to(DEVICE)
-    found = search(turned, coded(city.references, book))
-    exact, codes = ((city.places[rows[:, 0]] == city.answers).float() for rows in (truth, found))
+    matches = search(turned, coded(city.references, book))
+    exact, codes = ((city.places[rows[:, 0]] == city.answers).float() for rows in (truth, matches))
     lost = 100 * (exact - codes)
     return {
         "references": count,
@@ -144,22 +142,16 @@ def measured(count: int, asked: int) -> dict[str, float | int | str]:
         "R@1": float(codes.mean()),
         "points lost": float(lost.mean()),
         "standard error": float(lost.std()) / asked**0.5,
-        "recall@10": float((found[:, :, None] == truth[:, None]).any(2).float().mean()),
-        "same as Codebook": agreeing(city.references[:CHECKED], book),
+        "recall@10": float((matches[:, :, None] == truth[:, None]).any(2).float().mean()),
+        "same as Codebook": agreement(city.references[:CHECKED], book),
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--references", type=int, nargs="+", default=[200_000, 2_800_000, 10_000_000])
-    parser.add_argument("--queries", type=int, default=8000)
-    parser.add_argument("--csv", type=Path)
-    options = parser.parse_args()
+    options = parse_options(__doc__, references=[200_000, 2_800_000, 10_000_000], queries=8000, csv=Path)
     for count in options.references:
-        row = measured(count, options.queries)
-        print("  ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()))
-        if options.csv:
-            append_row(options.csv, row)
+        row = measure(count, options.queries)
+        log_row(options.csv, row)
 
 
 if __name__ == "__main__":

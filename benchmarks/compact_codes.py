@@ -1,17 +1,16 @@
-"""Ways to put a descriptor into about 128 bytes: what each costs in R@1 and in recall@10 of exact search.
+"""Codes of about 128 bytes per descriptor: loss of R@1, and recall@10 of exact search.
 
 python benchmarks/compact_codes.py --synthetic 200000 --csv results/compact_codes.csv
 python benchmarks/compact_codes.py --real real_lite0.npz --csv results/compact_codes.csv
 
-Every code is learnt on the references, all references are encoded and decoded again, and all queries are
-compared with all of them, so that nothing but the code differs. `real_descriptors.py` makes the second file.
+Every code is fitted on the references. All references are encoded and decoded, and all queries are compared
+with all of them, so that only the code differs. `real_descriptors.py` creates the second file.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 from kappaplace.retrieval import exact
 from kappaplace.retrieval.codes import learn_codebook
 from kappaplace.retrieval.faiss import balanced_rotation
-from record import append_row
+from record import log_row, timed
 from search_engines import make
 
 Array = NDArray[np.float32]
@@ -56,7 +55,7 @@ def own(x: Array) -> tuple[Array, float]:
 
 
 def inverted(codes: int, together: int, means: bool = True) -> Callable[[Array], tuple[Array, float]]:
-    """Of the difference to a k-means centre, whose list a reference is in; 8 bytes for its number."""
+    """Encode the difference to a k-means centre, plus 8 bytes for the index of the centre."""
 
     def code(x: Array) -> tuple[Array, float]:
         rotation = balanced_rotation(sample_of(x), codes, together)
@@ -121,7 +120,7 @@ SCALES = ("none", "unit", "unbiased")
 
 
 def scaled(back: Array, how: str) -> Array:
-    """As decoded; to unit length; or by 1/‖x̂‖², which makes products with what is alike unbiased."""
+    """Scale decoded vectors: not at all, to unit length, or by 1/‖x̂‖², which makes similarities unbiased."""
     square = np.einsum("nd,nd->n", back, back)[:, None]
     return back / np.maximum(
         {"none": np.ones_like(square), "unit": np.sqrt(square), "unbiased": square}[how], 0.1
@@ -133,19 +132,19 @@ def main() -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--synthetic", type=int, metavar="REFERENCES")
     source.add_argument("--real", type=Path)
-    parser.add_argument("--queries", type=int, default=1000, help="of the synthetic ones")
-    parser.add_argument("--codes", nargs="+", default=list(CODES), help="first words of their names")
+    parser.add_argument("--queries", type=int, default=1000, help="number of synthetic queries")
+    parser.add_argument("--codes", nargs="+", default=list(CODES), help="first words of the names of codes")
     parser.add_argument("--csv", type=Path)
     options = parser.parse_args()
     right: Callable[[NDArray[np.int64]], float]
     if options.real:
-        given = np.load(options.real)
-        x, queries, ends = given["references"], given["queries"], np.cumsum(given["counts"])
-        truth = [set(rows) for rows in np.split(given["positives"], ends[:-1])]
+        stored = np.load(options.real)
+        x, queries, ends = stored["references"], stored["queries"], np.cumsum(stored["counts"])
+        truth = [set(rows) for rows in np.split(stored["positives"], ends[:-1])]
         right = lambda top: float(np.mean([row in rows for row, rows in zip(top, truth, strict=True)]))  # noqa: E731
     else:
         with tempfile.TemporaryDirectory() as scratch:
-            make(Path(scratch), options.synthetic, asked_in_all=options.queries)
+            make(Path(scratch), options.synthetic, query_count=options.queries)
             x = np.load(Path(scratch) / "descriptors.npy").astype(np.float32)
             queries, places, answers = (
                 np.load(Path(scratch) / f"{what}.npy") for what in ("queries", "places", "answers")
@@ -153,11 +152,9 @@ def main() -> None:
         right = lambda top: float(np.mean(places[top] == answers))  # noqa: E731
     best = exact.search(queries, x, 10).indices
     for name in (name for name in CODES if name.startswith(tuple(options.codes))):
-        start = time.perf_counter()
-        back, size = CODES[name](x)
-        taken = time.perf_counter() - start
+        (back, size), seconds = timed(lambda name=name: CODES[name](x))
         for how in SCALES:
-            found = exact.search(queries, scaled(back, how), 10).indices
+            matches = exact.search(queries, scaled(back, how), 10).indices
             row: dict[str, float | int | str] = {
                 "descriptors": options.real.stem if options.real else f"synthetic {options.synthetic}",
                 "references": len(x),
@@ -165,21 +162,16 @@ def main() -> None:
                 "code": name,
                 "scale": how,
                 "bytes": size,
-                "R@1": right(found[:, 0]),
+                "R@1": right(matches[:, 0]),
                 "exact R@1": right(best[:, 0]),
-                "points lost": 100 * (right(best[:, 0]) - right(found[:, 0])),
+                "points lost": 100 * (right(best[:, 0]) - right(matches[:, 0])),
                 "recall@10": float(
-                    np.mean([len(set(a) & set(b)) / 10 for a, b in zip(found, best, strict=True)])
+                    np.mean([len(set(a) & set(b)) / 10 for a, b in zip(matches, best, strict=True)])
                 ),
                 "error": float(1 - np.mean(np.einsum("nd,nd->n", scaled(back, "unit"), x))),
-                "seconds": taken,
+                "seconds": seconds,
             }
-            print(
-                ", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()),
-                flush=True,
-            )
-            if options.csv:
-                append_row(options.csv, row)
+            log_row(options.csv, row)
 
 
 if __name__ == "__main__":

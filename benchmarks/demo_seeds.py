@@ -1,19 +1,18 @@
-"""The demo for several seeds: does R@1 stay where there is something to be uncertain about?
+"""The demo for several seeds: R@1, ECE and AUROC of every score.
 
 python benchmarks/demo_seeds.py [--seeds 3] [--csv FILE]
 """
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 from kappaplace.cli.demo import DemoSettings, run_demo
-from record import append_row
+from record import log_row, parse_options
 
 
 def rows_of(seed: int) -> list[dict[str, float | int | str]]:
-    """One row a score; recall is repeated, so that each row can be read on its own."""
+    """Return one row per score; recall is repeated in each row."""
     answer = run_demo(DemoSettings(seed=seed)).evaluation
     recall = {f"R@{k}": value for k, value in answer.recall.items()}
     return [
@@ -29,15 +28,10 @@ def rows_of(seed: int) -> list[dict[str, float | int | str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--csv", type=Path)
-    arguments = parser.parse_args()
+    arguments = parse_options(__doc__, seeds=3, csv=Path)
     for seed in range(arguments.seeds):
         for row in rows_of(seed):
-            print(row, flush=True)
-            if arguments.csv:
-                append_row(arguments.csv, row)
+            log_row(arguments.csv, row)
 
 
 if __name__ == "__main__":

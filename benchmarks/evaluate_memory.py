@@ -3,15 +3,13 @@
     python benchmarks/evaluate_memory.py --references 300000
     python benchmarks/evaluate_memory.py --references 2800000 --most 8 --folder /somewhere/with/6/GB
 
-Descriptors are random unit vectors in a file, written block by block; κ is one float an image; positions are
-those of a city, so that every score except geometric verification is computed. The peak counts the mapped
-pages of the file, although the system may take them back at any time; "own" is what the process itself
-allocated.
+Descriptors are random unit vectors in a file, written block by block. κ is one float per image, and positions
+are those of a city, so that every score except geometric verification is computed. The peak includes mapped
+pages of the file, which the system can free at any time; "own" is the memory that the process allocated.
 """
 
 from __future__ import annotations
 
-import argparse
 import resource
 import sys
 import tempfile
@@ -27,14 +25,14 @@ from kappaplace.evaluation.measuring import measure
 from kappaplace.evaluation.results import EvaluationResult, write_result
 from kappaplace.evaluation.scoring import chosen_scores, score_set
 from kappaplace.types import Embeddings
-from record import append_row
+from record import Option, append_row, parse_options
 
 GIB = 2.0**30
 BLOCK = 1 << 14
 
 
 def unit_vectors(file: Path, rows: int, dim: int, kind: str, seed: int) -> np.ndarray:
-    """Random unit vectors as a memory map."""
+    """Create random unit vectors as a memory map."""
     array = np.lib.format.open_memmap(file, mode="w+", dtype=kind, shape=(rows, dim))
     rng = np.random.default_rng(seed)
     for start in range(0, rows, BLOCK):
@@ -46,7 +44,7 @@ def unit_vectors(file: Path, rows: int, dim: int, kind: str, seed: int) -> np.nd
 
 
 def city(queries: int, references: int) -> PlaceImages:
-    """Positions all over a city; no image is ever opened."""
+    """Create a table with positions in a city; no image is opened."""
     rng = np.random.default_rng(2)
     names = np.empty(queries + references, np.dtypes.StringDType())
     for start in range(0, len(names), BLOCK):
@@ -57,7 +55,7 @@ def city(queries: int, references: int) -> PlaceImages:
 
 
 class OwnMemory(threading.Thread):
-    """Watches the anonymous memory of the process: without pages of mapped files."""
+    """Watches the memory of the process without pages of mapped files."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -74,17 +72,16 @@ class OwnMemory(threading.Thread):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    arguments = parse_options(
+        __doc__,
+        references=300_000,
+        queries=1000,
+        dim=512,
+        dtype=Option("float32", choices=["float32", "float16"]),
+        folder=Option(Path, help="folder for the temporary file of descriptors"),
+        most=Option(float, help="fail above this peak, in GiB"),
+        csv=Path,
     )
-    parser.add_argument("--references", type=int, default=300_000)
-    parser.add_argument("--queries", type=int, default=1000)
-    parser.add_argument("--dim", type=int, default=512)
-    parser.add_argument("--dtype", choices=["float32", "float16"], default="float32")
-    parser.add_argument("--folder", type=Path, help="where the file of descriptors is made for a while")
-    parser.add_argument("--most", type=float, help="fail above this peak, in GiB")
-    parser.add_argument("--csv", type=Path, help="append the result to this file as a dated row")
-    arguments = parser.parse_args()
     n, r, d = arguments.queries, arguments.references, arguments.dim
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
         folder = Path(name)
@@ -96,10 +93,10 @@ def main() -> None:
         watch = OwnMemory()
         watch.start()
         start = time.perf_counter()
-        found = from_descriptors(Embeddings(query, kappas[0]), Embeddings(reference, kappas[1]), None, table)
+        data = from_descriptors(Embeddings(query, kappas[0]), Embeddings(reference, kappas[1]), None, table)
         searched = time.perf_counter() - start
         scores, not_asked = chosen_scores()
-        result = score_set(found, scores, not_asked=not_asked)
+        result = score_set(data, scores, not_asked=not_asked)
         scored = time.perf_counter() - start - searched
         metrics = measure([result], resamples=0)
         write_result(EvaluationResult("random", (result,), metrics), folder / "out")
@@ -111,10 +108,9 @@ def main() -> None:
     print(f"{len(result.scores)} scores")
     print(f"peak {peak:.2f} GiB with mapped pages, own {watch.peak:.2f} GiB")
     print(f"search {searched:.1f} s, scores {scored:.1f} s, all {seconds:.1f} s")
-    if arguments.csv:
-        sizes = {"references": r, "queries": n, "dim": d, "dtype": arguments.dtype}
-        times = {"search_s": searched, "scores_s": scored, "all_s": seconds}
-        append_row(arguments.csv, {**sizes, "peak_GiB": peak, "own_GiB": watch.peak, **times})
+    sizes = {"references": r, "queries": n, "dim": d, "dtype": arguments.dtype}
+    times = {"search_s": searched, "scores_s": scored, "all_s": seconds}
+    append_row(arguments.csv, {**sizes, "peak_GiB": peak, "own_GiB": watch.peak, **times})
     if arguments.most is not None and peak > arguments.most:
         sys.exit(f"The peak of {peak:.2f} GiB is above {arguments.most:g} GiB.")
 

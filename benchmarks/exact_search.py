@@ -21,13 +21,13 @@ K = 10
 
 
 def descriptors(rows: int, dim: int, seed: int = 0) -> np.ndarray:
-    """Random directions."""
+    """Create random unit vectors."""
     values = np.random.default_rng(seed).standard_normal((rows, dim), np.float32)
     return values / np.linalg.norm(values, axis=1, keepdims=True)
 
 
 def measure_search(references: int, queries: int = 200, dim: int = 512, *, rounds: int = 3) -> list[Row]:
-    """Times of one batch of queries; all must find the same."""
+    """Time one batch of queries; all methods must return the same matches."""
     q, r = descriptors(queries, dim, 1), descriptors(references, dim)
     tensors = torch.from_numpy(q), torch.from_numpy(r)
     peers = {
@@ -39,14 +39,14 @@ def measure_search(references: int, queries: int = 200, dim: int = 512, *, round
     if importlib.util.find_spec("faiss") is not None:
         import faiss
 
-        faiss.omp_set_num_threads(torch.get_num_threads())  # as many as we have
+        faiss.omp_set_num_threads(torch.get_num_threads())  # as many threads as ours
         index = faiss.IndexFlatIP(dim)
         index.add(r)
         peers["faiss flat"] = lambda: index.search(q, K)[1]
     matches = search(q, r, K).indices
     for name, peer in peers.items():
-        if (peer() != matches).mean() > 0.001:  # sums in another order may swap two that are nearly equal
-            raise KappaPlaceError(f"The {name} does not find what exact search finds.")
+        if (peer() != matches).mean() > 0.001:  # rounding may swap nearly equal matches
+            raise KappaPlaceError(f"The matches of {name} differ from exact search.")
     calls = {"ours": lambda: search(q, r, K), **peers}
     times = interleaved(calls, torch.device("cpu"), Rounds(1, rounds, 1))
     ms = {name: 1e3 * statistics.median(values) for name, values in times.items()}

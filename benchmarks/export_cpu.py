@@ -1,13 +1,12 @@
-"""Exported models on the CPU against the eager one: latency, and what int8 costs in R@1 and in κ's ranks.
+"""Exported models on the CPU against the eager model: latency, and the loss of int8 in R@1 and ranks of κ.
 
 python benchmarks/export_cpu.py [--models lite0 resnet50] [--resnet50 WEIGHTS] [--data SET] [--csv FILE]
 
-Latency is of one image; every round times each form once, in turn, so that a busy machine harms all alike,
-and the ratio is that of the medians. "cpu" is processor time instead, which other programs hardly change: on
-a busy machine look at it, with OMP_NUM_THREADS=1. Quality is measured on SET, a folder that `kappaplace data
-import gt-json` reads; without it on a synthetic city. int8 takes its ranges from references; its quality is
-judged on queries against references. ResNet-50 starts from WEIGHTS, a file (torchvision's names; projection
-and head are then untrained, and κ hardly varies) or a model's folder; untrained without it.
+Latency is the time per image; every round times each form once, in turn, so that other load affects all
+alike. The ratio uses medians. "cpu" is processor time, which hardly depends on other load (use
+OMP_NUM_THREADS=1). Quality is measured on SET, a folder for `kappaplace data import gt-json`. Default: a
+synthetic city. int8 is calibrated on references and evaluated on queries. ResNet-50 uses WEIGHTS, a weights
+file (projection and head are untrained then, and κ hardly varies) or a model folder. Default: untrained.
 """
 
 from __future__ import annotations
@@ -34,31 +33,30 @@ from kappaplace.models.export.graph import probe_images
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.types import Embeddings
 from kappaplace_city import SyntheticCity, write_city
-from record import append_row
+from record import Option, log_row, parse_options
 
 FORMS = ("onnx", "openvino", "openvino half", "onnx int8", "openvino int8")
 LATENCY_SIZE = {"lite0": 320, "resnet50": 512}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=list(LATENCY_SIZE), choices=list(LATENCY_SIZE))
-    parser.add_argument("--forms", nargs="+", default=FORMS, choices=FORMS)
-    parser.add_argument("--resnet50", type=Path, help="a weights file or a model's folder")
-    parser.add_argument("--data", type=Path)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--no-speed", action="store_true")
-    parser.add_argument("--no-quality", action="store_true")
-    parser.add_argument("--images", type=int, default=400, help="queries, and references, at most")
-    parser.add_argument("--csv", type=Path)
-    args = parser.parse_args()
+    args = parse_options(
+        __doc__,
+        models=Option(list(LATENCY_SIZE), choices=list(LATENCY_SIZE)),
+        forms=Option(FORMS, choices=FORMS),
+        resnet50=Option(Path, help="weights file or model folder"),
+        data=Path,
+        rounds=20,
+        no_speed=False,
+        no_quality=False,
+        images=Option(400, help="largest number of queries, and of references"),
+        csv=Path,
+    )
     with tempfile.TemporaryDirectory() as folder:
         table = read(args.data) if args.data else _city(Path(folder))
         for name in args.models:
-            for row in measured(name, args, table, Path(folder)):
-                print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
-                if args.csv:
-                    append_row(args.csv, row)
+            for row in measure(name, args, table, Path(folder)):
+                log_row(args.csv, row)
 
 
 def _city(folder: Path) -> PlaceImages:
@@ -70,7 +68,7 @@ def _city(folder: Path) -> PlaceImages:
 
 
 def model_named(name: str, resnet50: Path | None) -> PlaceModel:
-    """The shipped model, or a ResNet-50 that embeds at 320 pixels."""
+    """Return the shipped model, or a ResNet-50 at 320 pixels."""
     if name == "lite0":
         model = load_model()
     elif resnet50 is not None:
@@ -85,24 +83,24 @@ def model_named(name: str, resnet50: Path | None) -> PlaceModel:
     return model.eval()
 
 
-def measured(name: str, args: argparse.Namespace, table: PlaceImages, folder: Path) -> list[dict[str, Any]]:
+def measure(name: str, args: argparse.Namespace, table: PlaceImages, folder: Path) -> list[dict[str, Any]]:
     model = model_named(name, args.resnet50)
     queries = table.image_paths(table.query_rows)[: args.images]
     references = table.image_paths(table.reference_rows)
-    opened: dict[str, Any] = {"eager": model}
-    kept: dict[str, int] = {}
+    models: dict[str, Any] = {"eager": model}
+    float_layers: dict[str, int] = {}
     for form in args.forms:
-        made = exported(model, form, folder / name, references)
-        kept[form] = made.quantised.kept if made.quantised else 0
-        opened[form] = load_model(made.file)
-    speed = {} if args.no_speed else latency(opened, LATENCY_SIZE[name], args.rounds)
+        export = exported(model, form, folder / name, references)
+        float_layers[form] = export.quantised.kept if export.quantised else 0
+        models[form] = load_model(export.file)
+    speed = {} if args.no_speed else latency(models, LATENCY_SIZE[name], args.rounds)
     expected = None if args.no_quality else embeddings(model, queries, references)
     rows = []
-    for form, each in opened.items():
+    for form, each in models.items():
         quality = {"R@1": "", "R@1 lost": "", "kappa ranks": "", "mean cosine": ""}
         if expected is not None and (form == "eager" or "int8" in form):
-            got = expected if form == "eager" else embeddings(each, queries, references)
-            quality = judged(table, expected, got, len(queries))
+            answers = expected if form == "eager" else embeddings(each, queries, references)
+            quality = fidelity(table, expected, answers, len(queries))
         rows.append(
             {
                 "model": name,
@@ -110,20 +108,20 @@ def measured(name: str, args: argparse.Namespace, table: PlaceImages, folder: Pa
                 "data": args.data.name if args.data else "city",
                 "size": LATENCY_SIZE[name],
                 "threads": torch.get_num_threads(),
-                **compared(speed.get("eager"), speed.get(form)),
-                "float layers": kept.get(form, ""),
+                **speed_ratios(speed.get("eager"), speed.get(form)),
+                "float layers": float_layers.get(form, ""),
                 **quality,
             }
         )
     return rows
 
 
-def compared(eager: Any, form: Any) -> dict[str, float | str]:
-    """Milliseconds an image by the clock and of the processor, and the ratios to the eager model's."""
+def speed_ratios(eager: Any, form: Any) -> dict[str, float | str]:
+    """Return milliseconds per image (wall clock and processor), and their ratios to the eager model."""
     if eager is None:
         return {"ms": "", "times faster": "", "cpu ms": "", "times less cpu": ""}
     (clock, cpu), (eager_clock, eager_cpu) = (
-        [statistics.median(column) for column in zip(*timed, strict=True)] for timed in (form, eager)
+        [statistics.median(column) for column in zip(*times, strict=True)] for times in (form, eager)
     )
     return {
         "ms": 1e3 * clock,
@@ -134,32 +132,32 @@ def compared(eager: Any, form: Any) -> dict[str, float | str]:
 
 
 def exported(model: PlaceModel, form: str, folder: Path, images: list[str]) -> Exported:
-    """One form; what was made before is used again, as OpenVINO's forms are made of ONNX's anyway."""
+    """Export one form; earlier exports are reused, because OpenVINO forms are converted from ONNX."""
     int8 = "int8" in form
-    made = _made.get(str(folder) + "int8" * int8)
-    if made is None:
+    export = _exports.get(str(folder) + "int8" * int8)
+    if export is None:
         file = folder / ("int8.onnx" if int8 else "model.onnx")
-        made = export_model(model, file, options=ExportOptions(int8_images=images if int8 else None))
-        _made[str(folder) + "int8" * int8] = made
+        export = export_model(model, file, options=ExportOptions(int8_images=images if int8 else None))
+        _exports[str(folder) + "int8" * int8] = export
     if form.startswith("onnx"):
-        return made
+        return export
     half = form.endswith("half")
-    record = replace(made.record, precision="float16") if half else made.record
+    record = replace(export.record, precision="float16") if half else export.record
     file = folder / f"{form.replace(' ', '-')}.zip"
-    convert(made.file, file, record.to_json(), half=half)
-    return made._replace(file=file)
+    convert(export.file, file, record.to_json(), half=half)
+    return export._replace(file=file)
 
 
-_made: dict[str, Exported] = {}
+_exports: dict[str, Exported] = {}
 
 
-def latency(opened: dict[str, Any], size: int, rounds: int) -> dict[str, list[tuple[float, float]]]:
-    """Seconds an image, by the clock and of the processor, each form once a round; three rounds warm up."""
-    images = probe_images(next(iter(opened.values())).preprocessing, 1, (size, size))
-    seconds: dict[str, list[tuple[float, float]]] = {form: [] for form in opened}
+def latency(models: dict[str, Any], size: int, rounds: int) -> dict[str, list[tuple[float, float]]]:
+    """Return seconds per image (wall clock, processor) for each round and form; three rounds warm up."""
+    images = probe_images(next(iter(models.values())).preprocessing, 1, (size, size))
+    seconds: dict[str, list[tuple[float, float]]] = {form: [] for form in models}
     with torch.inference_mode():
         for number in range(rounds + 3):
-            for form, model in opened.items():
+            for form, model in models.items():
                 start, used = time.perf_counter(), time.process_time()
                 model(images)
                 if number >= 3:
@@ -171,8 +169,8 @@ def embeddings(model: Any, queries: list[str], references: list[str]) -> tuple[E
     return tuple(model.embed(paths, batch_size=8, progress=False) for paths in (queries, references))  # type: ignore[return-value]
 
 
-def judged(table: PlaceImages, expected: Any, got: Any, count: int) -> dict[str, float]:
-    """R@1, and how near κ and descriptors of the queries are to the eager model's."""
+def fidelity(table: PlaceImages, expected: Any, answers: Any, count: int) -> dict[str, float]:
+    """Return R@1, and the similarity of κ and descriptors to those of the eager model."""
     positives = table.positives()
 
     def right(pair: Any) -> float:
@@ -180,10 +178,10 @@ def judged(table: PlaceImages, expected: Any, got: Any, count: int) -> dict[str,
         return float(np.mean([top[i] in positives.of(i) for i in range(count)]))
 
     return {
-        "R@1": right(got),
-        "R@1 lost": right(expected) - right(got),
-        "kappa ranks": float(spearmanr(expected[0].kappa, got[0].kappa).statistic),
-        "mean cosine": float((expected[0].descriptor * got[0].descriptor).sum(1).mean()),
+        "R@1": right(answers),
+        "R@1 lost": right(expected) - right(answers),
+        "kappa ranks": float(spearmanr(expected[0].kappa, answers[0].kappa).statistic),
+        "mean cosine": float((expected[0].descriptor * answers[0].descriptor).sum(1).mean()),
     }
 
 

@@ -1,14 +1,13 @@
-"""How time and memory grow: with references, with queries, with the size of an image.
+"""Growth of time and memory with the number of references and queries, and with the image size.
 
 python benchmarks/growth.py [--quick] [--out bench]
 
-On axes that are both logarithmic a power is a straight line, and its slope is the power: 1 means that twice
-as much takes twice as long, 0 that it does not matter.
+On two logarithmic axes a power is a straight line, and its slope is the power: 1 means that twice as much
+takes twice as long, 0 that the time is constant.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from kappaplace.cli.bench import Call, Values, save_rows, seconds
 from kappaplace.reports.figures import COLOURS, PLOT_STYLE, new_figure
 from kappaplace.retrieval.exact import search
 from overhead import peak_bytes
+from record import DEVICE, parse_options
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Curve:
     bytes: tuple[float, ...]
 
     def records(self) -> list[Values]:
-        """As rows of a CSV file."""
+        """Return the rows of a CSV file."""
         slopes = {
             "slope of time": f"{slope(self.x, self.seconds):.3f}",
             "slope of memory": f"{slope(self.x, self.bytes):.3f}",
@@ -60,14 +60,14 @@ class Curve:
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """The power p of the fit y ≈ c·xᵖ by least squares of the logarithms."""
+    """Return the power p of the fit y ≈ c·xᵖ by least squares of the logarithms."""
     return float(np.polyfit(np.log(x), np.log(y), 1)[0])
 
 
 def curve(
     what: str, axis: str, x: Sequence[int], call_for: Callable[[int], Call], device: torch.device, rounds: int
 ) -> Curve:
-    """One call for each x; the median of some rounds, all x in turn."""
+    """Measure one call per x: the median of some rounds, with all x in turn."""
     calls = [call_for(value) for value in x]
     for call in calls:
         call()
@@ -78,7 +78,7 @@ def curve(
 
 
 def growth_curves(model: PlaceModel, device: torch.device, *, quick: bool, rounds: int = 3) -> list[Curve]:
-    """Exact search over references and queries, the model over the pixels of its image."""
+    """Measure exact search over references and queries, and the model over the pixels of an image."""
     cpu, most = torch.device("cpu"), 16_000 if quick else 64_000
     references, queries = descriptors(most, 256), descriptors(most // 4, 256, 1)
     counts = [most >> i for i in (5, 4, 3, 2, 1, 0)]
@@ -104,7 +104,7 @@ def growth_curves(model: PlaceModel, device: torch.device, *, quick: bool, round
 
 
 def growth_figure(curves: Sequence[Curve]) -> Figure:
-    """One column a curve: time above, memory below; points, and the fitted power as a dashed line."""
+    """Draw one column per curve: time above, memory below, and the fitted power as a dashed line."""
     with matplotlib.rc_context(PLOT_STYLE):
         figure = new_figure(3.4 * len(curves), 5.2)
         axes = figure.subplots(2, len(curves), squeeze=False)
@@ -129,14 +129,10 @@ def growth_figure(curves: Sequence[Curve]) -> Figure:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--out", type=Path, default=Path("bench"))
-    given = parser.parse_args()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    backbone, size = ("resnet50", 512) if device.type == "cuda" else ("efficientnet_lite0", 320)
+    given = parse_options(__doc__, quick=False, out=Path("bench"))
+    backbone, size = ("resnet50", 512) if DEVICE.type == "cuda" else ("efficientnet_lite0", 320)
     model = PlaceModel.create(backbone, 512, "folded", preprocessing=Preprocessing(size, "exact"))
-    curves = growth_curves(model, device, quick=given.quick)
+    curves = growth_curves(model, DEVICE, quick=given.quick)
     save_rows(given.out / "growth.csv", [record for curve in curves for record in curve.records()])
     growth_figure(curves).savefig(given.out / "growth.png", dpi=120)
     for each in curves:

@@ -2,13 +2,12 @@
 
 python benchmarks/inference.py [--backbone resnet50] [--size 512] [--batches 1 64 128] [--csv FILE]
 
-Speed does not depend on the weights and is measured with fresh ones; descriptors, κ and R@K do, and are
-compared on the synthetic city, also with the pretrained model that comes with the package (or ``--model``).
+Speed does not depend on the weights and is measured with random ones. Descriptors, κ and R@K are compared on
+the synthetic city, also with the shipped model (or ``--model``).
 """
 
 from __future__ import annotations
 
-import argparse
 from functools import partial
 from pathlib import Path
 
@@ -20,9 +19,9 @@ from kappaplace.data import positives_within
 from kappaplace.metrics import recall_at
 from kappaplace.models.fast import LEAST_COSINE, MOST_KAPPA, fidelity
 from kappaplace.retrieval.exact import search
-from record import report
+from record import DEVICE, Option, parse_options, report
 
-RADIUS = 25.0  # metres within which a reference is right
+RADIUS = 25.0  # metres within which a reference is correct
 
 
 def measure_fidelity(
@@ -35,10 +34,10 @@ def measure_fidelity(
     district: tuple[int, float] = (2, 5.0),
     recall: bool = True,
 ) -> list[Row]:
-    """Descriptors, κ and R@K of a synthetic city, plain against optimised.
+    """Compare descriptors, κ and R@K of the plain and the optimized model on a synthetic city.
 
-    ``district`` is the number of blocks along each side and the metres between references. ``recall`` is for
-    trained models: fresh weights hardly distinguish images, so that ranks are chance.
+    ``district`` is the number of blocks along each side and the distance of references in metres. Pass
+    ``recall=True`` only for trained models, because random weights hardly distinguish images.
     """
     plain = model.to(device).eval()
     fast = plain.optimize(device, way=way)
@@ -76,29 +75,29 @@ def _tensors(embedded: Embeddings) -> Embeddings:
 
 
 def main() -> None:
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    on_gpu = device.type == "cuda"
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--backbone", default="resnet50")
-    parser.add_argument("--size", type=int, default=512)
-    parser.add_argument("--batches", type=int, nargs="*", default=[1, 64, 128] if on_gpu else [1, 8])
-    parser.add_argument("--runs", type=int, default=200 if on_gpu else 20)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--ways", nargs="*", default=["auto"])
-    parser.add_argument("--model", help="folder or name of a trained model whose answers are compared")
-    parser.add_argument("--queries", type=int, default=1000 if on_gpu else 200)
-    parser.add_argument("--city-size", type=int, default=0, help="side of the city's images; 0: the model's")
-    parser.add_argument("--csv", type=Path)
-    given = parser.parse_args()
+    on_gpu = DEVICE.type == "cuda"
+    given = parse_options(
+        __doc__,
+        backbone="resnet50",
+        size=512,
+        batches=[1, 64, 128] if on_gpu else [1, 8],
+        runs=200 if on_gpu else 20,
+        rounds=5,
+        ways=["auto"],
+        model=Option(str, help="name or folder of the trained model; default: the shipped model"),
+        queries=1000 if on_gpu else 200,
+        city_size=Option(0, help="side of the city's images; 0: the model's"),
+        csv=Path,
+    )
     torch.manual_seed(0)
     model = PlaceModel.create(given.backbone, 512, "folded", preprocessing=Preprocessing(given.size, "exact"))
     rounds = Rounds(given.runs, given.rounds, 20 if on_gpu else 3)
-    rows = measure_speed(model, device, given.batches, rounds, ways=given.ways)
+    rows = measure_speed(model, DEVICE, given.batches, rounds, ways=given.ways)
     trained = load_model(given.model)
     for one in (trained, model):
         for way in given.ways:
             options = {"queries": given.queries, "size": given.city_size, "recall": one is trained}
-            rows += measure_fidelity(one, device, way=way, **options)
+            rows += measure_fidelity(one, DEVICE, way=way, **options)
     report(rows, given.csv)
 
 

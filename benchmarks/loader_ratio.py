@@ -1,16 +1,15 @@
-"""How close the image loader comes to bare decoding: prints both rates and their ratio.
+"""Speed of the image loader relative to bare decoding: prints both rates and their ratio.
 
-Bare decoding is the same decode and resize in as many threads, with nothing kept, ordered or batched. Both
-run in turn over the same JPEG files, and each round gives one ratio, so a busy machine slows both alike.
+Bare decoding is the same decode and resize in as many threads, without keeping, ordering or batching. Both
+run in turn over the same JPEG files, and each round gives one ratio, so that other load slows both alike.
 
     python benchmarks/loader_ratio.py --images 400 --workers 2 --least 0.85 --csv results/loader_ratio.csv
 
-With `--scaling`, instead: images a second with so many threads and so many processes, their start included,
-also where resizing is left to a GPU, and what an image costs the main process in CPU time. With processes,
-that is what no further core can speed up; with threads, it is what holds the interpreter's lock (the same
-steps on a tiny image, where nothing else is left, and unpacking the pixels, which Pillow does under it).
-Beside them torch's DataLoader with spawned workers that decode in the same way: with its start, and the
-second pass of workers that stay (its best case).
+With `--scaling`, it measures images per second with different numbers of threads and processes, including
+their start, also with resizing on a GPU, and the CPU time per image of the main process. With processes, this
+part cannot be distributed to more cores. With threads, it is the time that holds the interpreter lock (the
+same steps on a tiny image, and unpacking the pixels). For comparison it measures torch's DataLoader with
+spawned workers: a first pass with their start, and a second pass with persistent workers.
 
     python benchmarks/loader_ratio.py --scaling 1 2 4 8 16 --images 2048 --rounds 3 --csv FILE
 """
@@ -35,7 +34,7 @@ from kappaplace.cli.bench import write_photos
 from kappaplace.data.decode_worker import unpack
 from kappaplace.data.images import Preprocessing
 from kappaplace.data.loader import ImageLoader, Workers
-from record import append_row
+from record import Option, append_row, parse_options, timed
 
 
 def bare(paths: list[Path], preprocessing: Preprocessing, workers: int) -> None:
@@ -53,7 +52,7 @@ def loaded(loader: ImageLoader) -> None:
 
 
 class Files(Dataset[torch.Tensor]):
-    """The same decoding for torch's DataLoader."""
+    """Dataset with the same decoding for torch's DataLoader."""
 
     def __init__(self, paths: list[Path], preprocessing: Preprocessing) -> None:
         self.paths, self.preprocessing = paths, preprocessing
@@ -67,7 +66,7 @@ class Files(Dataset[torch.Tensor]):
 
 
 def data_loader(args: argparse.Namespace, paths: list[Path], workers: int) -> tuple[float, float]:
-    """Images a second of a first pass, in which workers start, and of a second one."""
+    """Return images per second of a first pass, in which workers start, and of a second one."""
     loader = DataLoader(
         Files(paths, Preprocessing(size=args.size, mode="exact")),
         args.batch_size,
@@ -80,30 +79,27 @@ def data_loader(args: argparse.Namespace, paths: list[Path], workers: int) -> tu
 
 
 def rate(run: Callable[[], None], count: int) -> float:
-    start = time.perf_counter()
-    run()
-    return count / (time.perf_counter() - start)
+    return count / timed(run)[1]
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    return parse_options(
+        __doc__,
+        images=200,
+        width=640,
+        height=480,
+        size=Option(512, help="side of the square output"),
+        workers=2,
+        batch_size=32,
+        rounds=15,
+        least=Option(0.0, help="exit with 1 if the ratio is below this"),
+        scaling=Option([], kind=int, help="numbers of workers to measure"),
+        csv=Option(Path, help="append the result to this file"),
     )
-    parser.add_argument("--images", type=int, default=200)
-    parser.add_argument("--width", type=int, default=640)
-    parser.add_argument("--height", type=int, default=480)
-    parser.add_argument("--size", type=int, default=512, help="side of the square output")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--least", type=float, default=0.0, help="exit with 1 if the ratio is below this")
-    parser.add_argument("--scaling", type=int, nargs="+", metavar="WORKERS", help="measure these numbers")
-    parser.add_argument("--csv", type=Path, help="append the result to this file as a dated row")
-    return parser.parse_args()
 
 
 def measure(args: argparse.Namespace) -> list[tuple[float, float]]:
-    """(bare, loader) images a second of every round."""
+    """Return images per second of every round: bare decoding, and the loader."""
     preprocessing = Preprocessing(size=args.size, mode="exact")
     with tempfile.TemporaryDirectory() as folder:
         paths = write_photos(Path(folder), args.images, (args.width, args.height))
@@ -111,12 +107,9 @@ def measure(args: argparse.Namespace) -> list[tuple[float, float]]:
         print(f"{args.images} JPEGs of {args.width}×{args.height}, {kib:.0f} KiB, to {args.size}×{args.size}")
         bare(paths, preprocessing, args.workers)  # warm the file cache
         loader = ImageLoader(paths, preprocessing, args.batch_size, workers=Workers(args.workers, False))
-        runs = [
-            lambda: bare(paths, preprocessing, args.workers),
-            lambda: loaded(loader),
-        ]
+        runs = [lambda: bare(paths, preprocessing, args.workers), lambda: loaded(loader)]
         rates = []
-        for i in range(args.rounds):  # the one that goes first changes, too
+        for i in range(args.rounds):  # the order alternates
             order = (0, 1) if i % 2 == 0 else (1, 0)
             measured = {which: rate(runs[which], args.images) for which in order}
             rates.append((measured[0], measured[1]))
@@ -124,16 +117,16 @@ def measure(args: argparse.Namespace) -> list[tuple[float, float]]:
 
 
 def scaling(args: argparse.Namespace) -> None:
-    """Prints and records the rates with threads and with processes for each number of workers."""
+    """Print and record the rates with threads and with processes for each number of workers."""
     preprocessing = Preprocessing(size=args.size, mode="exact")
     with tempfile.TemporaryDirectory() as folder:
         paths = write_photos(Path(folder), args.images, (args.width, args.height))
         held = lock_held(paths[0], preprocessing)
         print(f"{args.images} JPEGs of {args.width}×{args.height} to {args.size}×{args.size}")
-        print(f"an image holds the interpreter's lock for {held:.0f} µs where threads decode it")
+        print(f"an image holds the interpreter lock for {held:.0f} µs if threads decode it")
         print(
             "workers  threads/s  processes/s  not resized/s  DataLoader/s  again/s  "
-            "main process with processes, µs an image"
+            "main process with processes, µs per image"
         )
         bare(paths, preprocessing, max(args.scaling))  # warm the file cache
         for workers in args.scaling:
@@ -147,7 +140,7 @@ def scaling(args: argparse.Namespace) -> None:
             rounds = []
             for _ in range(args.rounds):
                 threads = rate(partial(loaded, loaders[0]), args.images)
-                before = time.process_time()  # of this process, without its children
+                before = time.process_time()  # of this process without its children
                 processes = rate(partial(loaded, loaders[1]), args.images)
                 main = (time.process_time() - before) / args.images * 1e6
                 unresized = rate(partial(loaded, loaders[2]), args.images)
@@ -162,12 +155,11 @@ def scaling(args: argparse.Namespace) -> None:
             speeds["unresized_images_per_s"] = unresized
             speeds |= {"dataloader_images_per_s": first, "dataloader_again_images_per_s": again}
             costs = {"threads_lock_us": held, "processes_main_us": main}
-            if args.csv:
-                append_row(args.csv, facts | speeds | {"ratio": processes / threads} | costs)
+            append_row(args.csv, facts | speeds | {"ratio": processes / threads} | costs)
 
 
 def lock_held(path: Path, preprocessing: Preprocessing) -> float:
-    """Microseconds an image of which only one thread at a time can have: Python's steps, and unpacking."""
+    """Return the microseconds per image that hold the interpreter lock: Python code and unpacking."""
     tiny = io.BytesIO()
     image = preprocessing.image(path)
     image.resize((16, 16)).save(tiny, "JPEG")
@@ -197,10 +189,9 @@ def main() -> int:
     best = max(x for _, x in rates) / max(b for b, _ in rates)
     ratio = statistics.median(x / b for b, x in rates)
     print(f"ratio          {ratio:7.3f} (median of {args.rounds} rounds; of the fastest rounds {best:.3f})")
-    if args.csv:
-        facts = {"images": args.images, "workers": args.workers, "rounds": args.rounds}
-        speeds = {"bare_images_per_s": decoding, "loader_images_per_s": loading}
-        append_row(args.csv, facts | speeds | {"ratio": ratio, "ratio_of_fastest": best})
+    facts = {"images": args.images, "workers": args.workers, "rounds": args.rounds}
+    speeds = {"bare_images_per_s": decoding, "loader_images_per_s": loading}
+    append_row(args.csv, facts | speeds | {"ratio": ratio, "ratio_of_fastest": best})
     if ratio < args.least:
         print(f"The ratio is below {args.least:g}.")
         return 1

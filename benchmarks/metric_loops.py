@@ -1,4 +1,4 @@
-"""Every metric from its definition as a plain loop, one query after the other: what ours is compared with."""
+"""Every metric from its definition as a plain loop over queries, for comparison with the package."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Table = Sequence[Sequence[float]] | np.ndarray
 
 
 class Data(NamedTuple):
-    """What the metrics are computed from."""
+    """Input of the metrics."""
 
     hits: np.ndarray
     positives: np.ndarray
@@ -92,7 +92,7 @@ def loop_match_ece(uncertainty: Table, hits: Table, k: int) -> float:
 
 
 def loop_curve(uncertainty: Values, success: Values) -> list[tuple[int, int]]:
-    """Accepted and right after each group of ties."""
+    """Return accepted and correct counts after each group of ties."""
     curve: list[tuple[int, int]] = []
     previous, right = None, 0
     for accepted, (value, ok) in enumerate(sorted(zip(uncertainty, success, strict=True)), start=1):
@@ -160,7 +160,7 @@ def loop_coverage(uncertainty: Values, success: Values, risk: float) -> float:
 
 
 def loop_bins(values: Values, success: Values, bins: int = 15) -> list[tuple[int, float, float]]:
-    """Count, mean probability and success of equally full bins; ties stay together."""
+    """Return count, mean probability and success of bins of equal size; ties stay together."""
     first: dict[float, int] = {}
     last: dict[float, int] = {}
     for rank, value in enumerate(sorted(values)):
@@ -204,7 +204,7 @@ def loop_log_loss(values: Values, success: Values) -> float:
 
 
 def loop_smooth(values: Values, success: Values, cells: int = 100) -> float:
-    """The kernel and its two nearest mirror images on a coarse grid, the width by bisection to 1e-3."""
+    """Use the kernel with its two nearest mirror images on a grid; bisect the width to 1e-3."""
     low, high = 0.0, 1.0
     while high - low > 1e-3:
         width = (low + high) / 2
@@ -220,7 +220,7 @@ def loop_smooth(values: Values, success: Values, cells: int = 100) -> float:
 
 
 class Task(NamedTuple):
-    """One metric, twice."""
+    """One metric: the package and the loop."""
 
     name: str
     ours: Callable[[Data], float]
@@ -248,7 +248,7 @@ def probable(
 
 
 def at(k: int) -> list[Task]:
-    """What is measured at each K."""
+    """Metrics at each K."""
     return [
         Task(f"R@{k}", lambda d: retrieval.recall_at(d.hits, k), lambda d: loop_recall(d.hits, k)),
         Task(

@@ -2,22 +2,19 @@
 
     python benchmarks/metrics_speed.py [--csv results/metrics_speed.csv] [--least 100] [--most 2]
 
-Each metric once and each score once at each of its levels, without bootstrap; what several of them share (a
-sorted score, the distances) is computed anew for each.
+Each metric runs once, and each score once at each of its levels, without bootstrap; shared intermediate
+results (a sorted score, the distances) are computed again for each.
 
-The loops go over the same NumPy arrays, as evaluation scripts do; with --lists over Python lists, the fastest
-that a loop can get. They run on the first --loop-queries queries in the same run and are scaled linearly,
-which favours them where they sort. Both sides must agree before anything is timed. Those of the metrics are
-in metric_loops.py, those of the scores in scores_loops.py. Smooth ECE outweighs all other
-loops, so the ratio is told without it, too.
+The loops use the same NumPy arrays, like evaluation scripts; with --lists they use Python lists, which is
+faster. They run on the first --loop-queries queries and are scaled linearly, which favours loops that sort.
+Both sides must agree before they are timed. The loops are in metric_loops.py and scores_loops.py. Smooth ECE
+outweighs all other loops, so the ratio is also printed without it.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -29,7 +26,7 @@ from kappaplace import KappaPlaceError
 from kappaplace.cli.bench import Row
 from kappaplace.metrics import calibration
 from metric_loops import MATCHES, METRICS, Data, Task, made_up
-from record import append_row
+from record import Option, append_row, parse_options, timed
 from scores_loops import SCORE_TASKS, Found, ScoreTask
 from scores_loops import made_up as made_up_matches
 
@@ -39,21 +36,16 @@ ALONE: dict[str, Callable[[Data], object]] = {
     ),
     "ECE surface, 572 cells": lambda d: calibration.ece_surface(d.uncertainty, d.success),
 }
-"""In the time of all metrics, but without a loop to compare with."""
+"""Metrics without a loop; they count for the time of all metrics."""
 
 
 def seconds(run: Callable[[], object], rounds: int = 1) -> float:
-    """The fastest of some rounds."""
-    times = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return min(times)
+    """Return the seconds of the fastest round."""
+    return min(timed(run)[1] for _ in range(rounds))
 
 
 class Times(NamedTuple):
-    """Seconds of the package, and of the loops scaled to all queries (none where there is no loop)."""
+    """Seconds of the package, and of the loops scaled to all queries (0 without a loop)."""
 
     ours: float = 0.0
     loop: float = 0.0
@@ -74,10 +66,10 @@ class Times(NamedTuple):
 
 
 def agree(name: str, ours: object, loop: object, tolerance: float = 1e-9) -> None:
-    """Both sides must say the same of the sample."""
+    """Raise an error if both sides differ."""
     a, b = np.asarray(ours), np.asarray(loop)
     if a.shape != b.shape or not np.allclose(a, b, rtol=tolerance, atol=tolerance):
-        raise KappaPlaceError(f"{name}: the loop does not agree, {np.abs(a - b).max()} apart.")
+        raise KappaPlaceError(f"{name}: the loop differs by up to {np.abs(a - b).max()}.")
 
 
 def time_metric(task: Task, data: Data, sample: Data, lists: bool, rounds: int) -> Times:
@@ -88,7 +80,7 @@ def time_metric(task: Task, data: Data, sample: Data, lists: bool, rounds: int) 
 
 
 def measure_metrics(queries: int = 20_000, loop_queries: int = 500) -> list[Row]:
-    """All metrics but smooth ECE, whose loop alone outweighs all others."""
+    """Compare all metrics except smooth ECE, whose loop outweighs all others."""
     data = made_up(queries)
     total = Times()
     for task in METRICS:
@@ -103,23 +95,22 @@ def time_score(task: ScoreTask, found: Found, sample: Found, lists: bool, rounds
     looped = sample.lists() if lists else sample
     agree(task.name, task.ours(sample.evidence()), task.loop(looped))
     scale = len(found.kappa) / len(sample.kappa)
-    fresh = [found.evidence() for _ in range(rounds)]  # it remembers what it was asked before
+    fresh = [found.evidence() for _ in range(rounds)]  # evidence caches shared results
     ours = min(seconds(partial(task.ours, each)) for each in fresh)
     return Times(ours, scale * seconds(lambda: task.loop(looped)))
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    arguments = parse_options(
+        __doc__,
+        queries=100_000,
+        loop_queries=2000,
+        lists=Option(False, help="use lists instead of arrays in the loops"),
+        rounds=Option(5, help="the fastest one counts"),
+        least=Option(0.0, help="exit with 1 if the ratio is below this"),
+        most=Option(math.inf, help="exit with 1 if all metrics and scores take more seconds"),
+        csv=Path,
     )
-    parser.add_argument("--queries", type=int, default=100_000)
-    parser.add_argument("--loop-queries", type=int, default=2000)
-    parser.add_argument("--lists", action="store_true", help="loops go over lists instead of arrays")
-    parser.add_argument("--rounds", type=int, default=5, help="the fastest one counts")
-    parser.add_argument("--least", type=float, default=0.0, help="exit with 1 if the ratio is below this")
-    parser.add_argument("--most", type=float, default=math.inf, help="exit with 1 if it takes more seconds")
-    parser.add_argument("--csv", type=Path, help="append the result to this file as a dated row")
-    arguments = parser.parse_args()
     load = os.getloadavg()[0]
     print(f"{arguments.queries:,} queries × {MATCHES} matches, load of the machine {load:.1f}")
     print(f"{'':28}{'ms':>10}{'loop ms':>12}{'ratio':>8}")
@@ -169,14 +160,11 @@ def main() -> int:
             "ratio_without_smooth_ece": rest.ratio,
         }
         append_row(arguments.csv, facts)
-    failed = False
     if looped.ratio < arguments.least:
         print(f"The ratio is below {arguments.least:g}.")
-        failed = True
     if total > arguments.most:
         print(f"It takes more than {arguments.most:g} s.")
-        failed = True
-    return int(failed)
+    return int(looped.ratio < arguments.least or total > arguments.most)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
-"""What κ costs in time, memory and parameters, against the same model without it, in one run.
+"""Overhead of κ in time, memory and parameters, against the same model without κ, in one run.
 
 python benchmarks/overhead.py [--backbone resnet50] [--size 512] [--ways auto compiled] [--csv FILE]
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
 import os
 import statistics
@@ -21,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from kappaplace import PlaceModel, Preprocessing
 from kappaplace.cli.bench import Rounds, Row, interleaved, ratio
-from record import report
+from record import DEVICE, parse_options, report
 
 HEADS = {"tied p": "folded-tied", "own p": "folded"}
 EAGER_LIMITS = {"tied p": 1.02, "own p": 1.04}
@@ -30,7 +29,7 @@ COMPILED_LIMIT, MEMORY_LIMIT = 1.02, 1.001
 
 @dataclass(frozen=True)
 class Setting:
-    """The same for every measurement of one table."""
+    """Setting of all measurements of a table."""
 
     backbone: str = "resnet50"
     size: int = 512
@@ -40,23 +39,23 @@ class Setting:
 
 
 def models(setting: Setting) -> dict[str, PlaceModel]:
-    """Base and both heads over one and the same encoder."""
+    """Create the base model and both heads on the same encoder."""
     torch.manual_seed(0)
     preprocessing = Preprocessing(setting.size, "exact")
     base = PlaceModel.create(setting.backbone, setting.dim, "none", preprocessing=preprocessing)
-    made = {"base": base.to(setting.device).eval().requires_grad_(False)}
+    forms = {"base": base.to(setting.device).eval().requires_grad_(False)}
     for name, head in HEADS.items():
         model = copy.copy(base)
         model._modules = dict(base._modules)
         model.head = model.new_head(head)
-        made[name] = model.to(setting.device).eval().requires_grad_(False)
-    return made
+        forms[name] = model.to(setting.device).eval().requires_grad_(False)
+    return forms
 
 
 @torch.inference_mode()
 def measure_overhead(setting: Setting, ways: Sequence[str] = ("auto",)) -> list[Row]:
-    """Parameters, peak memory and latency at batch 1: eager float32, then each way of `optimize`."""
-    made, device = models(setting), setting.device
+    """Measure parameters, peak memory and latency at batch 1, eager and with `optimize`."""
+    variants, device = models(setting), setting.device
     image = torch.randn(1, 3, setting.size, setting.size, device=device)
     where = f"{setting.backbone}, {setting.size}², {device.type}"
     rows: list[Row] = []
@@ -77,28 +76,28 @@ def measure_overhead(setting: Setting, ways: Sequence[str] = ("auto",)) -> list[
             values = ms[name], ms["base"], "ms", "without κ", over, "lower", limits[name]
             rows.append(Row("overhead of κ", where, f"latency, {name}, {title}", *values))
 
-    counts = {name: float(sum(p.numel() for p in model.parameters())) for name, model in made.items()}
+    counts = {name: float(sum(p.numel() for p in model.parameters())) for name, model in variants.items()}
     add("parameters, {} ({})", counts, "", MEMORY_LIMIT)
-    peaks = {name: _peak(model, image) / 2**20 for name, model in made.items()}
+    peaks = {name: _peak(model, image) / 2**20 for name, model in variants.items()}
     add("peak memory, {}", peaks, "MiB", MEMORY_LIMIT)
     if device.type == "cuda":
-        starts = {name: float(kernels(partial(model, image))) for name, model in made.items()}
+        starts = {name: float(kernels(partial(model, image))) for name, model in variants.items()}
         add("kernels, {}, eager float32", starts, "", None)
-    latency(made, "eager float32", EAGER_LIMITS)
+    latency(variants, "eager float32", EAGER_LIMITS)
     for way in ways:
-        fast = {name: model.optimize(device, way=way) for name, model in made.items()}
+        fast = {name: model.optimize(device, way=way) for name, model in variants.items()}
         latency(fast, f"optimised ({fast['base'].way})", dict.fromkeys(HEADS, COMPILED_LIMIT))
     return rows
 
 
 def _peak(model: nn.Module, image: torch.Tensor) -> float:
-    model(image)  # what only a first call allocates is not counted
+    model(image)  # the first call allocates buffers that are not counted
     weights = sum(value.nbytes for value in model.state_dict().values())
     return weights + peak_bytes(lambda: model(image), image.device)
 
 
 def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
-    """The most that tensors made within a call take at a time, as the allocators count it: exact."""
+    """Return the peak memory of tensors within a call, as counted by the allocator."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         before = torch.cuda.memory_allocated(device)
@@ -108,16 +107,16 @@ def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device) - before
     with _quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         call()
-    held = most = 0
+    current = most = 0
     events = seen.profiler.kineto_results.events()
     for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns()):
-        held += event.nbytes()
-        most = max(most, held)
+        current += event.nbytes()
+        most = max(most, current)
     return most
 
 
 def kernels(call: Callable[[], object]) -> int:
-    """How many pieces of work a call gives to the GPU; each takes some microseconds to start."""
+    """Count the GPU kernels of a call; each takes a few microseconds to start."""
     with _quiet(), profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
         call()
         torch.cuda.synchronize()
@@ -126,31 +125,31 @@ def kernels(call: Callable[[], object]) -> int:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The profiler's own log lines go nowhere: they come from below Python and cannot be switched off."""
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    """Suppress the log lines of the profiler, which come from native code."""
+    saved, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     try:
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(saved, 2)
+        os.close(saved)
         os.close(nowhere)
 
 
 def main() -> None:
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    on_gpu = device.type == "cuda"
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--backbone", default="resnet50" if on_gpu else "efficientnet_lite0")
-    parser.add_argument("--size", type=int, default=512)
-    parser.add_argument("--runs", type=int, default=200 if on_gpu else 40)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--warm-up", type=int, default=20 if on_gpu else 3)
-    parser.add_argument("--ways", nargs="*", default=["auto"])
-    parser.add_argument("--csv", type=Path)
-    given = parser.parse_args()
+    on_gpu = DEVICE.type == "cuda"
+    given = parse_options(
+        __doc__,
+        backbone="resnet50" if on_gpu else "efficientnet_lite0",
+        size=512,
+        runs=200 if on_gpu else 40,
+        rounds=5,
+        warm_up=20 if on_gpu else 3,
+        ways=["auto"],
+        csv=Path,
+    )
     rounds = Rounds(given.runs, given.rounds, given.warm_up)
-    report(measure_overhead(Setting(given.backbone, given.size, device, rounds), given.ways), given.csv)
+    report(measure_overhead(Setting(given.backbone, given.size, DEVICE, rounds), given.ways), given.csv)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""Ratios that say on any machine whether something has become slower, in about a minute on a CPU.
+"""Ratios that show on any machine whether something has become slower, in about a minute on a CPU.
 
 python benchmarks/ratios.py [--only search metrics] [--out build/bench] [--check results/bench_ratios.csv]
 
-With `--check`, they are compared with kept ones; the exit code is 1 if one is worse beyond the tolerance.
+With `--check`, they are compared with an earlier run; the exit code is 1 if one is worse beyond the
+tolerance.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,14 +20,14 @@ from kappaplace import PlaceModel, Preprocessing, load_model
 from kappaplace.cli.bench import Rounds, Row, dated, measure_embedding, measure_speed, save_rows, show
 from metrics_speed import measure_metrics
 from overhead import Setting, measure_overhead
-from record import compare_ratios, read_ratios
+from record import Option, compare_ratios, parse_options, read_ratios
 from train_throughput import measure_steps
 
 CPU, BACKBONE, SIZE = torch.device("cpu"), "efficientnet_lite0", 224
 
 
 def model(size: int) -> PlaceModel:
-    """Fresh weights: they do not change the time."""
+    """Create a model with random weights, which do not change the time."""
     torch.manual_seed(0)
     return PlaceModel.create(BACKBONE, 512, "folded", preprocessing=Preprocessing(size, "exact")).eval()
 
@@ -50,12 +50,10 @@ PARTS: dict[str, Callable[[], list[Row]]] = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--only", nargs="+", default=list(PARTS), choices=list(PARTS))
-    parser.add_argument("--out", type=Path, default=Path("build/bench"))
-    parser.add_argument("--check", type=Path)
-    given = parser.parse_args()
-    before = read_ratios(given.check) if given.check else {}  # fails before minutes of measuring
+    given = parse_options(
+        __doc__, only=Option(list(PARTS), choices=list(PARTS)), out=Path("build/bench"), check=Path
+    )
+    before = read_ratios(given.check) if given.check else {}  # fail before measuring
     rows = [row for name in given.only for row in PARTS[name]()]
     show(rows)
     save_rows(given.out / "ratios.csv", [dated(row.record()) for row in rows])

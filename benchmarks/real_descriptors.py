@@ -1,16 +1,15 @@
-"""Descriptors of real images for measuring codes: any folder with ref/, query/ and gt.json (positives).
+"""Descriptors of real images for measuring codes: any folder with ref/, query/ and gt.json.
 
 python benchmarks/real_descriptors.py --data DATA --out real_lite0.npz
 python benchmarks/real_descriptors.py --data DATA --backbone resnet50_v1 --weights FILE --out real_resnet.npz
 
-All sets together are one map, in which each query looks for its positives. The backbone's feature map (of a
-ResNet that of its third stage) is pooled by GeM, then centred and turned to 512 dimensions by a PCA that was
-fitted on other images (--pca, a folder), as an untrained stand-in for CosPlace's last layer.
+All datasets together are one map. The feature map of the backbone (third stage of a ResNet) is pooled by GeM,
+centred and projected to 512 dimensions by a PCA fitted on other images (--pca, a folder). This replaces the
+last layer of CosPlace without training.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from kappaplace.models.aggregation import gem
 from kappaplace.models.backbones import backbone_spec, build_backbone
 from kappaplace.models.embedding import embed_images
 from kappaplace.types import Embeddings
+from record import Option, parse_options
 
 DIM = 512
 SETS = ("st_lucia", "nordland_winter_summer", "sped", "gp_dayleft_dayright", "berlin_kudamm")
@@ -60,20 +60,21 @@ def images(folder: Path) -> list[Path]:
 
 
 def projection(sample: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Mean and the strongest directions, the square root of whose energy is taken away (half whitened)."""
+    """Return the mean and the strongest directions, divided by the square root of their energy."""
     mean = sample.mean(0)
     _, size, directions = np.linalg.svd(sample - mean, full_matrices=False)
     return mean, (directions[:DIM] / np.sqrt(size[:DIM, None])).T.astype(np.float32)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--pca", type=Path, help="images to fit the projection on (DATA/tmbud/images)")
-    parser.add_argument("--backbone", default="efficientnet_lite0")
-    parser.add_argument("--weights", type=Path, help="weights of a backbone that does not bring them")
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
+    options = parse_options(
+        __doc__,
+        data=Option(Path, required=True),
+        pca=Option(Path, help="folder of images for the PCA; default: DATA/tmbud/images"),
+        backbone="efficientnet_lite0",
+        weights=Option(Path, help="weights file; default: pretrained weights of the backbone"),
+        out=Option(Path, required=True),
+    )
     model, preprocessing = encoder(options.backbone, options.weights)
     mean, turn = projection(
         embed(model, preprocessing, images(options.pca or options.data / "tmbud" / "images"))

@@ -1,8 +1,8 @@
-"""Every closed-form score as a plain loop over queries, from its definition, beside the package's own.
+"""Every closed-form score as a plain loop over queries, from its definition.
 
-Closed-form: from the K best matches, κ, variance and positions; what searches the map once more (aliasing,
-z-score) or opens images (geometric verification) is not. The margin is one as long as the matches hold a
-reference of another place, as they do here.
+Closed-form scores use the K best matches, κ, variance and positions. Scores that search the map again
+(aliasing, z-score) or open images (geometric verification) are excluded. The margin is closed-form if the
+matches contain a reference of another place, as in this data.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CITY = 5000.0  # metres across
 
 
 class Found(NamedTuple):
-    """What was retrieved: one row a query; then one row a reference."""
+    """Matches: one row per query, then one row per reference."""
 
     similarities: np.ndarray
     indices: np.ndarray
@@ -42,9 +42,9 @@ class Found(NamedTuple):
         return Found(*(part.tolist() for part in self))
 
     def evidence(self) -> Evidence:
-        """Made anew for every run: it remembers what several scores share."""
+        """Create the evidence for one run, because evidence caches shared results."""
 
-        def blank(rows: int) -> np.ndarray:  # only their length is asked for
+        def blank(rows: int) -> np.ndarray:  # only their length is used
             return np.broadcast_to(np.zeros(DIM, np.float32), (rows, DIM))
 
         reference = Embeddings(blank(len(self.reference_kappa)), self.reference_kappa)
@@ -56,7 +56,7 @@ class Found(NamedTuple):
 
 
 def made_up(queries: int, matches: int) -> Found:
-    """Matches near a first one and matches anywhere, the last of which is surely another place."""
+    """Create matches close to the first one and matches anywhere; the last one is another place."""
     rng = np.random.default_rng(1)
     positions = rng.random((REFERENCES, 2)) * CITY
     positions = positions[np.lexsort((positions[:, 1], positions[:, 0] // RADIUS))]  # neighbours in rows
@@ -162,7 +162,7 @@ def resultant(a: float, b: float, cosine: float) -> float:
 
 
 def of_pairs(found: Found, k: int, value: Callable[[float, float, float], float]) -> list[list[float]]:
-    """A value from κ of the query, κ of the reference and their cosine, for the k best matches."""
+    """Return a value from κ of query and reference and their cosine, for the k best matches."""
     rows = []
     for similarities, references, kappa in zip(found.similarities, found.indices, found.kappa, strict=True):
         row = []
@@ -203,7 +203,7 @@ def loop_margin(found: Found) -> list[float]:
 
 
 class ScoreTask(NamedTuple):
-    """One score at one level, twice."""
+    """One score at one level: the package and the loop."""
 
     name: str
     ours: Callable[[Evidence], np.ndarray]

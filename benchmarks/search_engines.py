@@ -1,19 +1,17 @@
-"""Search engines against our exact one in the same run: recall, speed, bytes, build time, memory.
+"""Search engines against exact search in the same run: recall, speed, bytes, build time, memory.
 
 python benchmarks/search_engines.py --references 1000000 --csv results/search_engines.csv
 
-Descriptors are a hierarchy of von Mises-Fisher-like clusters (Gaussian and normalised): districts, in them
-places of 1 to 19 images, and energy that falls as 1/i over the directions, as that of real descriptors does
-(about 28 effective dimensions of 512). A query is one more image of a place. They lie on disk as float16.
+Descriptors are a hierarchy of clusters (normalized Gaussians): districts, in them places of 1 to 19 images.
+Their energy decreases as 1/i over the directions, like real descriptors (about 28 effective dimensions of
+512). A query is one more image of a place. Descriptors are stored on disk as float16.
 """
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import resource
 import tempfile
-import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -22,16 +20,16 @@ from numpy.typing import NDArray
 
 from kappaplace.retrieval import Coded, Engine, EngineOptions, open_engine
 from kappaplace.retrieval.codes import CODE_BYTES, learn_codebook
-from record import append_row
+from record import Option, log_row, parse_options, timed
 
 DIM, QUERIES, TIMED, SINGLE, K = 512, 1000, 300, 5, 10
 STEP = 1 << 18  # descriptors encoded together
-SHARES = (0.35, 0.35, 0.3)  # of district, place and image in the energy of a descriptor
-CODES = "pq-codes"  # those of a map with --storage pq, compared one and all
+SHARES = (0.35, 0.35, 0.3)  # fractions of district, place and image in the energy of a descriptor
+CODES = "pq-codes"  # codes of a map with --storage pq, searched exhaustively
 ENGINES = ("ivf-pq", CODES)
 
 
-def make(folder: Path, references: int, seed: int = 0, asked_in_all: int = QUERIES) -> None:
+def make(folder: Path, references: int, seed: int = 0, query_count: int = QUERIES) -> None:
     """Write descriptors.npy, places.npy, queries.npy and answers.npy (the place of each query)."""
     rng = np.random.default_rng(seed)
     energy = 1 / np.sqrt(np.arange(1, DIM + 1))
@@ -59,52 +57,46 @@ def make(folder: Path, references: int, seed: int = 0, asked_in_all: int = QUERI
         of = np.repeat(np.arange(count), rng.integers(1, 20, count))[: references - done]
         descriptors[done : done + len(of)] = images(centres[of])
         places[done : done + len(of)] = known + of
-        asked = rng.choice(np.unique(of), max(1, 2 * asked_in_all * len(of) // references))
+        asked = rng.choice(np.unique(of), max(1, 2 * query_count * len(of) // references))
         queries.append(images(centres[asked]))
         answers.append(known + asked)
         done, known = done + len(of), known + count
     descriptors.flush()
-    chosen = rng.permutation(sum(map(len, answers)))[:asked_in_all]
+    chosen = rng.permutation(sum(map(len, answers)))[:query_count]
     np.save(folder / "places.npy", places)
     np.save(folder / "queries.npy", np.concatenate(queries)[chosen])
     np.save(folder / "answers.npy", np.concatenate(answers)[chosen])
 
 
-def seconds(call: object) -> float:
-    start = time.perf_counter()
-    call()  # type: ignore[operator]
-    return time.perf_counter() - start
-
-
 def coded(descriptors: NDArray[np.float16]) -> Coded:
-    """All descriptors as a map's codes."""
+    """Encode all descriptors like a map."""
     book = learn_codebook(descriptors)
     parts = [book.encode(np.asarray(descriptors[i : i + STEP])) for i in range(0, len(descriptors), STEP)]
     return Coded(np.concatenate(parts), book)
 
 
-def measure(folder: Path, name: str, timed: bool) -> dict[str, float | int | str]:
-    """One engine against the exact one, in a process of its own so that the peak of memory is its own."""
+def measure(folder: Path, name: str, with_times: bool) -> dict[str, float | int | str]:
+    """Compare one engine with exact search, in its own process to measure its peak memory."""
     import torch
 
     descriptors = np.load(folder / "descriptors.npy", mmap_mode="r")
     queries, places, answers = (np.load(folder / f"{what}.npy") for what in ("queries", "places", "answers"))
-    kept = folder / "index"
-    kept.mkdir(exist_ok=True)
-    file = kept / f"{name}.index"
-    there = file.is_file()
-    start = time.perf_counter()
-    if name == CODES:
-        engine = open_engine(coded(descriptors), kind="exact")
-    else:
-        engine = open_engine(
-            descriptors, kind=name, folder=kept, options=EngineOptions(fingerprint=folder.name)
+    indices = folder / "index"
+    indices.mkdir(exist_ok=True)
+    file = indices / f"{name}.index"
+    exists = file.is_file()
+    options = EngineOptions(fingerprint=folder.name)
+    engine, opened = timed(
+        lambda: (
+            open_engine(coded(descriptors), kind="exact")
+            if name == CODES
+            else open_engine(descriptors, kind=name, folder=indices, options=options)
         )
-    opened = time.perf_counter() - start
+    )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
     exact = open_engine(descriptors, kind="exact")
-    truth, found = exact.search(queries, K).indices, engine.search(queries, K).indices
+    truth, matches = exact.search(queries, K).indices, engine.search(queries, K).indices
     size = file.stat().st_size if file.is_file() else 4 * descriptors.size
     if name == CODES:
         size = CODE_BYTES * len(descriptors)
@@ -113,13 +105,13 @@ def measure(folder: Path, name: str, timed: bool) -> dict[str, float | int | str
         "dim": DIM,
         "threads": torch.get_num_threads(),
         "engine": name,
-        "recall@10": float(np.mean([len(set(a) & set(b)) / K for a, b in zip(found, truth, strict=True)])),
-        "R@1": float(np.mean(places[found[:, 0]] == answers)),
+        "recall@10": float(np.mean([len(set(a) & set(b)) / K for a, b in zip(matches, truth, strict=True)])),
+        "R@1": float(np.mean(places[matches[:, 0]] == answers)),
         "exact R@1": float(np.mean(places[truth[:, 0]] == answers)),
-        **(speeds(exact, engine, queries) if timed else dict.fromkeys(SPEEDS, "")),
+        **(speeds(exact, engine, queries) if with_times else dict.fromkeys(SPEEDS, "")),
         "bytes a reference": size / len(descriptors),
         "build or load s": opened,
-        "loaded": int(there),
+        "loaded": int(exists),
         "peak GiB": peak,
         "peak with search GiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
     }
@@ -128,44 +120,40 @@ def measure(folder: Path, name: str, timed: bool) -> dict[str, float | int | str
 SPEEDS = ("speed in batches", "speed one by one", "ms a query", "exact ms a query")
 
 
+def seconds(engine: Engine, queries: NDArray[np.float32]) -> float:
+    return timed(lambda: engine.search(queries, K))[1]
+
+
 def speeds(exact: Engine, engine: Engine, queries: NDArray[np.float32]) -> dict[str, float]:
-    """Interleaved, so that a busy machine slows both alike."""
+    """Measure in turn, so that other load slows both alike."""
     many = queries[:TIMED]
-    times = [
-        (seconds(lambda: exact.search(many, K)), min(seconds(lambda: engine.search(many, K)) for _ in "ab"))
-        for _ in range(2)
-    ]
-    alone = [
-        (seconds(lambda q=query: exact.search(q, K)), seconds(lambda q=query: engine.search(q, K)))
-        for query in np.split(queries[:SINGLE], SINGLE)
-    ]
+    times = [(seconds(exact, many), min(seconds(engine, many) for _ in "ab")) for _ in range(2)]
+    alone = [(seconds(exact, query), seconds(engine, query)) for query in np.split(queries[:SINGLE], SINGLE)]
     ratios = [float(np.median([theirs / ours for theirs, ours in pairs])) for pairs in (times, alone)]
     each = [1000 * min(column) / TIMED for column in zip(*times, strict=True)]
     return dict(zip(SPEEDS, (*ratios, each[1], each[0]), strict=True))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--references", type=int, default=100_000)
-    parser.add_argument("--engines", nargs="+", default=["ivf-pq"], choices=ENGINES)
-    parser.add_argument("--queries", type=int, default=QUERIES, help="more tell smaller differences apart")
-    parser.add_argument("--folder", type=Path, help="keep data and indices here, to go on another time")
-    parser.add_argument("--untimed", action="store_true", help="what is found alone, not how fast")
-    parser.add_argument("--csv", type=Path)
-    options = parser.parse_args()
+    options = parse_options(
+        __doc__,
+        references=100_000,
+        engines=Option(["ivf-pq"], choices=ENGINES),
+        queries=Option(QUERIES, help="more queries detect smaller differences"),
+        folder=Option(Path, help="keep data and indices in this folder for later runs"),
+        untimed=Option(False, help="measure recall only, not speed"),
+        csv=Path,
+    )
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(options.folder or scratch) / f"{options.references}"
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "answers.npy").is_file():
-            make(folder, options.references, asked_in_all=options.queries)
+            make(folder, options.references, query_count=options.queries)
         for name in options.engines:
             spawned = multiprocessing.get_context("spawn")
             with ProcessPoolExecutor(1, mp_context=spawned) as pool:
                 row = pool.submit(measure, folder, name, not options.untimed).result()
-            said = (f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items())
-            print(", ".join(said), flush=True)
-            if options.csv:
-                append_row(options.csv, row)
+            log_row(options.csv, row)
 
 
 if __name__ == "__main__":

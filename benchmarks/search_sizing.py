@@ -1,11 +1,11 @@
-"""What a map of 10⁶, 10⁸ and 10¹⁰ references needs, from the slopes in results/search_engines.csv.
+"""Requirements of maps with 10⁶, 10⁸ and 10¹⁰ references, extrapolated from results/search_engines.csv.
 
 python benchmarks/search_sizing.py results/search_engines.csv
 
-Measured are bytes a reference and, in one run each, how much faster than exact search an engine is. The price
-of exact search is linear in the number of references, and taken from the quietest run. A map beyond the
-largest that was measured is taken as parts of that size, each of which is asked: linear again, and what
-distributed engines do. Machines have 16 cores and 128 GB, 96 of them for the index.
+The file contains bytes per reference and the speed of each engine relative to exact search. The time of exact
+search is linear in the number of references and taken from the fastest run. A larger map is treated as parts
+of the largest measured size, all of which are searched, like distributed engines do. Machines have 16 cores
+and 128 GB of memory, 96 GB for the index.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ MEMORY, CORES = 96e9, 16
 
 
 class Slope(NamedTuple):
-    """Of one engine, at the largest size it was measured at."""
+    """Cost of an engine at the largest measured size."""
 
     part: int
-    """References of a part."""
+    """Number of references."""
     bytes: float
     core_ms: float
-    """Of one query in a batch, on one part."""
+    """Core time per query in a batch, in milliseconds."""
 
 
 def read(file: Path) -> list[dict[str, str]]:
     with file.open(encoding="utf-8", newline="") as stream:
-        return list(csv.DictReader(stream))
+        # Rows of runs with --untimed have no times.
+        return [row for row in csv.DictReader(stream) if row["exact ms a query"]]
 
 
 def exact_core_ms(rows: list[dict[str, str]]) -> float:
-    """Of one query a million references, in the quietest run of a million or more."""
+    """Return the core time per query and million references, in the fastest run of a million or more."""
     prices = [
         float(row["exact ms a query"]) * int(row["threads"]) / int(row["references"]) * 1e6
         for row in rows
@@ -49,11 +50,11 @@ def exact_core_ms(rows: list[dict[str, str]]) -> float:
 
 
 def slope(rows: list[dict[str, str]], engine: str, exact: float) -> Slope:
-    # The last row of each size counts: the engine as it is now.
-    mine = {int(row["references"]): row for row in rows if row["engine"] == engine}
-    part = max(mine)
-    price = exact * part / 1e6 / float(mine[part]["speed in batches"])
-    return Slope(part, float(mine[part]["bytes a reference"]), price)
+    # The last row of each size is the current version of the engine.
+    own = {int(row["references"]): row for row in rows if row["engine"] == engine}
+    part = max(own)
+    price = exact * part / 1e6 / float(own[part]["speed in batches"])
+    return Slope(part, float(own[part]["bytes a reference"]), price)
 
 
 def size(count: float) -> str:
@@ -72,14 +73,15 @@ def main() -> None:
     parser.add_argument("csv", type=Path)
     rows = read(parser.parse_args().csv)
     exact = exact_core_ms(rows)
-    print(f"exact: {exact:.3g} ms of one core a query and million references\n")
+    print(f"exact: {exact:.3g} core ms per query and million references\n")
     slopes = {engine: slope(rows, engine, exact) for engine in ENGINES}
-    print("| engine | measured up to | bytes a reference | core time a query and million |")
+    print("| engine | measured up to | bytes per reference | core time per query and million |")
     print("|---|---|---|---|")
     for engine, s in slopes.items():
         print(f"| `{engine}` | {s.part:,} | {s.bytes:.0f} | {duration(s.core_ms / s.part * 1e6)} |")
     print(
-        "\n| references | engine | disk float16 / pq | memory | machines | core time a query | on all cores |"
+        "\n| references | engine | disk float16 / pq | memory | machines | core time per query | on all "
+        "cores |"
     )
     print("|---|---|---|---|---|---|---|")
     for count in SIZES:

@@ -1,17 +1,16 @@
-"""Self-calibration of maps against real queries: how its own images must be asked, at several spacings.
+"""Self-calibration of maps against real queries, for several variants and spacings.
 
 python benchmarks/self_calibration.py [--seeds 0 1 2] [--spacings 5 10 20] [--csv FILE]
 
-Trains the demo's small model once (two minutes), builds a map of an unseen district of each city, calibrates
-it on its own images in several ways, and judges the probabilities on 600 queries from inside the district and
-67 from another one (10 %), whose places are known. ``present`` is the share of images asked with themselves
-in the map, ``crop`` the smallest part of the image that a query keeps. present 0, crop 1 asks every image
-without itself; "by density" is what the package does.
+Trains the small model of the demo (two minutes), builds a map of an unseen district of each city, calibrates
+it on its own images in several variants, and evaluates the probabilities on 600 queries from the district and
+67 from another one (10%). ``present`` is the fraction of queries whose image stays in the map, ``crop`` the
+smallest part of the image that a query keeps. present 0, crop 1 removes every query image from the map; "by
+density" is the default of the package.
 """
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
@@ -30,7 +29,7 @@ from kappaplace.maps.tune.calibrate import MATCHES, _by_position
 from kappaplace.metrics import brier, log_loss
 from kappaplace.retrieval.retrieve import retrieve
 from kappaplace_city import CityViews, SyntheticCity
-from record import append_row
+from record import log_row, parse_options
 
 BY_DENSITY = "by density"
 WAYS = ((0.0, 1.0), (0.0, 0.5), (1.0, 1.0), (1.0, 0.5), (0.75, 1.0), (0.75, 0.5), (BY_DENSITY, 0.5))
@@ -39,52 +38,46 @@ BINS = 10
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--spacings", type=float, nargs="+", default=[5.0, 10.0, 20.0])
-    parser.add_argument("--csv", type=Path)
-    args = parser.parse_args()
+    args = parse_options(__doc__, seeds=[0, 1, 2], spacings=[5.0, 10.0, 20.0], csv=Path)
     settings = DemoSettings()
     model = train_model(_city(0).views("train", spacing=20.0, strength=0.6, seed=0), settings, print)
     for seed in args.seeds:
         for spacing in args.spacings:
             with tempfile.TemporaryDirectory() as folder:
-                for row in judged(Path(folder), model, seed, spacing, settings.size):
-                    print("  ".join(f"{key} {value}" for key, value in row.items()))
-                    if args.csv:
-                        append_row(args.csv, row)
+                for row in evaluated(Path(folder), model, seed, spacing, settings.size):
+                    log_row(args.csv, row)
 
 
 def _city(seed: int) -> SyntheticCity:
     return SyntheticCity(seed, (3, 3), aliased=0.12, featureless=0.12)
 
 
-def judged(folder: Path, model: Any, seed: int, spacing: float, size: int) -> list[dict[str, Any]]:
-    """One row for each way of asking, on one map."""
+def evaluated(folder: Path, model: Any, seed: int, spacing: float, size: int) -> list[dict[str, Any]]:
+    """Return one row per variant, on one map."""
     common: dict[str, Any] = {"queries": 600, "query_strength": 0.6, "seed": seed}
-    here = _city(seed).views("test", spacing=spacing, **common)
-    there = _city(seed).views("val", spacing=30.0, **common)
-    table = _written(here, folder / "here", size)
-    elsewhere = _written(there.select(there.is_query).select(np.arange(67)), folder / "there", size)
+    inside = _city(seed).views("test", spacing=spacing, **common)
+    outside = _city(seed).views("val", spacing=30.0, **common)
+    table = _written(inside, folder / "here", size)
+    elsewhere = _written(outside.select(outside.is_query).select(np.arange(67)), folder / "there", size)
     town = PlaceMap.build(table, folder / "map", model)
-    asked = [*table.queries.image_paths(), *elsewhere.image_paths()]
-    made = town.embed(asked, 256)
-    evidence = retrieve(town.queries(made), town.references, MATCHES)
-    found = evidence.matches.indices
-    right = np.zeros(len(asked), bool)
-    right[: len(table.queries)] = _by_position(town, table.queries.positions, found[: len(table.queries)])[0][
-        :, 0
-    ]
+    queries = [*table.queries.image_paths(), *elsewhere.image_paths()]
+    embeddings = town.embed(queries, 256)
+    evidence = retrieve(town.queries(embeddings), town.references, MATCHES)
+    matches = evidence.matches.indices
+    right = np.zeros(len(queries), bool)
+    right[: len(table.queries)] = _by_position(town, table.queries.positions, matches[: len(table.queries)])[
+        0
+    ][:, 0]
     rows = []
     for present, crop in WAYS:
         calibration = _calibrated(town, present, crop)
-        judgement = _judge(calibration, query_features(evidence, calibration.scores), right)
-        rows.append({"city": seed, "spacing": spacing, "present": present, "crop": crop, **judgement})
+        metrics = _evaluate(calibration, query_features(evidence, calibration.scores), right)
+        rows.append({"city": seed, "spacing": spacing, "present": present, "crop": crop, **metrics})
     return rows
 
 
 def _calibrated(town: PlaceMap, present: float | str, crop: float) -> Calibration:
-    """Self-calibration with other constants than its own."""
+    """Self-calibrate with other constants than the default."""
     changed: dict[str, Any] = {"CROP": crop}
     if present != BY_DENSITY:
         changed |= {"PRESENT": present, "found_alone": lambda *_: 0.0}
@@ -99,14 +92,14 @@ def _written(views: CityViews, folder: Path, size: int) -> PlaceImages:
     names = [f"{i:05d}.png" for i in range(len(views.positions))]
     for name, image in zip(names, views.render(size), strict=True):
         Image.fromarray(np.asarray(image)).save(folder / name)
-    known = {"heading": views.heading, "is_query": views.is_query, "frame": "EPSG:32610"}
-    return PlaceImages.create(names, views.positions, root=folder, name="city", **known)
+    columns = {"heading": views.heading, "is_query": views.is_query, "frame": "EPSG:32610"}
+    return PlaceImages.create(names, views.positions, root=folder, name="city", **columns)
 
 
-def _judge(calibration: Calibration, features: Any, right: Any) -> dict[str, Any]:
+def _evaluate(calibration: Calibration, features: Any, right: Any) -> dict[str, Any]:
     probability = calibration.probability(features)
-    decided = calibration.decide(features)
-    accepted, rejected = decided == "accept", decided == "reject"
+    decisions = calibration.decide(features)
+    accepted, rejected = decisions == "accept", decisions == "reject"
     return {
         "right": round(float(right.mean()), 3),
         "mean probability": round(float(probability.mean()), 3),
@@ -121,7 +114,7 @@ def _judge(calibration: Calibration, features: Any, right: Any) -> dict[str, Any
 
 
 def _ece(probability: Any, right: Any) -> float:
-    """Gap of mean probability and share of right answers in ten bins of equal width, weighted by count."""
+    """Return the gap of mean probability and fraction correct in ten bins, weighted by count."""
     home = np.minimum((probability * BINS).astype(int), BINS - 1)
     gaps = [abs((probability - right)[home == number].sum()) for number in range(BINS)]
     return float(sum(gaps) / len(right))

@@ -1,17 +1,16 @@
-"""Does the service keep up with the map it serves? Throughput and latency as ratios to calls in the process.
+"""Throughput and latency of the service, as ratios to calls of the map in the process.
 
     python benchmarks/serve_load.py                   # 32 clients, 320 requests, an untrained ResNet-18
     python benchmarks/serve_load.py --model runs/pt/model --csv results/serve_load.csv
 
-One run measures four things on the same JPEG files, one after the other: `PlaceMap.localize` on all of them
-in batches (what decoding and embedding cost), `PlaceMap.localize` one by one, and a service in a process of
-its own on loopback, with batches across clients and without (--batch-size 1). Every answer over HTTP is
-compared with the direct one: same best match, same similarities. Clients and service share the cores.
+One run measures on the same JPEG files: `PlaceMap.localize` in batches, `PlaceMap.localize` one by one, and a
+service in its own process on loopback, with batches across clients and without (--batch-size 1). Every answer
+over HTTP is compared with the direct one: same best match, same similarities. Clients and service share the
+cores.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import io
 import json
@@ -35,33 +34,32 @@ from kappaplace.maps import Localization, PlaceMap
 from kappaplace.maps.tune.self_calibrate import self_calibrate_map
 from kappaplace.models.place_model import PlaceModel
 from kappaplace_city import SyntheticCity
-from record import append_row
+from record import Option, log_row, parse_options, timed
 
 K = 5
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    options = parse_options(
+        __doc__,
+        clients=32,
+        requests=320,
+        side=Option(480, help="longer side of the JPEG files in pixels"),
+        model=Option("", help="name or folder; default: an untrained ResNet-18"),
+        csv=Path,
     )
-    parser.add_argument("--clients", type=int, default=32)
-    parser.add_argument("--requests", type=int, default=320)
-    parser.add_argument("--side", type=int, default=480, help="longer side of the JPEG files in pixels")
-    parser.add_argument("--model", default="", help="folder or name; an untrained ResNet-18 without it")
-    parser.add_argument("--csv", type=Path, help="append the measured row to this file")
-    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         place_map, queries = _town(Path(folder), options.model, options.side)
-        asked = [queries[i % len(queries)] for i in range(options.requests)]
+        queries_sent = [queries[i % len(queries)] for i in range(options.requests)]
         direct = place_map.localize(queries, K)
         expected = [direct[i % len(queries)] for i in range(options.requests)]
-        place_map.localize(asked[:64], K)
-        start = time.perf_counter()
-        place_map.localize(asked, K)
-        bulk = options.requests / (time.perf_counter() - start)
-        single = [_timed(place_map, data) for data in asked[:100]]
-        batched = _service(place_map, asked, expected, options.clients)
-        alone = _service(place_map, asked, expected, options.clients, "--batch-size", "1", "--window", "0")
+        place_map.localize(queries_sent[:64], K)
+        bulk = options.requests / timed(lambda: place_map.localize(queries_sent, K))[1]
+        single = [timed(lambda data=data: place_map.localize(data, K))[1] for data in queries_sent[:100]]
+        batched = _service(place_map, queries_sent, expected, options.clients)
+        alone = _service(
+            place_map, queries_sent, expected, options.clients, "--batch-size", "1", "--window", "0"
+        )
     bare = float(np.percentile(single, 99))
     row: dict[str, Any] = {
         "clients": options.clients,
@@ -79,16 +77,13 @@ def main() -> None:
         "wrong_answers": batched["wrong"] + alone["wrong"],
         "lost_answers": batched["lost"] + alone["lost"],
     }
-    for name, value in row.items():
-        print(f"{name:<28} {value:.3g}" if isinstance(value, float) else f"{name:<28} {value}")
-    if options.csv is not None:
-        append_row(options.csv, row)
+    log_row(options.csv, row)
     if row["wrong_answers"] or row["lost_answers"]:
-        sys.exit("Answers were lost or mixed up.")
+        sys.exit("Some answers were lost or mixed up.")
 
 
 def _town(folder: Path, model: str, side: int) -> tuple[PlaceMap, list[bytes]]:
-    """A calibrated map of a synthetic quarter, and queries as JPEG files in memory."""
+    """Build a calibrated map of a synthetic district, and queries as JPEG files in memory."""
     torch.manual_seed(0)
     views = SyntheticCity(0, (1, 1)).views("val", spacing=20.0, queries=32, query_strength=0.3, seed=0)
     size = (side * 3 // 4, side)
@@ -105,41 +100,39 @@ def _town(folder: Path, model: str, side: int) -> tuple[PlaceMap, list[bytes]]:
         frame="EPSG:32610",
     )
     untrained = PlaceModel.create("resnet18", dim=256, preprocessing=Preprocessing(160, "exact")).eval()
-    made = PlaceMap.build(table, folder / "town.map", model or untrained)
-    self_calibrate_map(made, queries=30)
-    return made, [Path(path).read_bytes() for path in table.image_paths(table.query_rows)]
-
-
-def _timed(place_map: PlaceMap, data: bytes) -> float:
-    start = time.perf_counter()
-    place_map.localize(data, K)
-    return time.perf_counter() - start
+    place_map = PlaceMap.build(table, folder / "town.map", model or untrained)
+    self_calibrate_map(place_map, queries=30)
+    return place_map, [Path(path).read_bytes() for path in table.image_paths(table.query_rows)]
 
 
 def _service(
-    place_map: PlaceMap, asked: list[bytes], expected: list[Localization], clients: int, *arguments: str
+    place_map: PlaceMap,
+    queries_sent: list[bytes],
+    expected: list[Localization],
+    clients: int,
+    *arguments: str,
 ) -> dict[str, float]:
     command = [sys.executable, "-m", "kappaplace", "serve", str(place_map.folder), "--port", "0", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ)
     assert process.stdout is not None
     try:
         line = next((line for line in process.stdout if "Open http" in line), "")
-        found = re.search(r"http://\S+", line)
-        if found is None:
+        match = re.search(r"http://\S+", line)
+        if match is None:
             sys.exit("The service did not start.")
-        address = urlsplit(found[0])
+        address = urlsplit(match[0])
         assert address.hostname is not None
         assert address.port is not None
-        return asyncio.run(_load(address.hostname, address.port, asked, expected, clients))
+        return asyncio.run(_load(address.hostname, address.port, queries_sent, expected, clients))
     finally:
         process.terminate()
         process.wait(60)
 
 
 async def _load(
-    host: str, port: int, asked: list[bytes], expected: list[Localization], clients: int
+    host: str, port: int, queries_sent: list[bytes], expected: list[Localization], clients: int
 ) -> dict[str, float]:
-    waiting = list(range(len(asked)))[::-1]
+    waiting = list(range(len(queries_sent)))[::-1]
     seconds, wrong, lost = [], 0, 0
 
     async def client(numbers: list[int]) -> list[float]:
@@ -149,7 +142,7 @@ async def _load(
         while numbers:
             i = numbers.pop()
             start = time.perf_counter()
-            status, answer = await _post(reader, writer, asked[i])
+            status, answer = await _post(reader, writer, queries_sent[i])
             took.append(time.perf_counter() - start)
             lost += status != 200
             wrong += status == 200 and not _same(answer, expected[i])
@@ -157,12 +150,12 @@ async def _load(
         return took
 
     await client(list(range(16)))  # warm
-    alone = await client(list(range(min(100, len(asked))))[::-1])
+    alone = await client(list(range(min(100, len(queries_sent))))[::-1])
     start = time.perf_counter()
     for took in await asyncio.gather(*(client(waiting) for _ in range(clients))):
         seconds += took
-    rate = len(asked) / (time.perf_counter() - start)
-    lost += len(asked) - len(seconds)
+    rate = len(queries_sent) / (time.perf_counter() - start)
+    lost += len(queries_sent) - len(seconds)
     return {
         "rate": rate,
         "p99": float(np.percentile(seconds, 99)),
@@ -178,16 +171,16 @@ async def _post(
     head = f"POST /v1/localize?k={K} HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/jpeg\r\n"
     writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
     await writer.drain()
-    said = io.StringIO((await reader.readuntil(b"\r\n\r\n")).decode())
-    status, length = int(said.readline().split()[1]), 0
-    for line in said:
+    head_text = io.StringIO((await reader.readuntil(b"\r\n\r\n")).decode())
+    status, length = int(head_text.readline().split()[1]), 0
+    for line in head_text:
         name, _, value = line.partition(":")
         length = int(value) if name.lower() == "content-length" else length
     return status, json.loads(await reader.readexactly(length))
 
 
 def _same(answer: dict[str, Any], direct: Localization) -> bool:
-    """Batches round otherwise than single images, in the last digits: names of equals may change places."""
+    """Compare two answers; batches differ from single images in the last digits, so ties may swap."""
     close = np.allclose(
         [m["similarity"] for m in answer["matches"]], [m.similarity for m in direct.matches], atol=1e-4
     )

@@ -3,16 +3,14 @@
 python benchmarks/slam_city.py [--seeds 20] [--first-seed 0] [--csv results/slam_city.csv]
                                [--picture results/slam_city.png]
 
-Nothing is rendered: `kappaplace_city.drives` states how descriptors and κ come about. The
-calibration is learnt on drives through other cities; the threshold on cosine that reaches 99 % precision is
-chosen there as well. "At equal recall" is the threshold that, over all test drives, reaches the recall of our
-closures: nobody could know it.
-Every decision but "top-1" asks for two of the last four proposals to agree.
+Nothing is rendered: `kappaplace_city.drives` simulates descriptors and κ. The calibration is fitted on drives
+through other cities, and so is the threshold on cosine that reaches 99% precision. "At equal recall" is the
+threshold that reaches the recall of our closures over all test drives; in production it is unknown.
+Every method except "top-1" requires two of the last four proposals to agree.
 """
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from kappaplace.calibration.calibration import Calibration
+from kappaplace.data.poses import distance_travelled
 from kappaplace.reports.figures import COLOURS, PLOT_STYLE, new_figure
 from kappaplace.reports.slam import draw_trajectory
 from kappaplace.slam import Frame, LoopCloser
@@ -35,104 +34,100 @@ from kappaplace.slam.evaluation import (
 from kappaplace.slam.pose_graph import IncrementalGraph, optimise
 from kappaplace_city import SyntheticCity
 from kappaplace_city.drives import CityDrive, drive_through, look_at
-from record import append_row
+from record import Option, append_row, parse_options
 
 CALIBRATION_SEED = 1000
 PRECISION = 0.99
 GATE = 3.0
-"""Deviations of drift that the gated baseline allows."""
+"""Standard deviations of drift that the gated baseline allows."""
 RECALLS = (0.1, 0.2, 0.3, 0.4, 0.5)
 
 
 class Drive:
-    """One seed: the drive, all proposals, what is right."""
+    """One seed: the drive, all proposals and their outcomes."""
 
     def __init__(self, seed: int, calibration: Calibration | None = None) -> None:
         self.seed, self.calibration = seed, calibration
         city = SyntheticCity(seed, (4, 4), aliased=0.3, featureless=0.15)
-        self.way: CityDrive = drive_through(city, seed=seed, legs=60)
-        made = look_at(city, "test", self.way, seed=seed).embeddings
-        rows = np.arange(len(self.way.truth))
-        same = same_place(self.way.truth, rows[:, None], rows[None])
+        self.route: CityDrive = drive_through(city, seed=seed, legs=60)
+        embeddings = look_at(city, "test", self.route, seed=seed).embeddings
+        rows = np.arange(len(self.route.truth))
+        same = same_place(self.route.truth, rows[:, None], rows[None])
         frames = [
             Frame(z, float(k), odometry=o)
-            for z, k, o in zip(made.descriptor, made.kappa, self.way.odometry, strict=True)
+            for z, k, o in zip(embeddings.descriptor, embeddings.kappa, self.route.odometry, strict=True)
         ]
         if calibration is None:
-            self.found = collect(frames, same)
+            self.proposals = collect(frames, same)
             return
         closer = LoopCloser(calibration, scores=WITH_KAPPA)
         self.incremental = IncrementalGraph()
         for frame in frames:
             self.incremental.add(frame.odometry, closer.add(frame))
-        self.found: Examples = examples_of(closer, same)
+        self.proposals: Examples = examples_of(closer, same)
 
     @property
     def possible(self) -> int:
-        return int((~self.found.outside).sum())
+        return int((~self.proposals.outside).sum())
 
-    def of(self, name: str) -> np.ndarray:
+    def values(self, name: str) -> np.ndarray:
         if name == "appearance":
             assert self.calibration is not None
-            return self.calibration.probability(self.found.features)
-        return np.array([getattr(closure, name) for closure in self.found.closures])
+            return self.calibration.probability(self.proposals.features)
+        return np.array([getattr(closure, name) for closure in self.proposals.closures])
 
     @property
-    def agreed(self) -> np.ndarray:
-        return self.found.support >= 2
+    def supported(self) -> np.ndarray:
+        return self.proposals.support >= 2
 
     @property
     def plausible(self) -> np.ndarray:
-        """What a hard gate on odometry lets through."""
-        query, match = self.of("query"), self.of("match")
-        where, way = self.way.odometry[:, :2], self.found_way
-        gap = np.hypot(*(where[query] - where[match]).T)
-        return gap <= GATE * 0.05 * (way[query] - way[match]) + 10.0
-
-    @property
-    def found_way(self) -> np.ndarray:
-        steps = np.hypot(*np.diff(self.way.odometry[:, :2], axis=0).T)
-        return np.concatenate([[0.0], np.cumsum(steps)])
+        """Whether a hard gate on odometry accepts each proposal."""
+        query, match = self.values("query"), self.values("match")
+        position, travelled = self.route.odometry[:, :2], distance_travelled(self.route.odometry)
+        gap = np.hypot(*(position[query] - position[match]).T)
+        return gap <= GATE * 0.05 * (travelled[query] - travelled[match]) + 10.0
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--calibration", type=int, default=10, help="drives that are learnt from")
-    parser.add_argument("--csv", type=Path)
-    parser.add_argument("--picture", type=Path)
-    args = parser.parse_args()
-    learnt = [Drive(CALIBRATION_SEED + number) for number in range(args.calibration)]
-    calibration = fit_closures([drive.found for drive in learnt])
+    args = parse_options(
+        __doc__,
+        seeds=20,
+        first_seed=0,
+        calibration=Option(10, help="number of drives for calibration"),
+        csv=Path,
+        picture=Path,
+    )
+    training = [Drive(CALIBRATION_SEED + number) for number in range(args.calibration)]
+    calibration = fit_closures([drive.proposals for drive in training])
     drives = [Drive(args.first_seed + number, calibration) for number in range(args.seeds)]
-    _, (chosen, equal, gated) = at_equal_recall(drives, learnt, drives)
-    print(f"cosine from {chosen:.3f} (99 % precision elsewhere), {equal:.3f}, {gated:.3f} (equal recall)")
+    _, thresholds = at_equal_recall(drives, training, drives)
+    precise, equal, gated = thresholds
+    print(f"cosine from {precise:.3f} (99% precision elsewhere), {equal:.3f}, {gated:.3f} (equal recall)")
     print_curves(drives)
-    rows = [row for drive in drives for row in rows_of(drive, chosen, equal, gated)]
+    rows = [row for drive in drives for row in rows_of(drive, *thresholds)]
     for row in rows:
-        if args.csv:
-            append_row(args.csv, row)
+        append_row(args.csv, row)
     summary(rows)
     if args.picture:
         _draw(drives, equal, args.picture)
 
 
 def at_equal_recall(
-    ours: list[Drive], learnt: list[Drive], drives: list[Drive]
+    ours: list[Drive], training: list[Drive], drives: list[Drive]
 ) -> tuple[float, tuple[float, float, float]]:
-    """Our recall; cosines for 99 % precision elsewhere, for that recall, and for it with a gate."""
-    closed = sum(int((d.of("accepted") & d.found.right).sum()) for d in ours)
+    """Return our recall, and cosines for 99% precision elsewhere, for this recall, and for it with a gate."""
+    closed = sum(int((d.values("accepted") & d.proposals.right).sum()) for d in ours)
     recall = closed / sum(d.possible for d in ours)
-    equal = _threshold_at(drives, recall, [d.agreed for d in drives])
-    gated = _threshold_at(drives, recall, [d.agreed & d.plausible for d in drives])
-    return recall, (_threshold_for_precision(learnt), equal, gated)
+    equal = _threshold_at(drives, recall, [d.supported for d in drives])
+    gated = _threshold_at(drives, recall, [d.supported & d.plausible for d in drives])
+    return recall, (_threshold_for_precision(training), equal, gated)
 
 
 def _threshold_for_precision(drives: list[Drive]) -> float:
-    """The lowest cosine above which, on the drives learnt from, 99 % are right; else the most precise one."""
-    value = np.concatenate([d.of("similarity")[d.agreed] for d in drives])
-    right = np.concatenate([d.found.right[d.agreed] for d in drives])
+    """Return the lowest cosine with 99% precision on the training drives; otherwise the most precise one."""
+    value = np.concatenate([d.values("similarity")[d.supported] for d in drives])
+    right = np.concatenate([d.proposals.right[d.supported] for d in drives])
     order = np.argsort(-value)
     precision = np.cumsum(right[order]) / np.arange(1, len(order) + 1)
     enough = np.flatnonzero((precision >= PRECISION) & (np.arange(len(order)) >= 50))
@@ -141,35 +136,37 @@ def _threshold_for_precision(drives: list[Drive]) -> float:
 
 
 def _threshold_at(drives: list[Drive], recall: float, usable: list[np.ndarray]) -> float:
-    """The highest cosine with which all drives together reach a recall."""
+    """Return the highest cosine at which all drives together reach a recall."""
     value = np.concatenate(
-        [d.of("similarity")[u & d.found.right] for d, u in zip(drives, usable, strict=True)]
+        [d.values("similarity")[u & d.proposals.right] for d, u in zip(drives, usable, strict=True)]
     )
-    wanted = int(np.ceil(recall * sum(d.possible for d in drives) - 1e-9))
-    return float(np.sort(value)[::-1][min(wanted, len(value)) - 1])
+    target = int(np.ceil(recall * sum(d.possible for d in drives) - 1e-9))
+    return float(np.sort(value)[::-1][min(target, len(value)) - 1])
 
 
-def rows_of(drive: Drive, chosen: float, equal: float, gated: float) -> list[dict[str, Any]]:
-    cosine, everything = drive.of("similarity"), np.ones(len(drive.found.right), bool)
-    before = trajectory_error(drive.way.truth, drive.way.odometry)
-    ways = {
+def rows_of(drive: Drive, precise: float, equal: float, gated: float) -> list[dict[str, Any]]:
+    cosine, everything = drive.values("similarity"), np.ones(len(drive.proposals.right), bool)
+    before = trajectory_error(drive.route.truth, drive.route.odometry)
+    methods = {
         "top-1 always": everything,
-        "cosine, 99 % precision elsewhere": drive.agreed & (cosine >= chosen),
-        "cosine, at equal recall": drive.agreed & (cosine >= equal),
-        "cosine and odometry gate, at equal recall": drive.agreed & drive.plausible & (cosine >= gated),
-        "ours": drive.of("accepted"),
+        "cosine, 99 % precision elsewhere": drive.supported & (cosine >= precise),
+        "cosine, at equal recall": drive.supported & (cosine >= equal),
+        "cosine and odometry gate, at equal recall": drive.supported & drive.plausible & (cosine >= gated),
+        "ours": drive.values("accepted"),
     }
     rows = []
-    for name, taken in ways.items():
-        closures = [replace(c, accepted=True) for c, t in zip(drive.found.closures, taken, strict=True) if t]
+    for name, taken in methods.items():
+        closures = [
+            replace(c, accepted=True) for c, t in zip(drive.proposals.closures, taken, strict=True) if t
+        ]
         kernels: list[tuple[Any, bool]] = [("none", False), ("cauchy", False), ("dcs", False)]
         if name in ("top-1 always", "ours"):
             kernels += [("switchable", False), ("gnc", False)]
             kernels += [("cauchy", True), ("dcs", True), ("switchable", True)]
         for kernel, by_probability in kernels:
-            found = optimise(drive.way.odometry, closures, kernel=kernel, by_probability=by_probability)
-            rows.append(_row(drive, name, kernel, by_probability, taken, before, found))
-    rows.append(_row(drive, "ours", "none, iSAM2", False, ways["ours"], before, drive.incremental.poses))
+            poses = optimise(drive.route.odometry, closures, kernel=kernel, by_probability=by_probability)
+            rows.append(_row(drive, name, kernel, by_probability, taken, before, poses))
+    rows.append(_row(drive, "ours", "none, iSAM2", False, methods["ours"], before, drive.incremental.poses))
     return rows
 
 
@@ -180,10 +177,10 @@ def _row(
     by_probability: bool,
     taken: np.ndarray,
     before: Any,
-    found: np.ndarray,
+    poses: np.ndarray,
 ) -> dict[str, Any]:
-    quality = closure_quality(taken, drive.found.right, drive.possible)
-    after = trajectory_error(drive.way.truth, found)
+    quality = closure_quality(taken, drive.proposals.right, drive.possible)
+    after = trajectory_error(drive.route.truth, poses)
     return {
         "seed": drive.seed,
         "closures": name,
@@ -202,7 +199,7 @@ def _row(
 
 def _curves(drives: list[Drive]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     possible = sum(d.possible for d in drives)
-    ways = {
+    signals = {
         "cosine": ("similarity", False),
         "cosine and odometry gate": ("similarity", True),
         "probability of images": ("appearance", False),
@@ -210,10 +207,10 @@ def _curves(drives: list[Drive]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         "probability": ("probability", False),
     }
     out = {}
-    for name, (what, gate) in ways.items():
-        rows = [d.agreed & d.plausible if gate else d.agreed for d in drives]
-        value = np.concatenate([d.of(what)[r] for d, r in zip(drives, rows, strict=True)])
-        right = np.concatenate([d.found.right[r] for d, r in zip(drives, rows, strict=True)])
+    for name, (signal, gate) in signals.items():
+        rows = [d.supported & d.plausible if gate else d.supported for d in drives]
+        value = np.concatenate([d.values(signal)[r] for d, r in zip(drives, rows, strict=True)])
+        right = np.concatenate([d.proposals.right[r] for d, r in zip(drives, rows, strict=True)])
         out[name] = recall_curve(value, right, possible)
     return out
 
@@ -240,25 +237,27 @@ def summary(rows: list[dict[str, Any]]) -> None:
 
 
 def _draw(drives: list[Drive], equal: float, file: Path) -> None:
-    """One drive where the fixed threshold does the most harm, and false closures against recall of all."""
+    """Draw the drive that the fixed threshold harms most, and false closures against recall."""
     import matplotlib
 
     def harm(drive: Drive) -> int:
-        return int((drive.agreed & (drive.of("similarity") >= equal) & ~drive.found.right).sum())
+        return int((drive.supported & (drive.values("similarity") >= equal) & ~drive.proposals.right).sum())
 
     drive = max(drives, key=harm)
-    taken = drive.agreed & (drive.of("similarity") >= equal)
-    fixed = [replace(c, accepted=bool(t)) for c, t in zip(drive.found.closures, taken, strict=True)]
-    start = np.append(drive.way.truth[0, :2], 0.0)
+    taken = drive.supported & (drive.values("similarity") >= equal)
+    fixed = [replace(c, accepted=bool(t)) for c, t in zip(drive.proposals.closures, taken, strict=True)]
+    start = np.append(drive.route.truth[0, :2], 0.0)
     with matplotlib.rc_context(PLOT_STYLE):
         figure = new_figure(12, 4.2)
         axes = figure.subplots(1, 3)
-        both = {"fixed threshold": fixed, "ours": list(drive.found.closures)}
+        both = {"fixed threshold": fixed, "ours": list(drive.proposals.closures)}
         for axis, (name, closures) in zip(axes, both.items(), strict=False):
             accepted = [c for c in closures if c.accepted]
-            poses = optimise(drive.way.odometry, accepted)
-            error = trajectory_error(drive.way.truth, poses).absolute
-            here, odometry, truth = (each - start for each in (poses, drive.way.odometry, drive.way.truth))
+            poses = optimise(drive.route.odometry, accepted)
+            error = trajectory_error(drive.route.truth, poses).absolute
+            here, odometry, truth = (
+                each - start for each in (poses, drive.route.odometry, drive.route.truth)
+            )
             shown = closures if name == "ours" else accepted
             draw_trajectory(axis, here, shown, odometry=odometry, truth=truth)
             axis.set_title(f"{name}: error {error:.1f} m")

@@ -1,18 +1,19 @@
-"""Sequences: a Bayes filter on match probabilities beside SeqSLAM's averages, for 1 to 10 images in a row.
+"""Sequences: a Bayes filter on match probabilities against SeqSLAM's averages, for 1 to 10 consecutive
+images.
 
 python benchmarks/slam_sequences.py [--seeds 5] [--csv results/slam_sequences.csv] [--picture FILE]
                                     [--st-lucia DATA/st_lucia --model MODEL [--cache FILE]]
 
-Synthetic: a second drive over the route of the first, other weather, both simulated; the filter has
-odometry. St Lucia: every second frame of two drives, no odometry, asked where the model was not trained (the
-last 30 % of the route), learnt from the stretch before (60 to 70 %). The filter starts from nothing for
-every query and length. AUROC is that of the filter's own probability; for averages, of the margin to the
-best frame of another place.
+Synthetic: a second drive over the route of the first in other weather, both simulated; the filter has
+    odometry.
+St Lucia: every second frame of two drives without odometry, tested where the model was not trained (the last
+30% of the route) and calibrated on the stretch before (60 to 70%). The filter starts without knowledge for
+every query and length. AUROC uses the probability of the filter; for averages, the margin to the best frame
+of another place.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,11 +37,11 @@ from kappaplace.types import Embeddings, Matches
 from kappaplace.uncertainty import SCORES
 from kappaplace_city import SyntheticCity
 from kappaplace_city.drives import drive_through, look_at
-from record import append_row
+from record import Option, append_row, parse_options
 
 LENGTHS = tuple(range(1, 11))
 FEWEST_WRONG = 10
-"""Wrong queries below which an AUROC is chance."""
+"""Smallest number of incorrect queries for an AUROC."""
 K = 20
 
 
@@ -50,13 +51,13 @@ class Route(NamedTuple):
     query: Embeddings
     reference: Embeddings
     right: np.ndarray
-    """N×R: whether a frame of the map shows the place of a query."""
+    """Whether a frame of the map shows the place of a query, N×R."""
     near: np.ndarray
-    """R×R: which frames of the map show one place."""
+    """Which frames of the map show the same place, R×R."""
     alike: np.ndarray
-    """R×R: how much they do, falling with the distance."""
+    """The same as weights that decrease with the distance, R×R."""
     steps: list[csr_matrix]
-    """How belief moves to each query from the one before."""
+    """Motion matrix from each query to the next."""
     motion: Any
 
 
@@ -64,9 +65,9 @@ def simulated(seed: int) -> Route:
     city = SyntheticCity(seed, (4, 4), aliased=0.3, featureless=0.15)
     first = drive_through(city, legs=40, seed=seed)
     second = drive_through(city, seed=seed + 5000, corners=first.corners)
-    made = [
-        look_at(city, "test", way, seed=number).embeddings
-        for way, number in ((first, seed), (second, seed + 5000))
+    embeddings = [
+        look_at(city, "test", drive, seed=number).embeddings
+        for drive, number in ((first, seed), (second, seed + 5000))
     ]
     rows, queries = np.arange(len(first.truth)), np.arange(len(second.truth))
     both = np.concatenate([first.truth, second.truth])
@@ -75,12 +76,14 @@ def simulated(seed: int) -> Route:
     gap = first.truth[:, None, :2] - first.truth[None, :, :2]
     alike = near * np.exp(-0.5 * (gap**2).sum(axis=2) / 4.0**2)
     motion = PoseMotion(first.truth)
-    driven = between(second.odometry[:-1], second.odometry[1:])
-    return Route(made[1], made[0], right, near, alike, [motion.matrix(step) for step in driven], motion)
+    motions = between(second.odometry[:-1], second.odometry[1:])
+    return Route(
+        embeddings[1], embeddings[0], right, near, alike, [motion.matrix(step) for step in motions], motion
+    )
 
 
 def st_lucia(data: Path, model: Path, cache: Path | None, low: float, high: float) -> Route:
-    """Queries of one stretch, against the whole first drive."""
+    """Return the queries of a stretch, with the whole first drive as the map."""
     stored = _st_lucia_embeddings(data, model, cache)
     truth = json.loads((data / "gt.json").read_text())["positives"][::2]
     reference = Embeddings(stored["ref_descriptor"], stored["ref_kappa"])
@@ -119,8 +122,8 @@ def evidence_of(route: Route) -> Evidence:
     return retrieve(Queries(route.query), references, K)
 
 
-def learnt(routes: list[Route]) -> Calibration:
-    """Probabilities of best matches and of pairs."""
+def calibrated(routes: list[Route]) -> Calibration:
+    """Fit probabilities of best matches and of pairs."""
     features, pairs, right, hits = [], [], [], []
     for route in routes:
         evidence = evidence_of(route)
@@ -144,49 +147,55 @@ def _pairs(evidence: Evidence) -> np.ndarray:
     return np.stack([SCORES[name].match(evidence) for name in ("cosine", "kappaplace")], axis=-1)  # type: ignore[misc]
 
 
-def judged(route: Route, calibration: Calibration) -> list[dict[str, Any]]:
+def evaluated(route: Route, calibration: Calibration) -> list[dict[str, Any]]:
     evidence = evidence_of(route)
     matches: Matches = evidence.matches
     pairs = calibration.pair_probability(_pairs(evidence))
-    # The answer's own probability says how far to trust the image; pairs say how it is shared out.
+    # The probability of the answer is distributed over the matches in proportion to their pair probabilities.
     top = calibration.probability(features_of(evidence, [SCORES[name] for name in WITH_KAPPA]))
     pairs = pairs / pairs.max(axis=1, keepdims=True) * top[:, None]
-    askable = np.flatnonzero(route.right.any(axis=1))
-    askable = askable[askable >= max(LENGTHS) - 1]
+    candidates = np.flatnonzero(route.right.any(axis=1))
+    candidates = candidates[candidates >= max(LENGTHS) - 1]
     similarity = np.asarray(route.query.descriptor @ route.reference.descriptor.T)
     place = place_matrix(route.alike)
     rows = []
     for length in LENGTHS:
-        rows.append({"method": "average", "length": length, **_average(route, similarity, askable, length)})
         rows.append(
-            {"method": "filter", "length": length, **_filter(route, place, matches, pairs, askable, length)}
+            {"method": "average", "length": length, **_average(route, similarity, candidates, length)}
+        )
+        rows.append(
+            {
+                "method": "filter",
+                "length": length,
+                **_filter(route, place, matches, pairs, candidates, length),
+            }
         )
     return rows
 
 
-def _average(route: Route, similarity: np.ndarray, askable: np.ndarray, length: int) -> dict[str, float]:
-    scores = average_scores(similarity, length)[askable]
+def _average(route: Route, similarity: np.ndarray, candidates: np.ndarray, length: int) -> dict[str, float]:
+    scores = average_scores(similarity, length)[candidates]
     best = scores.argmax(axis=1)
     elsewhere = np.where(route.near[best], -np.inf, scores).max(axis=1)
-    right = route.right[askable, best]
+    right = route.right[candidates, best]
     return _facts(right, elsewhere - scores.max(axis=1))
 
 
 def _filter(
-    route: Route, place: csr_matrix, matches: Matches, pairs: np.ndarray, askable: np.ndarray, length: int
+    route: Route, place: csr_matrix, matches: Matches, pairs: np.ndarray, candidates: np.ndarray, length: int
 ) -> dict[str, float]:
-    best, sure = [], []
+    best, confidence = [], []
     belief = HistogramFilter(route.motion, place)
-    for query in askable:
+    for query in candidates:
         belief.reset()
         for row in range(query - length + 1, query + 1):
             if row > query - length + 1:
                 belief.advance(route.steps[row - 1])
             belief.see(matches.indices[row], pairs[row])
-        found = belief.estimate
-        best.append(found.frame)
-        sure.append(found.probability)
-    return _facts(route.right[askable, np.array(best)], -np.array(sure))
+        estimate = belief.estimate
+        best.append(estimate.frame)
+        confidence.append(estimate.probability)
+    return _facts(route.right[candidates, np.array(best)], -np.array(confidence))
 
 
 def _facts(right: np.ndarray, uncertainty: np.ndarray) -> dict[str, float]:
@@ -198,44 +207,45 @@ def _facts(right: np.ndarray, uncertainty: np.ndarray) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--csv", type=Path)
-    parser.add_argument("--picture", type=Path)
-    parser.add_argument("--st-lucia", type=Path)
-    parser.add_argument("--model", type=Path)
-    parser.add_argument("--cache", type=Path, help="where embeddings of St Lucia are kept")
-    args = parser.parse_args()
+    args = parse_options(
+        __doc__,
+        seeds=5,
+        csv=Path,
+        picture=Path,
+        st_lucia=Path,
+        model=Path,
+        cache=Option(Path, help="file for the embeddings of St Lucia"),
+    )
     rows = []
     if args.seeds:
-        calibration = learnt([simulated(2000 + number) for number in range(4)])
+        calibration = calibrated([simulated(2000 + number) for number in range(4)])
         for seed in range(args.seeds):
             rows += [
-                {"set": "synthetic", "seed": seed, **row} for row in judged(simulated(seed), calibration)
+                {"set": "synthetic", "seed": seed, **row} for row in evaluated(simulated(seed), calibration)
             ]
     if args.st_lucia:
-        where = (args.st_lucia, args.model, args.cache)
-        calibration = learnt([st_lucia(*where, 0.6, 0.7)])
+        source = (args.st_lucia, args.model, args.cache)
+        calibration = calibrated([st_lucia(*source, 0.6, 0.7)])
         rows += [
-            {"set": "st_lucia", "seed": 0, **row} for row in judged(st_lucia(*where, 0.7, 1.0), calibration)
+            {"set": "st_lucia", "seed": 0, **row}
+            for row in evaluated(st_lucia(*source, 0.7, 1.0), calibration)
         ]
     for row in rows:
-        if args.csv:
-            append_row(args.csv, row)
+        append_row(args.csv, row)
     _summary(rows)
     if args.picture:
         _draw(rows, args.picture)
 
 
-def _means(rows: list[dict[str, Any]], name: str, method: str, what: str) -> list[float]:
-    """Of all seeds, one a length; NaN where so few queries are wrong that AUROC says nothing."""
+def _means(rows: list[dict[str, Any]], name: str, method: str, metric: str) -> list[float]:
+    """Return the mean over seeds per length; NaN if there are too few incorrect queries for an AUROC."""
     out = []
     for length in LENGTHS:
         own = [r for r in rows if (r["set"], r["method"], r["length"]) == (name, method, length)]
         wrong = sum((1 - r["recall_at_1"]) * r["queries"] for r in own)
-        known = [r[what] for r in own if np.isfinite(r[what])]
-        enough = what != "auroc" or wrong >= FEWEST_WRONG
-        out.append(float(np.mean(known)) if known and enough else float("nan"))
+        values = [r[metric] for r in own if np.isfinite(r[metric])]
+        enough = metric != "auroc" or wrong >= FEWEST_WRONG
+        out.append(float(np.mean(values)) if values and enough else float("nan"))
     return out
 
 
@@ -261,14 +271,14 @@ def _draw(rows: list[dict[str, Any]], file: Path) -> None:
                 for method, colour in (("average", COLOURS[1]), ("filter", COLOURS[0])):
                     means = _means(rows, name, method, what)
                     if not np.isfinite(means[-1]):
-                        note = f"fewer than {FEWEST_WRONG} of the queries are wrong"
+                        note = f"fewer than {FEWEST_WRONG} incorrect queries"
                         axis.text(0.5, 0.5, note, transform=axis.transAxes, ha="center", fontsize=9)
                         axis.set_xticks([])
                         axis.set_yticks([])
                         break
                     axis.plot(LENGTHS, means, "o-", color=colour, label=method)
                 axis.set_title(f"{name.replace('_', ' ')}: {label}")
-                axis.set_xlabel("images in a row")
+                axis.set_xlabel("consecutive images")
             line[0].legend()
         figure.savefig(file, dpi=110)
 

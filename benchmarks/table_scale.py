@@ -3,28 +3,24 @@
     python benchmarks/table_scale.py --rows 1000000 --csv results/table_scale.csv
     python benchmarks/table_scale.py --rows 10000000 --csv-rows 0
 
-The rows look like SF-XL: file names of about 110 characters, a city of 20 × 20 km, 1 % of them queries.
+The rows resemble SF-XL: file names of about 110 characters, a city of 20 × 20 km, 1% of them queries.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import resource
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from kappaplace.data.table import PlaceImages
-from record import append_row
+from record import Option, append_row, parse_options, timed
 
 
 def city(rows: int, seed: int = 0) -> PlaceImages:
-    """A random city; names are made a block at a time so that Python strings never pile up."""
+    """Create a random city; names are created block by block to limit the number of Python strings."""
     rng = np.random.default_rng(seed)
     positions = rng.uniform(0, 20_000, (rows, 2)) + np.array([540_000.0, 4_170_000.0])
     heading = rng.integers(0, 360, rows)
@@ -45,7 +41,7 @@ def city(rows: int, seed: int = 0) -> PlaceImages:
 
 
 def resident() -> float:
-    """Megabytes that the process holds now."""
+    """Return the memory of the process in megabytes."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:
@@ -53,14 +49,8 @@ def resident() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def timed(task: Callable[[], Any]) -> tuple[Any, float]:
-    start = time.perf_counter()
-    result = task()
-    return result, time.perf_counter() - start
-
-
 def table_bytes(table: PlaceImages) -> float:
-    """Bytes of the columns; text takes 16 bytes a row, and its length where it exceeds 15 characters."""
+    """Return the bytes of the columns; text takes 16 bytes per row, plus its length above 15 characters."""
     total = sum(getattr(table, c).nbytes for c in ("positions", "heading", "timestamp", "place", "is_query"))
     for column in (table.paths, table.condition):
         length = np.strings.str_len(column)
@@ -69,7 +59,7 @@ def table_bytes(table: PlaceImages) -> float:
 
 
 def measure(rows: int, folder: Path) -> tuple[PlaceImages, dict[str, float], dict[str, float], int]:
-    """The table, seconds of each step, megabytes of each thing, and the number of positives."""
+    """Return the table, seconds per step, sizes in megabytes, and the number of positives."""
     before = resident()
     table, build = timed(lambda: city(rows))
     sizes = {"table in memory": table_bytes(table) / 1e6, "process grew by": resident() - before}
@@ -85,7 +75,7 @@ def measure(rows: int, folder: Path) -> tuple[PlaceImages, dict[str, float], dic
 
 
 def csv_trial(table: PlaceImages, folder: Path) -> dict[str, float]:
-    """Seconds to save and open the table as text."""
+    """Return the seconds to save and open the table as CSV."""
     file = folder / "table.csv"
     return {
         "save CSV": timed(lambda: table.save(file))[1],
@@ -94,25 +84,22 @@ def csv_trial(table: PlaceImages, folder: Path) -> dict[str, float]:
 
 
 def column(name: str, unit: str) -> str:
-    """A line's title as the name of a CSV column."""
+    """Return the CSV column of a printed line."""
     return f"{name.partition(' (')[0].replace(' ', '_').replace('%', 'percent')}_{unit}_per_million"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    arguments = parse_options(
+        __doc__,
+        rows=1_000_000,
+        csv_rows=Option(100_000, help="rows of the CSV test; 0 skips it"),
+        csv=Path,
     )
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument(
-        "--csv-rows", type=int, default=100_000, help="rows of the CSV trial; 0 leaves it out"
-    )
-    parser.add_argument("--csv", type=Path, help="append the result to this file as a dated row")
-    arguments = parser.parse_args()
     millions = arguments.rows / 1e6
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        table, seconds, sizes, found = measure(arguments.rows, folder)
-        print(f"{arguments.rows:,} rows, {len(table.query_rows):,} queries, {found:,} positives")
+        table, seconds, sizes, positives = measure(arguments.rows, folder)
+        print(f"{arguments.rows:,} rows, {len(table.query_rows):,} queries, {positives:,} positives")
         print(f"{'':34}{'seconds':>10}{'per million':>14}")
         for title, value in seconds.items():
             print(f"{title:34}{value:10.2f}{value / millions:14.2f}")
@@ -125,10 +112,9 @@ def main() -> None:
                 print(f"{label:34}{value:10.2f}{value / (len(small) / 1e6):14.2f}")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"{'peak of the process':34}{peak:7.0f} MB")
-    if arguments.csv:
-        row = {column(title, "s"): value / millions for title, value in seconds.items()}
-        row |= {column(title, "MB"): value / millions for title, value in sizes.items()}
-        append_row(arguments.csv, {"rows": arguments.rows, "positives": found, **row, "peak_MB": peak})
+    row = {column(title, "s"): value / millions for title, value in seconds.items()}
+    row |= {column(title, "MB"): value / millions for title, value in sizes.items()}
+    append_row(arguments.csv, {"rows": arguments.rows, "positives": positives, **row, "peak_MB": peak})
 
 
 if __name__ == "__main__":

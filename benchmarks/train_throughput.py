@@ -1,11 +1,10 @@
-"""Images per second of a JT step, augmentation included: ours against a plain fp32 eager loop, in one run.
+"""Images per second of joint training with augmentation, against a plain fp32 eager loop, in one run.
 
 python benchmarks/train_throughput.py [--backbone resnet50] [--size 512] [--batch 128] [--csv FILE]
 """
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from kappaplace.training.assembly import Assembly
 from kappaplace.training.images import TrainingSet
 from kappaplace.training.recipes import recipe_named, settings_for
 from kappaplace.training.start import Engine, starting_model
-from record import append_row
+from record import DEVICE, log_row, parse_options
 
 BARE = [
     "augment.brightness=0",
@@ -32,11 +31,11 @@ BARE = [
 
 
 WARM_UP = 5
-EACH = 4  # images a place
+EACH = 4  # images per place
 
 
 def step_rate(options: Sequence[str], data: TrainingSet, batch: int, steps: int) -> float:
-    """Images a second, augmentation included, once the first steps are done."""
+    """Return images per second with augmentation, after the first steps."""
     assert isinstance(data.images, torch.Tensor)
     device = data.images.device
     settings = settings_for(
@@ -55,7 +54,7 @@ def step_rate(options: Sequence[str], data: TrainingSet, batch: int, steps: int)
     )
     recipe = recipe_named("kappa-jt")
     with tempfile.TemporaryDirectory() as folder:
-        # A GPU is chosen by the engine itself.
+        # The engine selects a GPU on its own.
         engine = Engine.create(settings.run, "cpu" if device.type == "cpu" else "", Path(folder))
         model = starting_model(settings, recipe)
         loop = Assembly(settings, recipe, data, Path(folder), None, model, engine, lambda line: None).loop()
@@ -69,14 +68,14 @@ def step_rate(options: Sequence[str], data: TrainingSet, batch: int, steps: int)
 
 
 def noise(count: int, size: int, device: torch.device) -> TrainingSet:
-    """Places of four images each; what they show does not change the time."""
+    """Create places of four images each; their content does not change the time."""
     images = torch.randint(0, 256, (count, 3, size, size), dtype=torch.uint8, device=device)
     positions = np.stack([np.arange(count) // EACH * 10.0 + 5, np.full(count, 5.0)], 1)
     return TrainingSet(images, positions)
 
 
 def measure_steps(device: torch.device, *, batch: int, steps: int) -> list[Row]:
-    """What our settings gain: bf16, channels-last memory and compilation on a GPU, the second on a CPU."""
+    """Measure the gain of our settings: bf16, channels-last memory and compilation on a GPU."""
     on_gpu = device.type == "cuda"
     backbone, size = ("resnet50", 512) if on_gpu else ("resnet_tiny", 64)
     data = noise(4 * batch, size, device)
@@ -90,22 +89,15 @@ def measure_steps(device: torch.device, *, batch: int, steps: int) -> list[Row]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--backbone", default="resnet50")
-    parser.add_argument("--size", type=int, default=512)
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--csv", type=Path)
-    arguments = parser.parse_args()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    data = noise(4 * arguments.batch, arguments.size, device)
+    arguments = parse_options(__doc__, backbone="resnet50", size=512, batch=128, steps=20, csv=Path)
+    data = noise(4 * arguments.batch, arguments.size, DEVICE)
     model = f"model.backbone={arguments.backbone}"
     plain, bare, full = (
         step_rate([model, *options], data, arguments.batch, arguments.steps)
         for options in ([*PLAIN, *BARE], [*FAST, *BARE], FAST)
     )
     row: dict[str, float | int | str] = {
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        "device": torch.cuda.get_device_name() if DEVICE.type == "cuda" else "cpu",
         "backbone": arguments.backbone,
         "size": arguments.size,
         "batch": arguments.batch,
@@ -115,10 +107,7 @@ def main() -> None:
         "ratio": bare / plain,
         "ratio with augmentation": full / plain,
     }
-    for name, value in row.items():
-        print(f"{name:<42} {value:.4g}" if isinstance(value, float) else f"{name:<42} {value}", flush=True)
-    if arguments.csv:
-        append_row(arguments.csv, row)
+    log_row(arguments.csv, row)
 
 
 if __name__ == "__main__":

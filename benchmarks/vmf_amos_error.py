@@ -1,4 +1,4 @@
-"""How far the Amos form is from the exact von Mises-Fisher distribution, as Markdown tables.
+"""Error of the Amos approximation of the von Mises-Fisher distribution, as Markdown tables.
 
 python benchmarks/vmf_amos_error.py
 """
@@ -12,12 +12,12 @@ KAPPAS = [0.01, 1.0, 10.0, 100.0, 1e3, 1e4, 1e5, 1e6]
 
 
 def ratio_error(dim: int, kappa: float) -> float:
-    """Relative error of the mean cosine that the Amos form gives to κ."""
+    """Return the relative error of the mean cosine for κ."""
     return vmf.bessel_ratio(kappa, dim).item() / vmf.exact_bessel_ratio(kappa, dim).item() - 1
 
 
 def kappa_error(dim: int, kappa: float) -> float:
-    """Relative error of the best κ that the Amos form finds for descriptors which truly have κ."""
+    """Return the relative error of the best κ for descriptors with concentration κ."""
     cosine = vmf.exact_bessel_ratio(kappa, dim)
     return vmf.best_kappa(cosine, dim, max_kappa=1e9).item() / kappa - 1
 

@@ -71,7 +71,6 @@ DOCUMENTED = {
     "slam.motion": "PoseMotion",
     "slam.pose_graph": "IncrementalGraph optimise",
     "slam.sequence": "HistogramFilter place_matrix",
-    "slam.stream": "ClosureStream",
     "slam.types": "Frame",
     "training.recipes": "settings_for",
     "training.run": "train",

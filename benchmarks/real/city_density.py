@@ -1,11 +1,10 @@
-"""Thinned references of the synthetic city, where poses exist: SUE, PA, L2 and κ against density.
+"""Scores against the density of references in the synthetic city, where poses exist: SUE, PA, L2 and κ.
 
 python benchmarks/real/city_density.py --csv results/real_city_density.csv --plot real_city_density.png
 """
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import matplotlib
@@ -22,26 +21,23 @@ from kappaplace.retrieval.exact import search
 from kappaplace.retrieval.references import ArrayReferences, Queries
 from kappaplace.uncertainty import SCORES
 from kappaplace_city import SyntheticCity
-from record import save_rows
+from record import Option, parse_options, save_rows
 
 RADIUS, STEPS = 25.0, (1, 2, 4, 8)
 NAMES = ("l2", "cosine", "pa", "sue", "log-sue", "margin", "aliasing", "inverse-kappa", "kappaplace")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model")
-    parser.add_argument("--size", type=int, default=192)
-    parser.add_argument("--csv", type=Path, required=True)
-    parser.add_argument("--plot", type=Path, required=True)
-    arguments = parser.parse_args()
+    arguments = parse_options(
+        __doc__, model=str, size=192, csv=Option(Path, required=True), plot=Option(Path, required=True)
+    )
     model = load_model(arguments.model)
     city = SyntheticCity(1, (3, 3), aliased=0.12, featureless=0.12)
     views = city.views("test", spacing=5.0, strength=0.5, seed=0)
     found = model.embed(list(views.render(arguments.size)))
     query_rows, reference_rows = np.flatnonzero(views.is_query), np.flatnonzero(~views.is_query)
     query = found.take(query_rows)
-    # Whole stops of the camera go, with all their directions: a place must not lose its only right view.
+    # Remove whole positions with all directions: a place must not lose its only matching view.
     stop = np.unique(views.positions[reference_rows], axis=0, return_inverse=True)[1].ravel()
     rows: list[dict[str, float | int | str]] = []
     for step in STEPS:

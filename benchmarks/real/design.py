@@ -1,25 +1,24 @@
-"""Choices about the encoder, made without any test image: train without a route, ask on that route.
+"""Design choices of the encoder, made without test images: train without a route, evaluate on that route.
 
 python benchmarks/real/design.py --data DATA --weights DIR --city city.npz --left-out st_lucia [--csv FILE]
 
-The route that was left out stands for an unseen place: its first 70 % (training and validation parts) are the
-questions. Prints R@1 of the start and of the tuned encoder, and of points on the line between them.
+The omitted route represents an unseen place; its first 70% (training and validation parts) are the queries.
+Prints R@1 of the initial and the tuned encoder, and of interpolations between them. Needs
+PYTHONPATH=benchmarks.
 """
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from pathlib import Path
 
-import torch
 from encoders import SIZE, between, start_model, train_encoder
 from sets import ROUTES, VALIDATION, load_images, part_of_route, read_set, training_images
 from signals import embed
 
 from kappaplace.retrieval.exact import search
-from record import append_row
+from record import DEVICE, Option, log_row, parse_options
 
 MILD = ["augment.brightness=0.4", "augment.contrast=0.4", "augment.saturation=0.4", "augment.hue=0.1"]
 CONFIGURATIONS: dict[str, tuple[str, list[str]]] = {
@@ -32,16 +31,17 @@ SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--weights", type=Path, required=True)
-    parser.add_argument("--city", type=Path)
-    parser.add_argument("--backbone", default="efficientnet_lite0")
-    parser.add_argument("--left-out", choices=ROUTES, required=True)
-    parser.add_argument("--only", default=";".join(CONFIGURATIONS))
-    parser.add_argument("--csv", type=Path)
-    arguments = parser.parse_args()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    arguments = parse_options(
+        __doc__,
+        data=Option(Path, required=True),
+        weights=Option(Path, required=True),
+        city=Path,
+        backbone="efficientnet_lite0",
+        left_out=Option(str, required=True, choices=ROUTES),
+        only=";".join(CONFIGURATIONS),
+        csv=Path,
+    )
+    device = DEVICE.type
     seen = tuple(name for name in ROUTES if name != arguments.left_out)
     data = training_images(arguments.data, SIZE, arguments.city, seen)
     data = type(data)(data.images.to(device), data.positions, data.heading)
@@ -69,9 +69,7 @@ def main() -> None:
             found = search(embed(model, query).descriptor, embed(model, reference).descriptor, 1)
             right = table.positives().hits(found.indices)[:, 0]
             row[f"R@1 at {share:g}"] = round(float(right.mean()), 4)
-        print(row, flush=True)
-        if arguments.csv:
-            append_row(arguments.csv, row)
+        log_row(arguments.csv, row)
 
 
 if __name__ == "__main__":

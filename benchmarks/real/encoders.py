@@ -1,4 +1,4 @@
-"""Encoders trained on the training part and heads fitted on them, all through the library's recipes."""
+"""Encoders and heads trained on the training part with the recipes of the library."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ HEAD = [
 MILD, HEAVY = ["augment.damage=0.6"], ["augment.damage=0.95"]
 MANY = [*HEAVY, "anchors.source=clean", "anchors.views=8", "optimiser.epochs=60"]
 COLOUR = [f"augment.{name}={value}" for name, value in (("brightness", 0.4), ("contrast", 0.4), ("hue", 0.1))]
-# name: (encoder, recipe, options). What each is compared for stands in docs/real_images.md.
+# name: (encoder, recipe, options). docs/real_images.md explains the comparisons.
 HEADS: dict[str, tuple[str, str, list[str]]] = {
     "pt-paper": ("retrieval", "kappa-pt", []),
     "pt-classifier": ("retrieval", "kappa-pt", MILD),
@@ -79,7 +79,7 @@ STUN = [*STEPS, "optimiser.lr=3e-4", "augment.damage=0.3", "augment.scale=0.7", 
 
 @torch.inference_mode()
 def whitened(model: PlaceModel, images: torch.Tensor) -> PlaceModel:
-    """Start the projection from PCA whitening of pooled features: a good descriptor before any training."""
+    """Initialize the projection by PCA whitening of pooled features."""
     device = next(model.parameters()).device
     parts = [
         model.features(model.preprocessing.normalise(part.to(device))).pooled.float()
@@ -97,7 +97,7 @@ def whitened(model: PlaceModel, images: torch.Tensor) -> PlaceModel:
 
 
 def start_model(backbone: str, weights: Path, images: torch.Tensor, device: str) -> PlaceModel:
-    """An ImageNet backbone with a whitened projection."""
+    """Create an ImageNet backbone with a whitened projection."""
     model = PlaceModel.create(backbone, 512, "none").eval()
     state = {name: value.float() for name, value in torch.load(weights, weights_only=True).items()}
     model.backbone.load_state_dict(state)
@@ -114,20 +114,20 @@ def _at(model: PlaceModel, size: int) -> object:
 def train_encoder(
     name: str, start: PlaceModel, data: Training, folder: Path, seed: int, more: list[str] | None = None
 ) -> AnyModel:
-    """One of the encoders."""
+    """Train one of the encoders."""
     recipe, options = ENCODERS[name]
     settings = settings_for(recipe, "", [*COMMON, *options, f"run.seed={seed}", *(more or [])])
     return train(settings, training_set(data), folder / name, model=start).model.eval()
 
 
 def train_stun(teacher: AnyModel, data: Training, folder: Path, seed: int) -> AnyModel:
-    """STUN's student of a teacher."""
+    """Train the STUN student of a teacher."""
     settings = settings_for("stun", "", [*COMMON, *STUN, f"run.seed={seed}"])
     return train(settings, training_set(data), folder / "stun", model=teacher).model.eval()
 
 
 def fit_head(name: str, encoder: AnyModel, data: Training, folder: Path, seed: int) -> AnyModel:
-    """One of the heads on its encoder."""
+    """Fit one of the heads on its encoder."""
     base, recipe, options = HEADS[name]
     prototypes = [f"anchors.prototypes={folder / base / 'model' / 'prototypes.safetensors'}"]
     if base != "retrieval":
@@ -144,7 +144,7 @@ def training_set(data: Training) -> TrainingSet:
 
 
 def between(start: PlaceModel, tuned: PlaceModel, share: float) -> PlaceModel:
-    """Weights on the line from the start to the tuned model: less of the one, more general (WiSE-FT)."""
+    """Interpolate the weights of the initial and the tuned model (WiSE-FT)."""
     import copy
 
     model = copy.deepcopy(tuned)

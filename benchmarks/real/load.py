@@ -1,4 +1,4 @@
-"""The columns that benchmarks/real/run.py left, set by set."""
+"""Read the columns of benchmarks/real/run.py."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Run:
         return self.columns[f"{model}/{where}/{variant}/{column}"]
 
     def encoder_of(self, head: str) -> str:
-        """Whose matches a head's κ belongs to."""
+        """Return the encoder of a head."""
         from encoders import HEADS
 
         return HEADS[head][0] if head in HEADS else head
@@ -38,7 +38,7 @@ class Run:
         return self.of(self.encoder_of(model), where, f"hit@{at}", variant)
 
     def score(self, model: str, where: str, name: str, variant: str = "clean") -> NDArray[np.float64]:
-        """An uncertainty by name: of the head where it has one, else of its encoder."""
+        """Return an uncertainty by name: of the head if it has one, otherwise of its encoder."""
         for owner in (model, self.encoder_of(model)):
             key = f"{owner}/{where}/{variant}/{name}"
             if key in self.columns:
@@ -50,7 +50,7 @@ class Run:
 
 
 def load_runs(folder: Path, backbone: str = "") -> list[Run]:
-    """Every file of a folder."""
+    """Read all files of a folder."""
     runs = []
     for file in sorted(folder.glob("*.npz")):
         name, _, seed = file.stem.rpartition("_")
@@ -61,5 +61,5 @@ def load_runs(folder: Path, backbone: str = "") -> list[Run]:
 
 
 def others(where: str, sets: Sequence[str]) -> list[str]:
-    """The sets of other families: what a combination may be fitted on that is judged on this one."""
+    """Return the datasets of other families, on which combinations for this one are fitted."""
     return [name for name in sets if FAMILY[name] != FAMILY[where]]

@@ -1,11 +1,10 @@
-"""Pictures of the runs on real images: what ranks, what is calibrated, and what κ tells.
+"""Figures of the runs on real images: ranking, calibration, and κ under degradation.
 
 python benchmarks/real/plots.py --columns DIR --out results [--sealed]
 """
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import matplotlib
@@ -18,9 +17,10 @@ from signals import DAMAGE
 from tables import MAIN, left_out, mean_over, score
 
 from kappaplace.metrics import acceptance_curve, auroc, mass_bins
+from record import Option, parse_options
 
 SHOWN = {
-    "κ alone (1/κ)": "inverse-kappa",
+    "only κ (1/κ)": "inverse-kappa",
     "U, query and reference": "kappaplace",
     "cosine": "cosine",
     "PA": "pa",
@@ -44,7 +44,7 @@ TITLES = {
 
 
 def overview(runs: list[Run], sets: tuple[str, ...]) -> plt.Figure:
-    """Ranking, risk and reliability; the first seed draws the curves."""
+    """Draw ranking, risk and reliability; curves are of the first seed."""
     figure, (bars, risk, reliability) = plt.subplots(1, 3, figsize=(13, 4.2), layout="constrained")
     values = [mean_auroc(runs, sets, name) for name in SHOWN.values()]
     values += [mean_auroc(runs, sets, "", "all, curves")]
@@ -55,7 +55,7 @@ def overview(runs: list[Run], sets: tuple[str, ...]) -> plt.Figure:
     for y, value in enumerate(values):
         bars.text(value + 0.005, y, f"{value:.2f}", va="center", fontsize=9)
     bars.invert_yaxis()
-    bars.set_title("Which score tells right from wrong?", fontsize=11)
+    bars.set_title("Which score detects incorrect matches?", fontsize=11)
     for title in LINES:
         p, right = left_out(runs[0], title, sets, "clean")
         whole, truth = (np.concatenate([x[s] for s in sets]) for x in (p, right))
@@ -66,51 +66,52 @@ def overview(runs: list[Run], sets: tuple[str, ...]) -> plt.Figure:
             bins.probability, bins.observed, "o-", ms=4, color=COLOURS[title], label=TITLES[title]
         )
     risk.axhline(0.1, color="k", lw=0.8, ls=":")
-    risk.set(xlabel="share of queries accepted", ylabel="wrong among accepted", ylim=(0, 0.3), xlim=(0, 1))
+    risk.set(xlabel="fraction of queries accepted", ylabel="fraction incorrect", ylim=(0, 0.3), xlim=(0, 1))
     risk.legend(fontsize=8, title="logistic of", title_fontsize=8)
-    risk.set_title("What does certainty cost?", fontsize=11)
+    risk.set_title("Risk and coverage", fontsize=11)
     reliability.plot([0, 1], [0, 1], color="k", lw=0.8, ls=":")
-    reliability.set(xlabel="probability", ylabel="share right", xlim=(0, 1), ylim=(0, 1))
-    reliability.set_title("Is the probability true on unseen families?", fontsize=11)
+    reliability.set(xlabel="probability", ylabel="fraction correct", xlim=(0, 1), ylim=(0, 1))
+    reliability.set_title("Reliability on unseen families", fontsize=11)
     return figure
 
 
 def mean_auroc(runs: list[Run], sets: tuple[str, ...], name: str, combination: str = "") -> float:
-    found = []
+    values = []
     for run in runs:
         head = MAIN[run.backbone]
         if combination:
             p, y = left_out(run, combination, sets, "clean")
-            found.append(mean_over(auroc(1 - p[s], y[s]) for s in sets))
+            values.append(mean_over(auroc(1 - p[s], y[s]) for s in sets))
         else:
             pairs = [(score(run, head, s, name, "clean"), run.right(head, s)) for s in sets]
-            found.append(mean_over(auroc(*pair) for pair in pairs))
-    return mean_over(found)
+            values.append(mean_over(auroc(*pair) for pair in pairs))
+    return mean_over(values)
 
 
 def damage(run: Run, sets: tuple[str, ...], head: str) -> plt.Figure:
-    """κ and recall while damage grows, kind by kind."""
+    """Draw κ and recall at increasing degradation, by kind."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
     kappa = np.concatenate([run.columns[f"{head}/{s}/steps/kappa"] for s in sets], axis=2)
     hits = np.concatenate([run.columns[f"{head}/{s}/steps/right"] for s in sets], axis=2)
     for i, kind in enumerate(DAMAGE):
         left.plot(LEVELS, np.median(kappa[i] / kappa[i, :1], axis=1), "o-", ms=4, label=kind)
         right.plot(LEVELS, hits[i].mean(axis=1), "o-", ms=4, label=kind)
-    left.set(xlabel="level of damage", ylabel="κ, relative to undamaged (median)", ylim=(0, 1.05))
-    right.set(xlabel="level of damage", ylabel="R@1", ylim=(0, 1))
-    left.set_title("κ falls with damage …", fontsize=11)
+    left.set(xlabel="level of degradation", ylabel="κ, relative to undegraded (median)", ylim=(0, 1.05))
+    right.set(xlabel="level of degradation", ylabel="R@1", ylim=(0, 1))
+    left.set_title("κ decreases with degradation …", fontsize=11)
     right.set_title("… and so does recall", fontsize=11)
     right.legend(fontsize=8)
     return figure
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--columns", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--sealed", action="store_true")
-    parser.add_argument("--backbone", default="efficientnet_lite0")
-    arguments = parser.parse_args()
+    arguments = parse_options(
+        __doc__,
+        columns=Option(Path, required=True),
+        out=Option(Path, required=True),
+        sealed=False,
+        backbone="efficientnet_lite0",
+    )
     runs = load_runs(arguments.columns, arguments.backbone)
     sets = ALL if arguments.sealed else OPEN
     overview(runs, sets).savefig(arguments.out / "real_overview.png", dpi=110)

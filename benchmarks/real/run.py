@@ -1,9 +1,10 @@
-"""Train and judge on real images: one backbone, one seed, all columns into one file.
+"""Train and evaluate on real images: one backbone, one seed, all columns in one file.
 
 python benchmarks/real/run.py --data DATA --city city.npz --render 1200    # once: the synthetic city
 python benchmarks/real/run.py --data DATA --weights DIR --city city.npz --seed 0 --out DIR
 
-``--weights`` holds BACKBONE.pt with the ImageNet weights. Tables and plots: benchmarks/real/tables.py.
+``--weights`` is a folder with BACKBONE.pt (ImageNet weights). Needs PYTHONPATH=benchmarks. Tables and plots:
+benchmarks/real/tables.py.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from encoders import HEADS, SIZE, fit_head, start_model, train_encoder, train_stun
-from sets import FAMILY, Training, judged_sets, load_images, render_city, training_images, validation_sets
+from sets import FAMILY, Training, load_images, render_city, test_sets, training_images, validation_sets
 from signals import (
     DAMAGE,
     Columns,
@@ -34,9 +35,10 @@ from kappaplace.data.degradation import degrade
 from kappaplace.models.checkpoint import AnyModel, save_model
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.types import Embeddings
+from record import DEVICE, Option, parse_options
 
 LEVELS = (0.25, 0.5, 0.75, 1.0)
-FOREIGN = 100  # queries from outside that every map is asked
+FOREIGN = 100  # out-of-map queries per map
 STAGES = ("contrastive", "retrieval", "jt", "imagenet", "stun")
 THINNED = (2, 4, 8)
 
@@ -49,30 +51,31 @@ BEGAN = time.perf_counter()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--weights", type=Path)
-    parser.add_argument("--city", type=Path)
-    parser.add_argument("--render", type=int, default=0)
-    parser.add_argument("--backbone", default="efficientnet_lite0")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--stages", default=",".join(STAGES))
-    parser.add_argument("--models", type=Path)
-    parser.add_argument("--more", nargs="*", default=[])
-    parser.add_argument("--sets", default="")
-    parser.add_argument("--heads", nargs="*", default=list(HEADS))
-    arguments = parser.parse_args()
+    arguments = parse_options(
+        __doc__,
+        data=Option(Path, required=True),
+        weights=Path,
+        city=Path,
+        render=0,
+        backbone="efficientnet_lite0",
+        seed=0,
+        out=Path,
+        stages=",".join(STAGES),
+        models=Path,
+        more=[],
+        sets="",
+        heads=list(HEADS),
+    )
     if arguments.render:
         import os
 
         render_city(arguments.city, arguments.render, 256, os.cpu_count() or 1)
         return
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = DEVICE.type
     names = tuple(arguments.sets.split(",")) if arguments.sets else tuple(FAMILY)
     sets = {
         **{f"val/{name}": table for name, table in validation_sets(arguments.data).items()},
-        **judged_sets(arguments.data, names),
+        **test_sets(arguments.data, names),
     }
     pixels = {
         name: Pixels(
@@ -96,15 +99,15 @@ def main() -> None:
         lab = Lab(start, data, Path(temporary), arguments.seed, arguments.more, arguments.heads)
         for stage in stages:
             encoder, heads = lab.models(stage)
-            judge(stage, encoder.to(device).eval(), heads, pixels, hurt, columns)
-            log("judged", stage)
-            if arguments.out:  # after each stage: a run that is cut short leaves what it has
+            evaluate(stage, encoder.to(device).eval(), heads, pixels, hurt, columns)
+            log("evaluated", stage)
+            if arguments.out:  # after each stage, so that an interrupted run keeps its results
                 keep(arguments, columns, heads)
     log("done")
 
 
 def keep(arguments: argparse.Namespace, columns: Columns, heads: dict[str, AnyModel]) -> None:
-    """All columns so far, and the models that may be shipped."""
+    """Save all columns, and the models that may be shipped."""
     arguments.out.mkdir(parents=True, exist_ok=True)
     name = f"{arguments.backbone}_{arguments.seed}"
     np.savez_compressed(arguments.out / f"{name}.npz", **columns)  # type: ignore[arg-type]
@@ -115,7 +118,7 @@ def keep(arguments: argparse.Namespace, columns: Columns, heads: dict[str, AnyMo
 
 @dataclass
 class Lab:
-    """Trains what a stage needs."""
+    """Trains the encoder and heads of a stage."""
 
     start: PlaceModel
     data: Training
@@ -128,7 +131,7 @@ class Lab:
         self.teacher: AnyModel | None = None
 
     def models(self, stage: str) -> tuple[AnyModel, dict[str, AnyModel]]:
-        """An encoder and its heads by name; joint training and STUN bring their own."""
+        """Return an encoder and its heads by name; joint training and STUN have their own."""
         encoder = self.encoder(stage)
         log("encoder", stage)
         if stage in ("jt", "stun"):
@@ -144,7 +147,7 @@ class Lab:
         if stage == "imagenet":
             return self.start
         if stage == "stun":
-            assert self.teacher is not None, "the stage retrieval comes first"
+            assert self.teacher is not None, "run the stage retrieval first"
             return train_stun(self.teacher, self.data, self.folder, self.seed)
         model = train_encoder(stage, self.start, self.data, self.folder, self.seed, self.more)
         if stage == "retrieval":
@@ -152,7 +155,7 @@ class Lab:
         return model
 
 
-def judge(
+def evaluate(
     name: str,
     encoder: AnyModel,
     heads: dict[str, AnyModel],
@@ -160,7 +163,7 @@ def judge(
     hurt: dict[str, tuple[torch.Tensor, np.ndarray, np.ndarray]],
     columns: Columns,
 ) -> None:
-    """All columns of one encoder and its heads."""
+    """Compute all columns of an encoder and its heads."""
     device = next(encoder.parameters()).device
     clean = {s: (embed(encoder, p.query), embed(encoder, p.reference)) for s, p in pixels.items()}
     damage = {s: embed(encoder, hurt[s][0]) for s in pixels}
@@ -202,7 +205,7 @@ def judge(
 
 
 def foreign_queries(s: str, queries: dict[str, Embeddings]) -> Embeddings:
-    """The same queries of other families, whatever the model."""
+    """Select queries of other families, the same for every model."""
     family = FAMILY[s.removeprefix("val/")]
     others = [t for t in queries if not t.startswith("val/") and FAMILY[t] != family]
     rng = np.random.default_rng(sum(map(ord, s)))
@@ -248,7 +251,7 @@ def foreign(
 
 
 def thin(name: str, s: str, own: dict, p: Pixels, put: object, kappa: bool = False) -> None:
-    """The same with every n-th reference only; queries that keep a positive."""
+    """Compute columns with only every n-th reference, for queries that still have a positive."""
     if s.startswith("val/") or p.table.neighborhood.kind == "self":
         return
     for step in THINNED:
@@ -262,7 +265,7 @@ def thin(name: str, s: str, own: dict, p: Pixels, put: object, kappa: bool = Fal
 
 
 def steps(head: str, model: AnyModel, pixels: dict[str, Pixels], own: dict, columns: Columns) -> None:
-    """κ and recall while damage grows; a hundred queries of each set."""
+    """Compute κ and recall at increasing degradation, for a hundred queries per dataset."""
     from kappaplace.retrieval.exact import search
 
     for s, p in pixels.items():

@@ -1,7 +1,7 @@
-"""The real image sets and how they are split; docs/real_images.md states the protocol.
+"""Real image datasets and their splits; docs/real_images.md describes the protocol.
 
-``DATA`` is a folder with one folder a set, as `kappaplace data import --layout gt-json` reads them, and
-``tmbud`` with its table of buildings.
+``DATA`` contains one folder per dataset for `kappaplace data import --layout gt-json`, and ``tmbud`` with its
+table of buildings.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from kappaplace.data.readers.gt_json import read
 from kappaplace.data.table import PlaceImages
 from kappaplace_city import SyntheticCity
 
-TRAIN, VALIDATION = 0.6, 0.7  # shares of a route: training ends, validation ends
+TRAIN, VALIDATION = 0.6, 0.7  # fractions of a route: end of training, end of validation
 ROUTES = ("st_lucia", "nordland_winter_summer")
 UNSEEN = ("sped", "gp_dayleft_dayright", "gp_nightright_dayleft", "essex3in1", "berlin_kudamm")
 SEALED = ("essex3in1", "berlin_kudamm")
-"""Opened once, when everything else was decided."""
+"""Evaluated only once, after all other decisions."""
 FAMILY = {name: "gardens_point" if name.startswith("gp_") else name for name in (*ROUTES, *UNSEEN)}
-ALONE = ("sped", "essex3in1")  # sets whose images are all of different places
+ALONE = ("sped", "essex3in1")  # datasets with one image per place
 FRAMES_PER_CELL = {"st_lucia": 6, "nordland_winter_summer": 3}
 NEAR = "frames:10"
-CELL = 10.0  # metres: the side of a class; routes are laid out so that a cell holds the frames above
-FAR = 100_000.0  # metres between sets, so that no cell holds two of them
+CELL = 10.0  # side of a class in metres; routes are scaled so that a cell contains the frames above
+FAR = 100_000.0  # metres between datasets, so that no cell contains two of them
 
 
 def read_set(data: Path, name: str) -> PlaceImages:
-    """A whole set."""
+    """Read a dataset."""
     return read(data / name, neighborhood="self" if name in ALONE else NEAR)
 
 
 def part_of_route(table: PlaceImages, start: float, stop: float) -> PlaceImages:
-    """Queries and references of a stretch of the route, by where on the map they belong."""
+    """Return queries and references of a stretch of the route, by their position on the map."""
     count = len(table.reference_rows)
     low, high = int(start * count), int(stop * count)
     positives = table.positives()
@@ -47,8 +47,8 @@ def part_of_route(table: PlaceImages, start: float, stop: float) -> PlaceImages:
     return table.select(np.concatenate([inside, table.reference_rows[low:high]]))
 
 
-def judged_sets(data: Path, names: tuple[str, ...]) -> dict[str, PlaceImages]:
-    """What everything is judged on: the last stretch of each route, and whole unseen sets."""
+def test_sets(data: Path, names: tuple[str, ...]) -> dict[str, PlaceImages]:
+    """Return the test data: the last stretch of each route, and all unseen datasets."""
     tables = {name: read_set(data, name) for name in names}
     return {
         name: part_of_route(table, VALIDATION, 1.0) if name in ROUTES else table
@@ -57,13 +57,13 @@ def judged_sets(data: Path, names: tuple[str, ...]) -> dict[str, PlaceImages]:
 
 
 def validation_sets(data: Path) -> dict[str, PlaceImages]:
-    """What choices are made on."""
+    """Return the validation data."""
     return {name: part_of_route(read_set(data, name), TRAIN, VALIDATION) for name in ROUTES}
 
 
 @dataclass(frozen=True)
 class Training:
-    """Images in memory with positions from which classes follow."""
+    """Images in memory with the positions that define their classes."""
 
     images: torch.Tensor
     positions: np.ndarray
@@ -71,7 +71,7 @@ class Training:
 
 
 def training_images(data: Path, size: int, city: Path | None, routes: tuple[str, ...] = ROUTES) -> Training:
-    """Stretches of routes, buildings, and the synthetic city, far apart from each other."""
+    """Load stretches of routes, buildings, and the synthetic city, far apart from each other."""
     paths: list[str] = []
     positions: list[np.ndarray] = []
     for number, name in enumerate(routes):
@@ -91,7 +91,7 @@ def training_images(data: Path, size: int, city: Path | None, routes: tuple[str,
         views = torch.from_numpy(stored["images"])
         views = torch.nn.functional.interpolate(views.float(), size, mode="bilinear", antialias=True)
         images = torch.cat([images, views.round().clamp(0, 255).to(torch.uint8)])
-        # In one row, as the other sets are: groups of classes then alternate along one axis only.
+        # In one row, like the other datasets, so that groups of classes alternate along one axis only.
         cell = np.floor(stored["positions"] / CELL).astype(np.int64)
         label = np.unique(cell, axis=0, return_inverse=True)[1].ravel()
         x = label * CELL + CELL / 2
@@ -106,20 +106,20 @@ def _frame_of_queries(table: PlaceImages) -> np.ndarray:
 
 
 def tmbud(data: Path) -> tuple[list[str], np.ndarray]:
-    """Photos and the number of the building on each; day and night of a building are one place."""
+    """Return photos and their building numbers; day and night of a building are the same place."""
     with open(data / "tmbud" / "tmbud.csv", encoding="utf-8", newline="") as stream:
         rows = list(csv.DictReader(stream))
     folder = data / "tmbud" / "images"
-    known = [row for row in rows if (folder / row["file"]).is_file()]
-    names = sorted({row["Building Name"] for row in known})
+    present = [row for row in rows if (folder / row["file"]).is_file()]
+    names = sorted({row["Building Name"] for row in present})
     return (
-        [str(folder / row["file"]) for row in known],
-        np.array([names.index(row["Building Name"]) for row in known]),
+        [str(folder / row["file"]) for row in present],
+        np.array([names.index(row["Building Name"]) for row in present]),
     )
 
 
 def load_images(paths: list[str], size: int) -> torch.Tensor:
-    """uint8 N×3×size×size."""
+    """Load images as uint8, N×3×size×size."""
     out = torch.empty(len(paths), 3, size, size, dtype=torch.uint8)
     for batch in ImageLoader(paths, Preprocessing(size, "exact"), 64):
         out[torch.as_tensor(batch.rows)] = batch.images
@@ -127,13 +127,13 @@ def load_images(paths: list[str], size: int) -> torch.Tensor:
 
 
 def render_city(file: Path, count: int, size: int, workers: int) -> None:
-    """Training views of a synthetic district, kept in a file: rendering is dear."""
+    """Render training views of a synthetic district to a file."""
     from concurrent.futures import ProcessPoolExecutor
 
     views = SyntheticCity(0, (4, 4), aliased=0.12, featureless=0.12).views(
         "train", spacing=20.0, strength=0.6, seed=0
     )
-    # Whole cells rather than single views: a place needs several images.
+    # Whole cells, because a place needs several images.
     cell = np.floor(views.positions / CELL).astype(np.int64)
     _, label = np.unique(cell, axis=0, return_inverse=True)
     chosen = np.argsort(label.ravel(), kind="stable")[:count]

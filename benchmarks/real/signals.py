@@ -1,4 +1,4 @@
-"""Everything that scores are made of, for every query of every set: columns of numbers."""
+"""Columns from which scores are computed, for every query of every dataset."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from kappaplace.uncertainty import score_named
 Columns = dict[str, np.ndarray]
 PLAIN = ("cosine", "pa", "tld-distribution", "tld-ratio-spread", "margin", "aliasing", "z-score")
 DAMAGE = ("blur", "night", "occlusion", "fog", "noise")
-UNHARMED = 0.4  # share of the damage benchmark that stays as it is
+UNHARMED = 0.4  # fraction of the degradation benchmark that is unchanged
 MAP_STAGE = {"efficientnet_lite0": 4, "resnet50_v1": 2, "resnet50": 2}  # stride 16
-DEEP = 10  # matches that are compared cell by cell
+DEEP = 10  # re-ranked matches
 
 
 @dataclass(frozen=True)
 class Pixels:
-    """A set in memory."""
+    """A dataset in memory."""
 
     table: PlaceImages
     query: torch.Tensor
@@ -46,7 +46,7 @@ def embed(model: AnyModel, images: torch.Tensor, batch: int = 128) -> Embeddings
 
 @torch.inference_mode()
 def maps_of(model: PlaceModel, images: torch.Tensor, batch: int = 128) -> torch.Tensor:
-    """The stride-16 map of each image, float16 on its device."""
+    """Return the stride-16 feature map of each image, float16 on its device."""
     device = next(model.parameters()).device
     stage = MAP_STAGE[model.architecture.backbone]
     parts = []
@@ -57,7 +57,7 @@ def maps_of(model: PlaceModel, images: torch.Tensor, batch: int = 128) -> torch.
 
 
 def damaged(images: torch.Tensor, name: str) -> tuple[torch.Tensor, np.ndarray, np.ndarray]:
-    """The damage benchmark: float images, kinds (−1: none) and levels, the same for every model."""
+    """Return degraded float images, kinds (−1: none) and levels, the same for every model."""
     keys = item_key(7, np.arange(len(images)), np.full(len(images), sum(map(ord, name))))
     draws = item_uniforms(keys, 3)
     hurt = draws[:, 0] >= UNHARMED
@@ -78,7 +78,7 @@ def damaged(images: torch.Tensor, name: str) -> tuple[torch.Tensor, np.ndarray, 
 
 
 def plain_columns(query: Embeddings, reference: Embeddings, table: PlaceImages) -> Columns:
-    """What descriptors alone tell, and which matches are right."""
+    """Compute the columns of descriptors, and which matches are correct."""
     k = min(50, len(reference.descriptor))
     matches = search(query.descriptor, reference.descriptor, k)
     evidence = Evidence(Queries(query), ArrayReferences(reference, neighborhood=table.is_near), matches)
@@ -87,7 +87,7 @@ def plain_columns(query: Embeddings, reference: Embeddings, table: PlaceImages) 
     for at in (1, 5, 10):
         out[f"hit@{at}"] = hits[:, :at].any(1)
     near = table.is_near(matches.indices[:, :1], matches.indices)
-    for scale in (30.0, 100.0):  # a posterior over places, with one concentration for all
+    for scale in (30.0, 100.0):  # a posterior over places with the same concentration for all
         weights = np.exp(scale * (matches.similarities - matches.similarities[:, :1]).astype(np.float64))
         share = (weights * near).sum(1) / weights.sum(1)
         out[f"softmax-{scale:g}"] = (1 - share).astype(np.float32)
@@ -101,7 +101,7 @@ def plain_columns(query: Embeddings, reference: Embeddings, table: PlaceImages) 
 
 
 def patch_columns(query: torch.Tensor, reference: torch.Tensor, columns: Columns) -> Columns:
-    """Agreement of cells with the top matches, on maps."""
+    """Compute the patch agreement with the top matches."""
     indices = torch.from_numpy(columns["indices"].astype(np.int64)).to(reference.device)
     ranks = [
         torch.cat(
@@ -124,7 +124,7 @@ def patch_columns(query: torch.Tensor, reference: torch.Tensor, columns: Columns
 
 
 def kappa_columns(query: Embeddings, reference: Embeddings, table: PlaceImages, columns: Columns) -> Columns:
-    """What a head adds: κ of both sides, and the scores made of it."""
+    """Compute the columns of a head: κ of queries and matches, and their scores."""
     if query.kappa is None:
         return {"variance": np.asarray(query.variance, np.float32)}
     matches = search(query.descriptor, reference.descriptor, 1)

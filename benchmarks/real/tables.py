@@ -2,13 +2,12 @@
 
 python benchmarks/real/tables.py --columns DIR --out results [--sealed]
 
-Without ``--sealed`` the two sets that are opened only at the end stay closed.
+``--sealed`` includes the two datasets that are evaluated only once, at the end. Needs PYTHONPATH=benchmarks.
 """
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,11 +23,11 @@ from kappaplace.metrics.probability import brier
 from kappaplace.metrics.selective import auc_pr, augrc, auroc, coverage_at_risk
 from kappaplace.metrics.smooth import smooth_ece
 from kappaplace.uncertainty import SCORES
-from record import save_rows
+from record import Option, parse_options, save_rows
 
 Row = dict[str, float | int | str]
 DESCRIPTOR = ("cosine", "pa", "margin", "aliasing", "z-score")
-"""What the plain logistic baseline is made of."""
+"""Scores of the plain logistic baseline."""
 PATCH = ("patches", "patch-margin")
 COMBINATIONS: dict[str, tuple[str, ...]] = {
     "logistic of cosine": ("cosine",),
@@ -47,9 +46,9 @@ COMBINATIONS: dict[str, tuple[str, ...]] = {
     "all + κ, curves": (*PATCH, *DESCRIPTOR, "log-kappa"),
 }
 BENDS = 3
-"""Of combinations with curves (`fit_combination`): at the quartiles of each score."""
+"""Bends of combinations with curves (`fit_combination`), at the quartiles of each score."""
 MAIN = {"efficientnet_lite0": "layers-mlp", "resnet50_v1": "layers-mlp-8"}
-"""The head that the combinations take κ from; chosen on the validation part."""
+"""The head that provides κ for combinations; selected on the validation part."""
 
 
 def score(run: Run, head: str, where: str, name: str, variant: str) -> NDArray[np.float64]:
@@ -63,7 +62,7 @@ def mean_over(values: Iterable[float]) -> float:
 
 
 def groups(sets: Sequence[str]) -> dict[str, list[str]]:
-    """Every set alone, and the groups that are reported."""
+    """Return every dataset alone, and the groups of the tables."""
     seen, unseen = [s for s in sets if s in ROUTES], [s for s in sets if s not in ROUTES]
     return {**{s: [s] for s in sets}, "seen routes": seen, "unseen sets": unseen, "all": list(sets)}
 
@@ -71,7 +70,7 @@ def groups(sets: Sequence[str]) -> dict[str, list[str]]:
 def summarise(
     run: Run, head: str, name: str, sets: Sequence[str], measure: Callable[..., float], at: int = 1
 ) -> dict[str, float]:
-    """A measure of one score on each set, as means over groups, and pooled."""
+    """Return a metric of a score on each dataset, as means over groups, and pooled."""
     pairs = {s: (run.score(head, s, name), run.right(head, s, at=at)) for s in sets}
     each = {s: measure(*pairs[s]) for s in sets}
     out = {g: mean_over(each[s] for s in members) for g, members in groups(sets).items() if members}
@@ -84,9 +83,8 @@ def ece(name: str) -> Callable[[NDArray, NDArray], float]:
     return lambda u, y: expected_calibration_error(u, y, UPPER_TAIL if one_sided else BOTH_TAILS)
 
 
-def recipe_rows(runs: Sequence[Run], sets: Sequence[str]) -> list[Row]:
-    """Question 1: every recipe with the scores of the paper."""
-    rows: list[Row] = []
+def recipe_rows(runs: Sequence[Run], sets: Sequence[str]) -> Iterator[Row]:
+    """Question 1: all recipes with the scores of the paper."""
     for run in runs:
         for head in heads_of(run):
             names = ["l2", "pa"]
@@ -105,8 +103,7 @@ def recipe_rows(runs: Sequence[Run], sets: Sequence[str]) -> list[Row]:
                 for group in measures["AUROC"]:
                     found = {f"R@{k}": recall[k][group] for k in recall}
                     found |= {m: values[group] for m, values in measures.items()}
-                    rows.append(_row(run, {"model": head, "score": name, "sets": group}, found))
-    return rows
+                    yield _row(run, {"model": head, "score": name, "sets": group}, found)
 
 
 def heads_of(run: Run) -> list[str]:
@@ -114,9 +111,8 @@ def heads_of(run: Run) -> list[str]:
     return list(names)
 
 
-def kappa_rows(runs: Sequence[Run], sets: Sequence[str]) -> list[Row]:
+def kappa_rows(runs: Sequence[Run], sets: Sequence[str]) -> Iterator[Row]:
     """Question 2: what makes κ informative."""
-    rows: list[Row] = []
     validation = [f"val/{s}" for s in ROUTES]
     for run in runs:
         for head in heads_of(run):
@@ -134,8 +130,7 @@ def kappa_rows(runs: Sequence[Run], sets: Sequence[str]) -> list[Row]:
                 *(np.concatenate(x) for x in zip(*clean, strict=True))
             )
             found["AUROC of κ, undamaged, mean"] = mean_over(auroc(*pair) for pair in clean)
-            rows.append(_row(run, {"head": head, "encoder": run.encoder_of(head)}, found))
-    return rows
+            yield _row(run, {"head": head, "encoder": run.encoder_of(head)}, found)
 
 
 def fit_titled(title: str, features: NDArray, right: NDArray) -> Combination:
@@ -145,7 +140,7 @@ def fit_titled(title: str, features: NDArray, right: NDArray) -> Combination:
 def left_out(
     run: Run, title: str, sets: Sequence[str], variant: str
 ) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
-    """Probability and outcome of every set, fitted on the other families."""
+    """Return probabilities and outcomes of every dataset, fitted on the other families."""
     head, names = MAIN[run.backbone], COMBINATIONS[title]
     columns = {s: np.stack([score(run, head, s, n, variant) for n in names], 1) for s in sets}
     right = {s: run.right(head, s, variant) for s in sets}
@@ -159,20 +154,19 @@ def left_out(
     return made, right
 
 
-def match_rows(runs: Sequence[Run], sets: Sequence[str]) -> list[Row]:
+def match_rows(runs: Sequence[Run], sets: Sequence[str]) -> Iterator[Row]:
     """Questions 3 and 4: single scores and combinations, on undamaged and on damaged queries."""
-    rows: list[Row] = []
     for run in runs:
         if not run.has(MAIN[run.backbone]):
             continue
         for variant in ("clean", "damaged"):
-            # SIFT inliers only where benchmarks/real/geometric.py has counted them.
+            # SIFT inliers are available only after benchmarks/real/geometric.py.
             counted = f"contrastive/{sets[0]}/{variant}/geometric" in run.columns
             names = (*DESCRIPTOR, "inverse-kappa", "kappaplace", "expected-likelihood", *PATCH)
             for name in (*names, "geometric") if counted else names:
                 u = {s: score(run, MAIN[run.backbone], s, name, variant) for s in sets}
                 y = {s: run.right(MAIN[run.backbone], s, variant) for s in sets}
-                rows.append(_row(run, {"queries": variant, "score": name}, _ranking(u, y)))
+                yield _row(run, {"queries": variant, "score": name}, _ranking(u, y))
             for title in COMBINATIONS:
                 p, y = left_out(run, title, sets, variant)
                 found = _ranking({s: 1 - p[s] for s in sets}, y)
@@ -183,8 +177,7 @@ def match_rows(runs: Sequence[Run], sets: Sequence[str]) -> list[Row]:
                     "Brier, pooled": brier(whole, truth),
                     "Brier, mean": mean_over(brier(p[s], y[s]) for s in sets),
                 }
-                rows.append(_row(run, {"queries": variant, "score": title}, found))
-    return rows
+                yield _row(run, {"queries": variant, "score": title}, found)
 
 
 def _ranking(u: dict[str, NDArray], y: dict[str, NDArray]) -> Row:
@@ -198,9 +191,8 @@ def _ranking(u: dict[str, NDArray], y: dict[str, NDArray]) -> Row:
     }
 
 
-def paired_rows(runs: Sequence[Run], sets: Sequence[str], block: int = 10) -> list[Row]:
+def paired_rows(runs: Sequence[Run], sets: Sequence[str], block: int = 10) -> Iterator[Row]:
     """Does κ add anything? Differences of pooled AUROC with paired intervals over blocks of queries."""
-    rows: list[Row] = []
     asked = (
         ("logistic baseline", "logistic baseline + κ"),
         ("patches + cosine + margin", "patches + cosine + margin + κ"),
@@ -224,19 +216,15 @@ def paired_rows(runs: Sequence[Run], sets: Sequence[str], block: int = 10) -> li
                     bootstrap(auroc, [1 - np.concatenate([x[s] for s in sets]), truth], plan) for x in (p, q)
                 ]
                 found = compare(made[1], made[0])
-                rows.append(
-                    _row(
-                        run,
-                        {"queries": variant, "without": without, "with": with_it},
-                        {"difference": found.difference, "low": found.low, "high": found.high},
-                    )
+                yield _row(
+                    run,
+                    {"queries": variant, "without": without, "with": with_it},
+                    {"difference": found.difference, "low": found.low, "high": found.high},
                 )
-    return rows
 
 
-def reranked_rows(runs: Sequence[Run], sets: Sequence[str]) -> list[Row]:
-    """R@1 by the descriptor, and after ordering ten matches by agreement of cells."""
-    rows: list[Row] = []
+def reranked_rows(runs: Sequence[Run], sets: Sequence[str]) -> Iterator[Row]:
+    """R@1 by the descriptor, and after re-ranking ten matches by patch matching."""
     for run in runs:
         for encoder in ("imagenet", "contrastive"):
             if not run.has(encoder):
@@ -249,13 +237,11 @@ def reranked_rows(runs: Sequence[Run], sets: Sequence[str]) -> list[Row]:
                         "R@1": mean_over(plain[s] for s in members),
                         "R@1, cells compared": mean_over(ranked[s] for s in members),
                     }
-                    rows.append(_row(run, {"encoder": encoder, "queries": variant, "sets": group}, found))
-    return rows
+                    yield _row(run, {"encoder": encoder, "queries": variant, "sets": group}, found)
 
 
-def open_set_rows(runs: Sequence[Run], sets: Sequence[str]) -> list[Row]:
-    """Question 6: queries of this map against foreign ones, and risk with those counted as failures."""
-    rows: list[Row] = []
+def open_set_rows(runs: Sequence[Run], sets: Sequence[str]) -> Iterator[Row]:
+    """Question 6: in-map against out-of-map queries, and the risk if the latter count as failures."""
     for run in runs:
         head = MAIN[run.backbone]
         if not run.has(head):
@@ -271,13 +257,11 @@ def open_set_rows(runs: Sequence[Run], sets: Sequence[str]) -> list[Row]:
                 "AUROC right, mean": mean_over(auroc(u[s], right[s]) for s in sets),
                 "coverage at 10 % risk, mean": mean_over(coverage_at_risk(u[s], right[s], 0.1) for s in sets),
             }
-            rows.append(_row(run, {"score": name}, found))
-    return rows
+            yield _row(run, {"score": name}, found)
 
 
-def density_rows(runs: Sequence[Run], sets: Sequence[str]) -> list[Row]:
-    """Question 5: every n-th reference only."""
-    rows: list[Row] = []
+def density_rows(runs: Sequence[Run], sets: Sequence[str]) -> Iterator[Row]:
+    """Question 5: only every n-th reference."""
     for run in runs:
         head = MAIN[run.backbone]
         routes = [s for s in sets if f"{head}/{s}/thin2/kappa_q" in run.columns]
@@ -290,13 +274,11 @@ def density_rows(runs: Sequence[Run], sets: Sequence[str]) -> list[Row]:
                     "ECE@1": mean_over(ece(name)(*pair) for pair in pairs),
                     "AUROC": mean_over(auroc(*pair) for pair in pairs),
                 }
-                rows.append(_row(run, {"every": step, "score": name}, found))
-    return rows
+                yield _row(run, {"every": step, "score": name}, found)
 
 
-def risk_rows(runs: Sequence[Run], sets: Sequence[str], chosen: float = 0.1) -> list[Row]:
-    """Question 4: a threshold that keeps the risk on the other families, and what it keeps on this one."""
-    rows: list[Row] = []
+def risk_rows(runs: Sequence[Run], sets: Sequence[str], chosen: float = 0.1) -> Iterator[Row]:
+    """Question 4: a threshold that meets the risk limit on the other families, and its risk on this one."""
     for run in runs:
         for title in ("logistic baseline", "patches + cosine + margin", "patches + cosine + margin, curves"):
             names = COMBINATIONS[title]
@@ -321,8 +303,7 @@ def risk_rows(runs: Sequence[Run], sets: Sequence[str], chosen: float = 0.1) -> 
                     "realised risk": wrong / max(1, int(accepted.sum())),
                     "chosen risk": chosen,
                 }
-                rows.append(_row(run, {"score": title, "set": s}, found))
-    return rows
+                yield _row(run, {"score": title, "set": s}, found)
 
 
 def _row(run: Run, names: dict[str, str | int], values: dict[str, float | int | str]) -> Row:
@@ -330,12 +311,11 @@ def _row(run: Run, names: dict[str, str | int], values: dict[str, float | int | 
     return {"backbone": run.backbone, "seed": run.seed, **names, **rounded}
 
 
-def card_rows(runs: Sequence[Run], sets: Sequence[str]) -> list[Row]:
-    """For the model card of the shipped model: one row a set, of the run that is shipped."""
+def card_rows(runs: Sequence[Run], sets: Sequence[str]) -> Iterator[Row]:
+    """Results for the model card of the shipped model: one row per dataset."""
     run = next(run for run in runs if run.backbone == "efficientnet_lite0" and run.seed == 0)
     head = MAIN[run.backbone]
     p, y = left_out(run, "patches + cosine + margin, curves", sets, "clean")
-    rows: list[Row] = []
     for s in sets:
         ranked = run.of(run.encoder_of(head), s, "reranked")
         found = {
@@ -346,19 +326,17 @@ def card_rows(runs: Sequence[Run], sets: Sequence[str]) -> list[Row]:
             "smooth ECE": round(smooth_ece(p[s], y[s]), 3),
             "Brier": round(brier(p[s], y[s]), 3),
         }
-        rows.append({"set": f"{s} (seen route)" if s in ROUTES else s, **found})
-    return rows
+        yield {"set": f"{s} (seen route)" if s in ROUTES else s, **found}
 
 
 CONFUSING = 133
-"""So many of the first queries of ESSEX3IN1 its authors call confusing, the others good."""
+"""Number of first queries of ESSEX3IN1 that its authors call confusing; the others are good."""
 
 
-def essex_rows(runs: Sequence[Run], sets: Sequence[str]) -> list[Row]:
-    """Question 7: does κ, or any score, tell the queries that the authors call confusing from good ones?"""
-    rows: list[Row] = []
+def essex_rows(runs: Sequence[Run], sets: Sequence[str]) -> Iterator[Row]:
+    """Question 7: does κ or any score distinguish the confusing queries from the good ones?"""
     if "essex3in1" not in sets:
-        return rows
+        return
     for run in runs:
         head = MAIN[run.backbone]
         right = run.right(head, "essex3in1")
@@ -376,8 +354,7 @@ def essex_rows(runs: Sequence[Run], sets: Sequence[str]) -> list[Row]:
                 "AUROC of good": auroc(u, good),
                 "AUROC of right": auroc(u, right),
             }
-            rows.append(_row(run, {"score": name}, found))
-    return rows
+            yield _row(run, {"score": name}, found)
 
 
 TABLES = {
@@ -395,15 +372,16 @@ TABLES = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--columns", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--sealed", action="store_true")
-    parser.add_argument("--only", default=",".join(TABLES))
-    arguments = parser.parse_args()
+    arguments = parse_options(
+        __doc__,
+        columns=Option(Path, required=True),
+        out=Option(Path, required=True),
+        sealed=False,
+        only=",".join(TABLES),
+    )
     runs, sets = load_runs(arguments.columns), ALL if arguments.sealed else OPEN
     for name in arguments.only.split(","):
-        rows = TABLES[name](runs, sets)
+        rows = list(TABLES[name](runs, sets))
         if not rows:
             continue
         save_rows(arguments.out / f"{name}.csv", rows)

@@ -1,11 +1,11 @@
-"""Fit probabilities that travel with the model, on sets of several families of places.
+"""Fit the calibration that is shipped with the model, on datasets of several families of places.
 
 python recipes/kappaplace_lite0/calibrate.py --model runs/lite0/model --out calibration.json \
     --set sped=DATA/sped --set gardens=DATA/gp_dayleft_dayright --set gardens=DATA/gp_nightright_dayleft
 
-A set is a folder with positives, or a table; what stands before = is its family. Every set becomes a map, and
-the scores are those that the map computes for a query in use. Each map is also asked queries of other
-families, which have no right answer in it, so that it learns to say "not here".
+A dataset is a folder with positives, or a table; the text before = is its family. Every dataset becomes a
+map, with the scores of the map in production. Each map also gets queries of other families, which are
+out-of-map.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from kappaplace.calibration.options import CalibrateOptions
 from kappaplace.calibration.sources import ORIGIN
 from kappaplace.data import TABLE_FORMATS, PlaceImages, read_layout
 from kappaplace.errors import KappaPlaceError
-from kappaplace.files import replace_file
+from kappaplace.files import write_file
 from kappaplace.maps import PlaceMap
 from kappaplace.maps.tune.calibrate import collect_evidence
 from kappaplace.models.checkpoint import AnyModel, load_model
 
-MOST = 400  # queries of one set: no family shall speak for all
-FOREIGN = 50  # queries of other families that each map is asked
-OUTSIDE_RATE = 0.1  # share of queries from outside that is assumed in use
+MOST = 400  # queries per dataset, so that no family dominates
+FOREIGN = 50  # out-of-map queries per map
+OUTSIDE_RATE = 0.1  # assumed fraction of out-of-map queries in production
 TRUTH = {"gt.json": "gt-json", "ground_truth_new.npy": "vpr-bench", "ground_truth.npy": "vpr-bench"}
-"""A folder's layout, by the file that states its positives."""
-FIT_SHARE = 0.9  # nothing is proven here, so nearly all queries may teach the probability
+"""Layout of a folder, by the file with its positives."""
+FIT_SHARE = 0.9  # there is no guarantee, so nearly all queries are used for the fit
 
 
 def spread(count: int, most: int) -> NDArray[np.int64]:
-    """Up to so many rows, evenly along a route."""
+    """Return up to ``most`` rows, evenly along a route."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64))
 
 
@@ -58,10 +58,10 @@ def read_table(path: Path) -> PlaceImages:
 
 
 def ask(place_map: PlaceMap, files: list[str], right: list[NDArray[np.int64]], verify: int) -> Examples:
-    """Scores of queries on a map; ``right`` are the references that answer each of them, if any."""
+    """Return the scores of queries on a map; ``right`` are the correct references of each query, if any."""
     evidence = collect_evidence(place_map, files, verify)
-    found = evidence.matches.indices
-    hits = np.stack([np.isin(row, answers) for row, answers in zip(found, right, strict=True)])
+    matches = evidence.matches.indices
+    hits = np.stack([np.isin(row, answers) for row, answers in zip(matches, right, strict=True)])
     return examples_of(evidence, hits, np.array([len(answers) == 0 for answers in right]))
 
 
@@ -73,7 +73,7 @@ def gather(
     most: int = MOST,
     foreign: int = FOREIGN,
 ) -> Examples:
-    """Collect queries of all sets, each on its own map, and queries of other families that have no place there."""
+    """Collect examples of all datasets, each as its own map, and of queries that no map of theirs has."""
     blocks = []
     for family, table in sets:
         with tempfile.TemporaryDirectory() as folder:
@@ -97,7 +97,7 @@ def gather(
 
 
 def fit(examples: Examples, families: list[str], verify: int = 0) -> Calibration:
-    """Probabilities of answers and of pairs; thresholds are not theirs to promise."""
+    """Fit probabilities of answers and of pairs, without guaranteed thresholds."""
     assert examples.outside is not None
     rate = OUTSIDE_RATE if examples.outside.any() else None
     options = CalibrateOptions(max_risk=None, outside_rate=rate, fit_share=FIT_SHARE)
@@ -108,23 +108,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model", required=True)
     parser.add_argument("--set", action="append", required=True, metavar="FAMILY=DIR", dest="sets")
-    parser.add_argument("--verify", type=int, default=10, help="matches compared cell by cell")
+    parser.add_argument(
+        "--verify", type=int, default=10, help="number of matches to re-rank by patch matching"
+    )
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     parts = [word.partition("=") for word in given.sets]
     if not all(equals for _, equals, _ in parts):
-        raise KappaPlaceError("A set is given as FAMILY=DIR.")
+        raise KappaPlaceError("Pass each dataset as --set FAMILY=DIR.")
     sets = [(family, read_table(Path(folder))) for family, _, folder in parts]
     families = list(dict.fromkeys(family for family, _ in sets))
-    made = fit(gather(load_model(given.model), sets, given.verify), families, given.verify)
-    text = json.dumps(made.to_dict()) + "\n"
-    replace_file(given.out, lambda part: part.write_text(text, encoding="utf-8"))
-    facts = made.facts
-    print(f"{given.out}: {facts['queries']:,} queries, {facts['right']:,} right, {', '.join(made.scores)}")
+    calibration = fit(gather(load_model(given.model), sets, given.verify), families, given.verify)
+    write_file(given.out, json.dumps(calibration.to_dict()) + "\n")
+    facts = calibration.facts
+    print(
+        f"{given.out}: {facts['queries']:,} queries, {facts['right']:,} correct, "
+        f"{', '.join(calibration.scores)}"
+    )
 
 
 if __name__ == "__main__":
     try:
         main()
-    except KappaPlaceError as sentence:
-        raise SystemExit(str(sentence)) from None
+    except KappaPlaceError as error:
+        raise SystemExit(str(error)) from None

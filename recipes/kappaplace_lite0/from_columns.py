@@ -1,10 +1,10 @@
-"""The same calibration from the columns that benchmarks/real/run.py left: no image is embedded again.
+"""Fit the same calibration from the columns of benchmarks/real/run.py, without embedding images again.
 
 python recipes/kappaplace_lite0/from_columns.py --columns columns/NAME.npz --out calibration.json
 
-Its scores are those that hold on families of sets which the fit has not seen (docs/real_images.md). κ,
-aliasing and the z-score differ in scale from set to set, and are left out. The first ten matches are ordered
-by their agreement, as `localize` does with ``verify``.
+It uses the scores that work on unseen families (docs/real_images.md). κ, aliasing and the z-score are
+excluded, because their scales differ between datasets. The first ten matches are re-ranked by patch
+agreement, like `localize` does with ``rerank``.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from kappaplace.calibration.combination import fit_combination
 from kappaplace.calibration.fit import Examples, fit_calibration
 from kappaplace.calibration.options import CalibrateOptions
 from kappaplace.calibration.sources import ORIGIN
-from kappaplace.files import replace_file
+from kappaplace.files import write_file
 from kappaplace.maps.tune.monitor import DISTANCE
 
 SCORES = ("cosine", "margin", "patches", "patch-margin")
 PAIR_SCORES = ("cosine", "patches")
 BENDS = 3  # curves instead of lines halve the error of probabilities on unseen families
-ALONE = ("sped", "essex3in1")  # sets whose images are all of different places
-FRAMES = 10  # what counts as one place on the other routes
+ALONE = ("sped", "essex3in1")  # datasets with one image per place
+FRAMES = 10  # frames of the same place on the other routes
 NAMES = {
     "st_lucia": "St Lucia",
     "nordland_winter_summer": "Nordland",
@@ -42,7 +42,7 @@ NAMES = {
 def ordered(
     columns: dict[str, NDArray], encoder: str, name: str, variant: str
 ) -> tuple[NDArray, NDArray, NDArray]:
-    """Scores N×F, pair scores N×K×2 and outcomes N×K of one set, matches ordered by agreement."""
+    """Return scores N×F, pair scores N×K×2 and outcomes N×K of a dataset, with re-ranked matches."""
     key = f"{encoder}/{name}/{variant}"
     agreement = columns[f"{key}/agreement"].astype(np.float64)
     order = np.argsort(-agreement, axis=1, kind="stable")
@@ -54,9 +54,9 @@ def ordered(
     similarity, place = by["similarities"].astype(np.float64), by["indices"].astype(np.int64)
     near = np.abs(place - place[:, :1]) <= (0 if name in ALONE else FRAMES)
     best_far = np.where(near, -np.inf, similarity).max(1)
-    # All ten of one place: the best one outside it is that of the most similar match, which lies there, too.
-    known = columns[f"{key}/margin"] + columns[f"{key}/similarities"][:, 0]
-    best_far = np.where(np.isneginf(best_far), known, best_far)
+    # If all ten show the same place, the best other place is that of the most similar match.
+    stored = columns[f"{key}/margin"] + columns[f"{key}/similarities"][:, 0]
+    best_far = np.where(np.isneginf(best_far), stored, best_far)
     patch_margin = np.where(near, 0.0, agreement).max(1) - agreement[:, 0]
     of_query = np.stack(
         [1 - similarity[:, 0], best_far - similarity[:, 0], 1 - agreement[:, 0], patch_margin], 1
@@ -65,12 +65,12 @@ def ordered(
 
 
 def fit(columns: dict[str, NDArray], encoder: str, head: str) -> Calibration:
-    """On undamaged and damaged queries of all sets, and on foreign ones."""
+    """Fit on original, degraded and out-of-map queries of all datasets."""
     parts = [(n, v) for n in NAMES for v in ("clean", "damaged", "outside")]
-    made = [ordered(columns, encoder, *part) for part in parts]
-    features, pairs, hits = (np.concatenate(x) for x in zip(*made, strict=True))
+    blocks = [ordered(columns, encoder, *part) for part in parts]
+    features, pairs, hits = (np.concatenate(x) for x in zip(*blocks, strict=True))
     outside = np.concatenate(
-        [np.full(len(x[0]), v == "outside") for x, (_, v) in zip(made, parts, strict=True)]
+        [np.full(len(x[0]), v == "outside") for x, (_, v) in zip(blocks, parts, strict=True)]
     )
     kappa = np.concatenate([columns[f"{head}/{n}/{v}/kappa_q"] for n, v in parts])
     examples = Examples(
@@ -98,10 +98,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     with np.load(given.columns) as stored:
-        made = fit({key: stored[key] for key in stored.files}, given.encoder, given.head)
-    text = json.dumps(made.to_dict()) + "\n"
-    replace_file(given.out, lambda part: part.write_text(text, encoding="utf-8"))
-    print(f"{given.out}: {made.facts['queries']:,} queries, {made.facts['right']:,} right")
+        calibration = fit({key: stored[key] for key in stored.files}, given.encoder, given.head)
+    write_file(given.out, json.dumps(calibration.to_dict()) + "\n")
+    print(f"{given.out}: {calibration.facts['queries']:,} queries, {calibration.facts['right']:,} correct")
 
 
 if __name__ == "__main__":

@@ -3,9 +3,8 @@
 python recipes/kappaplace_lite0/make_card.py --folder src/kappaplace/models/shipped/kappaplace-lite0 \
     --results results.csv
 
-The CSV has one row a set; the first column is ``set``, every other one a metric, in the order in which the
-card shall show them: ``set,queries,R@1,R@5,AUROC,smooth ECE,…``. The words are in card.template.md;
-no number stands there.
+The CSV has one row per dataset. The first column is ``set``, the others are metrics in the order of the card:
+``set,queries,R@1,R@5,AUROC,smooth ECE,…``. The text is in card.template.md, without numbers.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.files import replace_file
+from kappaplace.files import write_file
 from kappaplace.models.checkpoint import read_card
 from kappaplace.models.shipped import CALIBRATION, DEFAULT, PAGE, size_bytes
 
@@ -34,7 +33,7 @@ MEANING = {
 
 
 def read_results(file: Path) -> list[dict[str, str]]:
-    """Rows of the CSV; one without a set, or with a word where a number belongs, is refused."""
+    """Read the rows of the CSV; a row without a dataset, or with text instead of a number, is an error."""
     try:
         with open(file, encoding="utf-8-sig", newline="") as stream:
             reader = csv.DictReader(stream)
@@ -42,18 +41,18 @@ def read_results(file: Path) -> list[dict[str, str]]:
     except OSError as error:
         raise KappaPlaceError(f"The results {file} cannot be read ({error.strerror}).") from None
     if not rows or (reader.fieldnames or [""])[0] != "set":
-        raise KappaPlaceError(f"The results {file} need a first column 'set' and one row a set.")
+        raise KappaPlaceError(f"The results {file} need a first column 'set' and one row per dataset.")
     for line, row in enumerate(rows, 2):
         for column, cell in row.items():
             if column is None or cell is None or (column == "set" and not cell):
-                raise KappaPlaceError(f"Line {line} of {file} has not one cell a column.")
+                raise KappaPlaceError(f"Line {line} of {file} does not have one cell per column.")
             if column != "set":
                 _number(cell, f"line {line}, column {column} of {file}")
     return rows
 
 
 def result_table(rows: list[dict[str, str]]) -> str:
-    """The results in Markdown; an empty cell is a metric that was not measured."""
+    """Format the results in Markdown; an empty cell is a metric that was not measured."""
     header = list(rows[0])
     lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
     for row in rows:
@@ -62,7 +61,7 @@ def result_table(rows: list[dict[str, str]]) -> str:
 
 
 def card_text(folder: Path, rows: list[dict[str, str]], name: str = DEFAULT) -> str:
-    """The card of a packed model."""
+    """Return the card of a packed model."""
     record = read_card(folder)
     architecture, size = record["architecture"], record["preprocessing"]["size"]
     shown = [meaning for column, meaning in MEANING.items() if column in rows[0]]
@@ -84,7 +83,7 @@ def card_text(folder: Path, rows: list[dict[str, str]], name: str = DEFAULT) -> 
 
 
 def calibration_text(folder: Path) -> str:
-    """What the packed calibration rests on."""
+    """Describe the packed calibration."""
     from kappaplace.calibration.sources import ACCEPT_RISK, ORIGIN, REJECT_RISK
 
     file = folder / CALIBRATION
@@ -103,9 +102,9 @@ def calibration_text(folder: Path) -> str:
 
 
 def write_card(folder: Path, results: Path, name: str = DEFAULT) -> Path:
-    """README.md of a packed model."""
+    """Write README.md of a packed model."""
     text = card_text(folder, read_results(results), name)
-    replace_file(folder / PAGE, lambda part: part.write_text(text, encoding="utf-8"))
+    write_file(folder / PAGE, text)
     return folder / PAGE
 
 
@@ -115,7 +114,7 @@ def _number(cell: str, where: str) -> float | None:
     try:
         value = float(cell)
     except ValueError:
-        raise KappaPlaceError(f"'{cell}' is no number ({where}).") from None
+        raise KappaPlaceError(f"'{cell}' is not a number ({where}).") from None
     return value if math.isfinite(value) else None
 
 
@@ -137,10 +136,10 @@ def _size(file: Path) -> int:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--folder", type=Path, required=True, help="the packed model")
-    parser.add_argument("--results", type=Path, required=True, help="CSV, one row a set")
+    parser.add_argument("--folder", type=Path, required=True, help="folder of the packed model")
+    parser.add_argument("--results", type=Path, required=True, help="CSV file with one row per dataset")
     given = parser.parse_args()
     try:
         print(write_card(given.folder, given.results))
-    except KappaPlaceError as sentence:
-        raise SystemExit(str(sentence)) from None
+    except KappaPlaceError as error:
+        raise SystemExit(str(error)) from None

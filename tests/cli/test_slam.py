@@ -140,8 +140,8 @@ def test_cells_are_compared_once_and_an_unreadable_image_costs_nothing_else(driv
         (["--calibration", "nothing.json"], "no calibration"),
         (["--dimensions", "4"], "2 or 3"),
         (["--max-risk", "2"], "risk"),
-        (["--drift", "nan"], "drifts"),
-        (["--agreement", "3"], "share of cells"),
+        (["--drift", "nan"], "drift must"),
+        (["--agreement", "3"], "least_agreement"),
         (["--kernel", "gnc", "--incremental"], "all closures together"),
     ],
 )

@@ -106,7 +106,7 @@ def test_what_cannot_be_shipped_is_refused(
     with pytest.raises(KappaPlaceError, match="no kappa head"):
         pack.pack(PlaceModel.create("resnet_tiny", dim=16, head="none"), tmp_path / "a", None, results, "")
     monkeypatch.setattr(pack, "MOST_BYTES", 1000)
-    with pytest.raises(KappaPlaceError, match="more than the 1,000"):
+    with pytest.raises(KappaPlaceError, match="at most 1,000"):
         pack.pack(tiny, tmp_path / "b", None, results, "")
 
 
@@ -114,12 +114,12 @@ def test_what_cannot_be_shipped_is_refused(
     ("text", "sentence"),
     [
         ("", "first column 'set'"),
-        ("set,R@1\n", "one row a set"),
+        ("set,R@1\n", "one row per dataset"),
         ("name,R@1\nsped,0.5\n", "first column 'set'"),
-        ("set,R@1\nsped,good\n", "'good' is no number"),
-        ("set,R@1\nsped\n", "one cell a column"),
-        ("set,R@1\nsped,0.5,0.6\n", "one cell a column"),
-        ("set,R@1\n,0.5\n", "one cell a column"),
+        ("set,R@1\nsped,good\n", "'good' is not a number"),
+        ("set,R@1\nsped\n", "one cell per column"),
+        ("set,R@1\nsped,0.5,0.6\n", "one cell per column"),
+        ("set,R@1\n,0.5\n", "one cell per column"),
     ],
 )
 def test_results_of_nonsense_are_one_sentence(text: str, sentence: str, scripts: Any, tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_every_answer_belongs_to_its_question(clients: list, batch_size: int, wi
         body,
         batch_size=batch_size,
         window=window,
-        seen=sizes.append,
+        report=sizes.append,
     )
     assert answers == [[("answer", job) for job in group] for group in jobs]
     assert sum(sizes) == sum(count for count, _ in clients)
@@ -71,7 +71,7 @@ def test_what_arrives_together_is_one_batch() -> None:
     async def body(batcher: Batcher) -> None:
         await asyncio.gather(*(ask(batcher, [i], decode=0.001 * i) for i in range(16)))
 
-    run(lambda batch: batch, body, window=0.5, batch_size=16, seen=sizes.append)
+    run(lambda batch: batch, body, window=0.5, batch_size=16, report=sizes.append)
     assert sizes == [16]
 
 

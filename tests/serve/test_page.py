@@ -105,7 +105,7 @@ def test_a_photo_is_answered(visit: Open, api: FakeApi) -> None:
     page = visit()
     ask(page, api)
     assert page.inner_text(".verdict h2") == "Accept"
-    assert page.inner_text(".chance .big") == "97 %"
+    assert page.inner_text(".chance .big") == "97%"
     assert "± 11.6 m, from 5 matches" in page.inner_text(".where")
     said = decisions(page)
     assert len(said) == 8
@@ -113,14 +113,14 @@ def test_a_photo_is_answered(visit: Open, api: FakeApi) -> None:
     assert "Doubtful" in said
     assert "Reject" in said
     first = page.locator(".card").first
-    assert "probability\n97 %" in first.inner_text()
+    assert "probability\n97%" in first.inner_text()
     assert "0.880" in first.inner_text()
     assert "382" in first.inner_text()
     assert "0.3 m" in first.inner_text()
     page.wait_for_selector(".card img")
     assert page.get_attribute(".query img", "alt") == "Your photo: clear.jpg"
     assert page.inner_text(".query .big") == "κ 344"
-    assert "33 %" in page.inner_text(".query")
+    assert "33%" in page.inner_text(".query")
     marks = page.get_attribute(".map canvas", "data-markers").split()
     assert [mark.title() for mark in marks] == said  # the map shows the same decisions as the cards
     assert b'name="k"' in api.behaviour.sent[0]
@@ -129,7 +129,7 @@ def test_a_photo_is_answered(visit: Open, api: FakeApi) -> None:
 @pytest.mark.parametrize(
     ("kind", "decision", "reason"),
     [
-        ("blurred", "Doubtful", "The photo itself says little"),
+        ("blurred", "Doubtful", "The photo has little information"),
         ("ambiguous", "Doubtful", "An ambiguous place"),
         ("elsewhere", "Reject", "Probably not in this map"),
     ],
@@ -165,20 +165,20 @@ def test_the_slider_recolours_without_asking_again(visit: Open, api: FakeApi) ->
     page = visit()
     ask(page, api, "blurred")
     page.wait_for_selector(".coverage strong")
-    assert "57 %" in page.inner_text(".coverage")
-    assert "Proven" in page.inner_text(".risk")
+    assert "57%" in page.inner_text(".coverage")
+    assert "Guaranteed" in page.inner_text(".risk")
     assert decisions(page)[0] == "Doubtful"
     move_slider(page, "End")
-    assert page.inner_text(".risk output") == "50 %"
-    assert "100 %" in page.inner_text(".coverage")
+    assert page.inner_text(".risk output") == "50%"
+    assert "100%" in page.inner_text(".coverage")
     assert "not a guarantee" in page.inner_text(".risk")
     assert page.inner_text(".verdict h2") == "Accept"
     assert decisions(page)[:2] == ["Accept", "Doubtful"]
     assert page.get_attribute(".map canvas", "data-markers").startswith("accept doubtful")
     move_slider(page, "Home")
-    assert "nothing would be accepted" in page.inner_text(".coverage")
+    assert "nothing is accepted" in page.inner_text(".coverage")
     assert "Accept" not in decisions(page)
-    assert page.get_attribute("#risk", "aria-valuetext").startswith("0.5 % of the accepted")
+    assert page.get_attribute("#risk", "aria-valuetext").startswith("0.5% of the accepted")
     assert len(api.behaviour.sent) == 1
 
 
@@ -242,7 +242,7 @@ def test_the_map_is_moved_by_mouse_and_keys(visit: Open, api: FakeApi) -> None:
     page.keyboard.press("0")
     whole = state()[0]
     assert whole < scale
-    page.get_by_role("button", name="Closer").click()
+    page.get_by_role("button", name="Zoom in").click()
     assert state()[0] == pytest.approx(1.6 * whole, rel=1e-3)
     page.get_by_role("button", name="Whole map").click()
     scale, (x, y) = state()
@@ -304,7 +304,7 @@ def test_loading_and_busy_are_shown(visit: Open, api: FakeApi) -> None:
     page.wait_for_selector("text=Comparing with 1,340 references")
     assert page.locator(".card.ghost").count() == 4
     api.behaviour.busy = 2
-    page.wait_for_selector("text=The service is busy; trying again")
+    page.wait_for_selector("text=The service is busy. Retrying")
     page.wait_for_selector(".verdict.accept")
     assert len(api.behaviour.sent) == 3
 
@@ -325,7 +325,7 @@ def test_a_token_is_asked_for_once(visit: Open, api: FakeApi) -> None:
     page = visit(loaded="dialog[open]")
     page.fill("#token-field", "wrong")
     page.keyboard.press("Enter")
-    page.wait_for_selector("text=That token was not accepted")
+    page.wait_for_selector("text=The token was not accepted")
     page.fill("#token-field", "a-good-long-token")
     page.get_by_role("button", name="Use this token").click()
     page.wait_for_selector(".demo img")  # pictures are fetched with it too
@@ -344,7 +344,7 @@ def test_without_a_token_it_says_so(visit: Open, api: FakeApi) -> None:
     api.behaviour.token = "a-good-long-token"
     page = visit(loaded="dialog[open]")
     page.keyboard.press("Escape")
-    page.wait_for_selector("text=Without a token this service does not answer.")
+    page.wait_for_selector("text=This service requires a token.")
     page.get_by_role("button", name="Try again").click()
     page.wait_for_selector("dialog[open]")
 
@@ -370,8 +370,8 @@ def test_an_empty_map_and_one_without_kappa(visit: Open, api: FakeApi) -> None:
     api.behaviour = Behaviour(kappa=False)
     page = visit()
     ask(page, api, "blurred")
-    assert "gives no κ" in page.inner_text(".query")
-    assert "The photo itself" not in page.inner_text(".verdict")
+    assert "has no κ" in page.inner_text(".query")
+    assert "The photo has" not in page.inner_text(".verdict")
     page.click("nav a[href='#browse']")
     page.wait_for_selector(".worst img")
     assert page.locator(".option").count() == 1
@@ -539,7 +539,7 @@ def test_an_estimate_of_one_match_claims_no_precision(visit: Open, api: FakeApi)
     api.behaviour.alone = True
     page = visit()
     ask(page, api, "blurred")
-    assert page.inner_text(".where").endswith("where match 1 was taken; no other match agrees")
+    assert page.inner_text(".where").endswith("position of match 1; no other match agrees")
 
 
 @pytest.mark.parametrize("phone", [False, True], ids=["desktop", "phone"])

@@ -341,7 +341,7 @@ def test_what_an_error_quotes_need_not_be_text(serve: Serve) -> None:
     kind = "multipart/form-data; boundary=b; charset=raw_unicode_escape"
     answer = serve().post("/v1/localize", content=part, headers={"content-type": kind})
     assert answer.status_code == 422
-    assert answer.json()["error"].startswith("Files are sent under the name `image`")
+    assert answer.json()["error"].startswith("Files must be sent as the field `image`")
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_what_was_learnt_with_cells_is_used_with_cells() -> None:
     closer = LoopCloser(fitted, settings, patch_maps=Maps())
     for frame in frames():
         closer.add(frame)
-    assert closer.verify == 30
+    assert closer.rerank == 30
     assert [c.query for c in closer.accepted] == list(range(30, 60))
     with pytest.raises(KappaPlaceError, match="patch_maps="):
         LoopCloser(fitted)
@@ -120,9 +120,9 @@ def test_models_show_their_stages_or_not(tiny: PlaceModel) -> None:
 
 
 def test_bad_input_is_one_sentence() -> None:
-    with pytest.raises(KappaPlaceError, match="0 or more"):
+    with pytest.raises(KappaPlaceError, match="verify must be at least 0"):
         ClosingSettings(verify=-1)
-    with pytest.raises(KappaPlaceError, match="share of cells"):
+    with pytest.raises(KappaPlaceError, match="least_agreement"):
         ClosingSettings(least_agreement=2.0)
     with pytest.raises(KappaPlaceError, match="verify=10"):
         LoopCloser(scores=("patches",))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kappaplace.slam.gates import Proposal, covered_area, likelihood_ratio, support, updated
+from kappaplace.slam.gates import Proposal, covered_area, likelihood_ratio, support, update
 
 # Two rounds of a straight street, 1 m a frame; odometry of the second has drifted 30 m to the side.
 FIRST = np.column_stack([np.arange(50.0), np.zeros(50), np.zeros(50)])
@@ -34,9 +34,9 @@ def test_odometry_speaks_for_near_and_against_far_closures() -> None:
     far = likelihood_ratio(150.0, 200.0, 50_000.0, drift=0.05, spread=5.0)
     assert near > 10 > 1 > far
     assert likelihood_ratio(150.0, 5000.0, 50_000.0, drift=0.05, spread=5.0) > far  # after a long way
-    assert updated(0.9, near) > 0.98
-    assert updated(0.9, far) < 0.2
-    assert updated(0.3, 1.0) == 0.3
+    assert update(0.9, near) > 0.98
+    assert update(0.9, far) < 0.2
+    assert update(0.3, 1.0) == 0.3
 
 
 def test_the_area_is_that_of_the_map() -> None:

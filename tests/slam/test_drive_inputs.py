@@ -68,7 +68,7 @@ def test_images_named_by_time_meet_their_poses(tmp_path: Path) -> None:
     folder = _folder(tmp_path / "frames", ["99.5.png", "100.5.png", "102.png", "109.png"])
     drive = read_drive(folder, _tum(tmp_path / "a.tum"), every=0)
     assert drive.names == ("100.5.png", "102.png", "109.png")
-    assert drive.left_out == 1
+    assert drive.skipped == 1
     assert np.allclose(drive.odometry[1], TURN[2], atol=1e-6)
 
 
@@ -137,7 +137,7 @@ def test_frames_come_in_the_order_of_their_times(tmp_path: Path) -> None:
     (folder / "times.txt").write_text("107\nnan\n102\n")
     drive = read_drive(folder, _tum(tmp_path / "a.tum"), every=0)
     assert drive.names == ("c.png", "a.png")
-    assert drive.left_out == 1
+    assert drive.skipped == 1
     assert np.allclose(drive.odometry, TURN[[2, 7]], atol=1e-6)
 
 
@@ -146,10 +146,10 @@ def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
     file = _tum(tmp_path / "a.tum")
     for match, frames, odometry in (
         ("no frames", tmp_path / "nothing", file),
-        ("tells no poses", folder, None),
-        ("not known when", folder, file),
+        ("has no poses", folder, None),
+        ("times of the 2 images .* are unknown", folder, file),
         ("no trajectory", folder, tmp_path / "b.tum"),
-        ("no folder of images", file, file),
+        ("not a folder of images", file, file),
     ):
         with pytest.raises(KappaPlaceError, match=match):
             read_drive(frames, odometry)

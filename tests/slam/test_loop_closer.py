@@ -10,7 +10,7 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.slam import ClosingSettings, Frame, LoopCloser
 from kappaplace.slam.calibrate import WITH_KAPPA, examples_of
-from kappaplace.slam.evaluation import accepted_right
+from kappaplace.slam.evaluation import closure_quality
 from tests.slam.synthetic import calibration, world
 
 
@@ -24,7 +24,8 @@ def driven() -> LoopCloser:
 
 def test_accepted_closures_are_right(driven: LoopCloser) -> None:
     found = examples_of(driven, world(7)[2])
-    quality = accepted_right(found.closures, found.right, int((~found.outside).sum()))
+    accepted = np.array([closure.accepted for closure in found.closures])
+    quality = closure_quality(accepted, found.right, int((~found.outside).sum()))
     assert quality.accepted >= 20
     assert quality.false <= 1
     # Nearly all of them would be wrong without a decision: the test is not an easy one.
@@ -32,7 +33,7 @@ def test_accepted_closures_are_right(driven: LoopCloser) -> None:
 
 
 def test_every_acceptance_keeps_to_the_settings(driven: LoopCloser) -> None:
-    settings, way = driven.settings, driven.map.way
+    settings, way = driven.settings, driven.map.distance
     for closure in driven.closures:
         assert way[closure.query] - way[closure.match] >= settings.recent
         assert closure.probability is not None
@@ -114,10 +115,10 @@ def test_bad_frames_and_settings_are_told() -> None:
     with pytest.raises(KappaPlaceError, match="risk"):
         ClosingSettings(max_risk=1.0)
     for match, values in (
-        ("Distances", {"recent": float("nan")}),
-        ("drifts", {"drift": -1.0}),
-        ("drifts", {"drift": float("nan")}),
-        ("nowhere", {"outside_rate": 2.0}),
+        ("recent", {"recent": float("nan")}),
+        ("drift must", {"drift": -1.0}),
+        ("drift must", {"drift": float("nan")}),
+        ("outside_rate", {"outside_rate": 2.0}),
         ("inliers", {"least_inliers": -1}),
     ):
         with pytest.raises(KappaPlaceError, match=match):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kappaplace.slam import ClosingSettings, Frame, LoopCloser
-from kappaplace.slam.gates import SLIP, covered_area, likelihood_ratio, updated
+from kappaplace.slam.gates import SLIP, covered_area, likelihood_ratio, update
 from tests.slam.synthetic import calibration
 
 METRES, WAY, AREA = st.floats(0, 500), st.floats(0, 5000), st.floats(1e3, 1e7)
@@ -18,7 +18,7 @@ def test_farther_away_or_turned_is_less_plausible(
     a: float, b: float, way: float, area: float, turn: float, more: float
 ) -> None:
     def ratio(gap: float, turned: float) -> float:
-        return likelihood_ratio(gap, way, area, drift=0.05, spread=5.0, turned=turned)
+        return likelihood_ratio(gap, way, area, drift=0.05, spread=5.0, turn=turned)
 
     near, far = sorted((a, b))
     little, much = sorted((turn, more))
@@ -29,7 +29,7 @@ def test_farther_away_or_turned_is_less_plausible(
 
 @given(st.floats(0, 1), st.floats(1e-3, 1e3))
 def test_odds_are_multiplied(probability: float, ratio: float) -> None:
-    found = updated(probability, ratio)
+    found = update(probability, ratio)
     assert 0 <= found <= 1
     if 1e-3 < probability < 1 - 1e-3:
         assert found / (1 - found) == pytest.approx(probability / (1 - probability) * ratio, rel=1e-6)

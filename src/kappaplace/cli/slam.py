@@ -82,15 +82,12 @@ def run(
         kappaplace slam run drive.mcap --pose-topic /odom --out closed --calibration closures.json
     """
     from kappaplace.data.readers.trajectory import read_poses
-    from kappaplace.errors import KappaPlaceError
     from kappaplace.reports import write_slam
-    from kappaplace.slam.graph_factors import KERNELS
+    from kappaplace.slam.graph_factors import kernel_named
     from kappaplace.slam.loop_closer import ClosingSettings
-    from kappaplace.slam.run import run_slam
+    from kappaplace.slam.run import SlamOptions, run_slam
 
-    if kernel and kernel not in KERNELS:
-        raise KappaPlaceError(f"Unknown kernel '{kernel}'; choose among: {', '.join(KERNELS)}.")
-    settings = ClosingSettings(
+    closing = ClosingSettings(
         max_risk=max_risk,
         outside_rate=outside_rate,
         recent=recent,
@@ -98,23 +95,17 @@ def run(
         least_inliers=inliers or None,
         least_agreement=agreement or None,
     )
-    drive = _drive(frames, odometry, dimensions, every, image_topic, pose_topic, out)
-    true_poses = None if truth is None else read_poses(truth, dimensions)
-    loaded, source = _model(model)
-    chosen = _calibration(loaded, calibration)
-    found = run_slam(
-        drive,
-        loaded,
-        chosen,
-        out,
-        settings=settings,
-        kernel=kernel or None,
+    options = SlamOptions(
+        closing,
+        kernel=kernel_named(kernel) if kernel else None,
         incremental=incremental,
-        truth=true_poses,
         batch_size=batch_size,
         device=device or None,
-        notes=[_origin(chosen, source)],
     )
+    drive = _drive(frames, odometry, dimensions, every, image_topic, pose_topic, out)
+    true_poses = None if truth is None else read_poses(truth, dimensions)
+    loaded, _ = _model(model)
+    found = run_slam(drive, loaded, _calibration(loaded, calibration), out, options, truth=true_poses)
     write_slam(found, out)
     typer.echo(json.dumps(found.facts) if as_json else f"{found.sentence}\nReport: {out / 'report.html'}")
 
@@ -215,8 +206,3 @@ def _calibration(model: Any, source: Path | None) -> Calibration:
     from kappaplace.slam.calibrate import calibration_for
 
     return calibration_for(model, source)
-
-
-def _origin(calibration: Calibration, source: str) -> str:
-    origin = calibration.facts.get("origin", "")
-    return f"Probabilities learnt on {origin or 'other places'}; no risk is guaranteed for this drive."

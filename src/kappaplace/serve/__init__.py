@@ -1,4 +1,4 @@
-"""Maps over HTTP: an API for robots and a page for people; `kappaplace serve`, see docs/serve.md.
+"""HTTP service for maps: an API for programs and a web page for people (`kappaplace serve`, docs/serve.md).
 
-`kappaplace.serve.app.create_app` is all that a program needs. Extra: "serve".
+`kappaplace.serve.app.create_app` creates the application. Extra: ``serve``.
 """

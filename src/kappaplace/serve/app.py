@@ -1,4 +1,4 @@
-"""`create_app`: maps in, a FastAPI application out."""
+"""`create_app`: create a FastAPI application that serves maps, and run it."""
 
 from __future__ import annotations
 
@@ -32,36 +32,47 @@ from kappaplace.version import package_version
 
 log = logging.getLogger("kappaplace.serve")
 
-DESCRIPTION = """Where was this photo taken, how probable is that, and what to do with the answer.
+DESCRIPTION = """Find where a photo was taken, with a probability and a decision.
 
-Images are sent as a form (`image=@query.jpg`), as base64 in JSON, or as the bare file. Positions are
-metres of the map's frame. Errors are one sentence: `{"error": "…"}`."""
+Send images as a form (`image=@query.jpg`), as base64 in JSON, or as the plain file. Positions are
+in metres of the map's frame. Errors are a short message: `{"error": "…"}`."""
 
 
 def create_app(maps: Mapping[str, PlaceMap], settings: Settings | None = None) -> FastAPI:
-    """The service of some maps by name; the first one is meant where a request names none."""
+    """Create the application.
+
+    Args:
+        maps: Maps by name; the first one is used if a request does not name a map.
+        settings: Limits and tokens. Default: `Settings()`.
+
+    Returns:
+        An ASGI application; models are loaded when it starts.
+
+    Raises:
+        KappaPlaceError: If there is no map.
+    """
     settings = settings or Settings()
     if not maps:
-        raise KappaPlaceError("A service needs at least one map.")
+        raise KappaPlaceError("A service needs at least one map. Pass maps by name.")
     decoders = ThreadPoolExecutor(default_workers(), thread_name_prefix="decode")
     metrics = Metrics()
     served = {
-        name: ServedMap(name, one, settings, decoders, partial(metrics.batch, name))
-        for name, one in maps.items()
+        name: ServedMap(name, place_map, settings, decoders, partial(metrics.batch, name))
+        for name, place_map in maps.items()
     }
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
-        for one in served.values():
-            one.start()
+        for place_map in served.values():
+            place_map.start()
         loading = asyncio.create_task(_load(list(served.values())))
         try:
             yield
-        except asyncio.CancelledError:  # told twice to stop: nothing is waited for any more
+        except asyncio.CancelledError:  # a second signal: stop without waiting
             return
         await loading
-        for one in served.values():
-            await one.close()
+        for place_map in served.values():
+            await place_map.close()
         decoders.shutdown(wait=True)
 
     app = FastAPI(
@@ -69,9 +80,9 @@ def create_app(maps: Mapping[str, PlaceMap], settings: Settings | None = None) -
         version=package_version(),
         description=DESCRIPTION,
         lifespan=life,
-        docs_url=None,  # the usual pages load scripts from other hosts
+        docs_url=None,  # the default pages load scripts from other hosts
         redoc_url=None,
-        redirect_slashes=False,  # it would repeat the name that the client claims to have asked
+        redirect_slashes=False,  # a redirect would repeat the host name that the client sent
     )
     app.state.settings, app.state.served, app.state.metrics = settings, served, metrics
     app.state.demo, app.state.page = demo_files(settings), page_files()
@@ -84,8 +95,8 @@ def create_app(maps: Mapping[str, PlaceMap], settings: Settings | None = None) -
         routes_other.page,
     ):
         app.include_router(router)
-    add_handlers(app, {name: one.folder for name, one in maps.items()})
-    # The last one added is the first one asked.
+    add_handlers(app, {name: place_map.folder for name, place_map in maps.items()})
+    # The middleware that is added last runs first.
     app.add_middleware(
         Limits, most=settings.max_body, seconds=settings.timeout, at_once=settings.max_requests
     )
@@ -104,16 +115,16 @@ def create_app(maps: Mapping[str, PlaceMap], settings: Settings | None = None) -
 
 async def _load(served: list[ServedMap]) -> None:
     loop = asyncio.get_running_loop()
-    for one in served:
+    for place_map in served:
         try:
-            await loop.run_in_executor(one.batcher.pool, one.warm)
+            await loop.run_in_executor(place_map.batcher.pool, place_map.warm)
         except Exception as error:
-            one.failure = str(error)
-            log.exception("The map %s cannot be used", one.name)
+            place_map.failure = str(error)
+            log.exception("The map %s cannot be used", place_map.name)
 
 
 class _Counted:
-    """Counts answers by their route: the pattern, so that strangers cannot make up labels."""
+    """Middleware that counts answers by the pattern of their route, so that clients cannot invent labels."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app, self.metrics = app, metrics
@@ -139,42 +150,53 @@ class _Counted:
 
 
 MOST_CONNECTIONS = 1000
-"""Open ones, most of them idle: below the 1,024 files that a process may usually open."""
+"""Open connections, most of them idle; below the usual limit of 1,024 open files per process."""
 GRACE = 5
-"""Seconds beyond the time limit of a request that a shutdown waits for answers on their way."""
+"""Seconds that a shutdown waits for pending answers, beyond the time limit of a request."""
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach it."""
+    """Check whether only this machine can reach a host."""
     try:
         return ip_address(host).is_loopback
-    except ValueError:  # a name, which may begin with 127 and lie anywhere
+    except ValueError:  # a name, which may start with 127 and be anywhere
         return host in LOOPBACK
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens there, or one sentence why not; port 0 takes any that is free."""
+    """Open a socket that listens.
+
+    Args:
+        host: Host name or address.
+        port: Port; 0 selects a free one.
+
+    Returns:
+        The socket.
+
+    Raises:
+        KappaPlaceError: If the host is unknown or the port is in use.
+    """
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, address = found[0]
-        made = socket.socket(family, kind, protocol)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = addresses[0]
+        listening = socket.socket(family, kind, protocol)
     except (OSError, OverflowError) as error:
-        raise KappaPlaceError(f"Cannot listen at {host}, port {port}: {error}.") from None
+        raise KappaPlaceError(f"Cannot listen on {host}, port {port}: {error}.") from None
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(address)
-        made.listen(2048)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(2048)
     except OSError as error:
-        made.close()
+        listening.close()
         raise KappaPlaceError(
-            f"Cannot listen at {host}, port {port}: {os.strerror(error.errno or 0).lower()}; choose another "
-            "with --port (0 takes any that is free)."
+            f"Cannot listen on {host}, port {port}: {os.strerror(error.errno or 0).lower()}. "
+            "Choose another port with --port (0 selects a free one)."
         ) from None
-    return made
+    return listening
 
 
 def address_of(listening: socket.socket) -> str:
-    """The address to open in a browser."""
+    """Return the URL to open in a browser."""
     host, port = listening.getsockname()[:2]
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     return f"http://{shown}:{port}"
@@ -183,24 +205,32 @@ def address_of(listening: socket.socket) -> str:
 def run(
     app: FastAPI, settings: Settings, listening: socket.socket, ready: Callable[[str], None], log_level: str
 ) -> None:
-    """Serve until SIGTERM or Ctrl-C; what was taken is answered first."""
+    """Serve until SIGTERM or Ctrl-C; pending requests are answered first.
+
+    Args:
+        app: Application of `create_app`.
+        settings: Its settings.
+        listening: Socket of `listen`.
+        ready: Function that is called with the URL before the first request.
+        log_level: Log level of uvicorn: error, warning, info or debug.
+    """
     config = uvicorn.Config(
         app,
         log_level=log_level,
         access_log=log_level in ("info", "debug"),
         server_header=False,
-        proxy_headers=False,  # a client could state any address
+        proxy_headers=False,  # a client could send any address
         timeout_keep_alive=10,
         timeout_graceful_shutdown=int(settings.timeout) + GRACE,
-        limit_concurrency=MOST_CONNECTIONS,  # requests are counted by `Limits`, which says when to come back
+        limit_concurrency=MOST_CONNECTIONS,  # `Limits` counts requests and answers with a time to retry
     )
-    # uvicorn raises the signal once more when all is done; for us one that was obeyed is no failure.
+    # uvicorn raises the signal again at the end; a signal that was handled is not a failure.
     stops = (signal.SIGTERM, signal.SIGINT)
-    before = [signal.signal(each, lambda number, frame: None) for each in stops]
+    handlers = [signal.signal(each, lambda number, frame: None) for each in stops]
     try:
         ready(address_of(listening))
         uvicorn.Server(config).run(sockets=[listening])
     finally:
-        for each, handler in zip(stops, before, strict=True):
+        for each, handler in zip(stops, handlers, strict=True):
             signal.signal(each, handler)
         listening.close()

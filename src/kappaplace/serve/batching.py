@@ -1,8 +1,8 @@
-"""One batch for many clients: what arrives within a few milliseconds is worked on together.
+"""One batch for many clients: requests that arrive within a few milliseconds are processed together.
 
-A job goes three steps: *admitted* (there is room for it), *arriving* (being decoded), *waiting* (for its
-batch). A batch starts when it is full, when nothing more is arriving, or when the window is over, so a single
-client never waits, and while one batch is worked on the next one gathers by itself.
+A job has three states: *admitted* (there is room for it), *arriving* (being decoded) and *waiting* (for its
+batch). A batch starts if it is full, if no other job is arriving, or if the window is over. So a single
+client never waits, and the next batch fills up while one is processed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Answer = TypeVar("Answer")
 
 
 class Batcher(Generic[Job, Answer]):
-    """Runs ``work`` on batches of jobs, one batch at a time, in a thread of its own."""
+    """Runs a function on batches of jobs, one batch at a time, in its own thread."""
 
     def __init__(
         self,
@@ -33,28 +33,38 @@ class Batcher(Generic[Job, Answer]):
         batch_size: int = 32,
         window: float = 0.004,
         room: int = 128,
-        seen: Callable[[int], None] = lambda size: None,
+        report: Callable[[int], None] = lambda size: None,
     ) -> None:
-        self.work, self.batch_size, self.window, self.room, self.seen = work, batch_size, window, room, seen
+        """Prepare a queue; `start` begins to work.
+
+        Args:
+            work: Function that returns one answer per job.
+            batch_size: Largest number of jobs per batch.
+            window: Seconds that a batch waits for arriving jobs.
+            room: Largest number of admitted jobs.
+            report: Function that receives the size of each batch.
+        """
+        self.work, self.batch_size, self.window, self.room = work, batch_size, window, room
+        self.report = report
         self.admitted = self.arriving = 0
         self.pool = ThreadPoolExecutor(1, thread_name_prefix="map")
-        """All that touches the map runs here, one thing after the other: a map is not for several threads."""
+        """Everything that uses the map runs here, one call at a time, because a map is not thread-safe."""
         self._waiting: deque[tuple[Job, asyncio.Future[Answer]]] = deque()
         self._changed = asyncio.Event()
         self._closing = False
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to work; needs a running event loop."""
+        """Begin to work; requires a running event loop."""
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     @contextlib.contextmanager
     def admit(self, count: int) -> Iterator[None]:
-        """Room for some jobs for as long as this lasts, or 429."""
+        """Reserve room for some jobs, or raise an error with status 429."""
         if self._closing:
             raise busy("The service is shutting down.", 503)
         if self.admitted + count > self.room:
-            raise busy(f"The service is busy with {self.admitted} images; try again in a moment.")
+            raise busy(f"The service is busy with {self.admitted} images. Try again in a moment.")
         self.admitted += count
         try:
             yield
@@ -63,7 +73,7 @@ class Batcher(Generic[Job, Answer]):
 
     @contextlib.contextmanager
     def arrival(self, count: int) -> Iterator[None]:
-        """While jobs are being prepared: a batch waits a little for them."""
+        """Mark jobs as being prepared: a batch waits for them for a short time."""
         self.arriving += count
         try:
             yield
@@ -72,7 +82,7 @@ class Batcher(Generic[Job, Answer]):
             self._changed.set()
 
     def enqueue(self, jobs: Sequence[Job]) -> list[asyncio.Future[Answer]]:
-        """Let admitted jobs wait for their batch."""
+        """Add admitted jobs to the queue."""
         loop = asyncio.get_running_loop()
         futures: list[asyncio.Future[Answer]] = [loop.create_future() for _ in jobs]
         self._waiting.extend(zip(jobs, futures, strict=True))
@@ -80,15 +90,15 @@ class Batcher(Generic[Job, Answer]):
         return futures
 
     async def answers(self, futures: Sequence[asyncio.Future[Answer]]) -> list[Answer]:
-        """What became of them, in their order."""
+        """Wait for the answers, in the order of the futures."""
         try:
             return list(await asyncio.gather(*futures))
-        finally:  # who gives up, or fails in one part, no longer needs the others
+        finally:  # after a failure or a disconnect the other answers are not needed
             for future in futures:
                 future.cancel()
 
     async def close(self) -> None:
-        """Finish what was taken, then stop."""
+        """Finish admitted jobs, then stop."""
         self._closing = True
         self._changed.set()
         if self._task is not None:
@@ -105,11 +115,11 @@ class Batcher(Generic[Job, Answer]):
             batch = [self._waiting.popleft() for _ in range(min(self.batch_size, len(self._waiting)))]
             batch = [(job, future) for job, future in batch if not future.done()]
             if batch:
-                self.seen(len(batch))
+                self.report(len(batch))
                 await self._finish(batch)
 
     async def _gather(self) -> None:
-        """Wait for what is about to arrive, but not for long."""
+        """Wait for arriving jobs, at most as long as the window."""
         loop = asyncio.get_running_loop()
         end = loop.time() + self.window
         while self.arriving and len(self._waiting) < self.batch_size and loop.time() < end:
@@ -120,21 +130,17 @@ class Batcher(Generic[Job, Answer]):
     async def _finish(self, batch: list[tuple[Job, asyncio.Future[Answer]]]) -> None:
         loop = asyncio.get_running_loop()
         try:
-            made = await loop.run_in_executor(self.pool, self.work, [job for job, _ in batch])
+            answers = await loop.run_in_executor(self.pool, self.work, [job for job, _ in batch])
         except Exception as error:
             if len(batch) == 1:
                 if not isinstance(error, KappaPlaceError):
                     log.exception("A query failed")
-                _tell(batch[0][1], error)
+                if not batch[0][1].done():
+                    batch[0][1].set_exception(error)
                 return
-            for single in batch:  # one bad job must not spoil those of others
+            for single in batch:  # an invalid job must not fail the others
                 await self._finish([single])
             return
-        for (_, future), answer in zip(batch, made, strict=True):
+        for (_, future), answer in zip(batch, answers, strict=True):
             if not future.done():
                 future.set_result(answer)
-
-
-def _tell(future: asyncio.Future[Answer], error: Exception) -> None:
-    if not future.done():
-        future.set_exception(error)

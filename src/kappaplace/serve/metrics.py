@@ -1,4 +1,4 @@
-"""Counts for Prometheus, in its text format: small enough not to need a library."""
+"""Metrics in the text format of Prometheus."""
 
 from __future__ import annotations
 
@@ -11,30 +11,32 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class Histogram:
-    """How many values lie at or below each bound."""
+    """Counts of values up to each bound."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds, self.counts, self.total = tuple(bounds), [0] * (len(bounds) + 1), 0.0
 
     def add(self, value: float) -> None:
+        """Count a value."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
     def lines(self, name: str, labels: Mapping[str, str]) -> list[str]:
-        found, below = [], 0
+        """Return the lines of one metric."""
+        buckets, below = [], 0
         for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
             below += count
             edge = "+Inf" if bound == float("inf") else f"{bound:g}"
-            found.append(f"{name}_bucket{_labels({**labels, 'le': edge})} {below}")
+            buckets.append(f"{name}_bucket{_labels({**labels, 'le': edge})} {below}")
         return [
-            *found,
+            *buckets,
             f"{name}_sum{_labels(labels)} {self.total:g}",
             f"{name}_count{_labels(labels)} {below}",
         ]
 
 
 class Metrics:
-    """What a service has done since it was started."""
+    """Counts of a service since its start."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -43,19 +45,26 @@ class Metrics:
         self._batches: dict[str, Histogram] = {}
 
     def request(self, method: str, route: str, status: int, seconds: float) -> None:
-        """One answered request; ``route`` is the pattern, never an address that a client made up."""
+        """Count an answered request.
+
+        Args:
+            method: HTTP method.
+            route: Pattern of the route, never a path that a client made up.
+            status: HTTP status.
+            seconds: Time to the answer.
+        """
         with self._lock:
             key = (method, route, str(status))
             self._requests[key] = self._requests.get(key, 0) + 1
             self._seconds.setdefault(route, Histogram(SECONDS)).add(seconds)
 
     def batch(self, place_map: str, size: int) -> None:
-        """One batch of images."""
+        """Count a batch of images."""
         with self._lock:
             self._batches.setdefault(place_map, Histogram(SIZES)).add(size)
 
     def text(self, gauges: Mapping[str, tuple[str, Mapping[str, float]]]) -> str:
-        """All of it; ``gauges`` are a help text and a value for each map, by name."""
+        """Return all metrics; ``gauges`` are a help text and one value per map, by name."""
         lines = [
             "# HELP kappaplace_requests_total Answered requests.",
             "# TYPE kappaplace_requests_total counter",
@@ -72,9 +81,9 @@ class Metrics:
         return "\n".join(lines) + "\n"
 
 
-def _histograms(name: str, help_text: str, label: str, found: Mapping[str, Histogram]) -> list[str]:
+def _histograms(name: str, help_text: str, label: str, histograms: Mapping[str, Histogram]) -> list[str]:
     lines = [f"# HELP kappaplace_{name} {help_text}", f"# TYPE kappaplace_{name} histogram"]
-    for key, histogram in sorted(found.items()):
+    for key, histogram in sorted(histograms.items()):
         lines += histogram.lines(f"kappaplace_{name}", {label: key})
     return lines
 

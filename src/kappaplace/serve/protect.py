@@ -1,6 +1,6 @@
-"""Who may ask and how much: tokens and headers, limits, and errors as one sentence of JSON.
+"""Protection of the service: tokens, security headers, limits, and errors as a short JSON message.
 
-No traceback and no path of this machine leaves the service.
+No traceback and no file path leaves the service.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hmac
 import logging
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,45 +28,45 @@ from kappaplace.maps.store.segments import StaleMap
 from kappaplace.serve.settings import Settings
 
 
-def _same(given: str, wanted: str) -> bool:
-    """Whether two tokens are the same, in a time that tells nothing of either, nor of their lengths."""
-    digests = (hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest() for text in (given, wanted))
-    return hmac.compare_digest(*digests) and bool(wanted)
+def _same(token: str, expected: str) -> bool:
+    """Compare two tokens in a time that does not depend on their content or length."""
+    digests = (hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest() for text in (token, expected))
+    return hmac.compare_digest(*digests) and bool(expected)
 
 
 def bearer(request: Request) -> str:
-    """The token of a request; empty without one."""
+    """Return the token of a request; empty if there is none."""
     kind, _, token = request.headers.get("authorization", "").partition(" ")
     return token.strip() if kind.lower() == "bearer" else ""
 
 
 async def may_read(request: Request) -> None:
-    """Refuse who has neither token, where reading asks for one."""
+    """Reject a request without a token, if reading requires one."""
     settings: Settings = request.app.state.settings
     if not settings.read_token:
         return
     token = bearer(request)
-    # Both are compared, whatever the first comparison says: its time shall not tell which one was close.
-    good = [_same(token, settings.read_token), _same(token, settings.write_token)]
-    if not any(good):
-        raise _refused("This service asks for a token: send `Authorization: Bearer …`.")
+    # Always compare with both tokens, so that the response time does not reveal which one matched.
+    matches = [_same(token, settings.read_token), _same(token, settings.write_token)]
+    if not any(matches):
+        raise _unauthorized("This service requires a token. Send `Authorization: Bearer …`.")
 
 
 async def may_write(request: Request) -> None:
-    """Refuse who has no write token; without one at the service nobody may."""
+    """Reject a request without the write token; if the service has none, reject all."""
     settings: Settings = request.app.state.settings
     if not settings.write_token:
-        raise ApiError(403, "This service only reads its maps; its operator gave it no write token.")
+        raise ApiError(403, "This service is read-only. The operator can enable writing with a write token.")
     if not _same(bearer(request), settings.write_token):
-        raise _refused("Appending asks for the write token: send `Authorization: Bearer …`.")
+        raise _unauthorized("Appending requires the write token. Send `Authorization: Bearer …`.")
 
 
-def _refused(sentence: str) -> ApiError:
-    return ApiError(401, sentence, {"WWW-Authenticate": 'Bearer realm="kappaplace"'})
+def _unauthorized(message: str) -> ApiError:
+    return ApiError(401, message, {"WWW-Authenticate": 'Bearer realm="kappaplace"'})
 
 
 def policy(settings: Settings) -> str:
-    """What the page may load: its own files, pictures made in the browser, and the operator's tiles."""
+    """Return the content security policy: own files, images made in the browser, and the operator's tiles."""
     images = " ".join(part for part in ("'self'", "data:", "blob:", settings.tile_host) if part)
     return (
         f"default-src 'self'; img-src {images}; object-src 'none'; base-uri 'none'; form-action 'self'; "
@@ -75,10 +75,10 @@ def policy(settings: Settings) -> str:
 
 
 class SecureHeaders:
-    """Headers of every answer, and a check of the name under which the service was asked.
+    """Middleware that adds security headers and checks the host name.
 
-    A page of another site can make its own name point at this machine (DNS rebinding) and would then be
-    allowed to read the answers; the name in the Host header gives it away.
+    A page of another site can make its own host name point to this machine (DNS rebinding) and could then
+    read the answers. The Host header reveals this.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
@@ -103,79 +103,95 @@ class SecureHeaders:
                 headers = MutableHeaders(scope=message)
                 for name, value in self.headers.items():
                     headers.setdefault(name, value)
-                # Answers are about one photo at one moment, and may be secret.
+                # Answers depend on the photo and the time, and may be confidential.
                 headers.setdefault("Cache-Control", "no-store")
             await send(message)
 
         if self.hosts and _host(scope) not in self.hosts:
-            refused = answer(421, "This service is not asked under that name; its operator can allow it.")
-            await refused(scope, receive, sending)
+            rejection = answer(421, "Unknown host name. The operator can allow it with --allow-host.")
+            await rejection(scope, receive, sending)
             return
         await self.app(scope, receive, sending)
 
 
 def _host(scope: Scope) -> str:
-    """The name in the Host header, without its port."""
-    found = (
-        next((value for name, value in scope["headers"] if name == b"host"), b"").decode("latin-1").lower()
-    )
-    if found.startswith("["):
-        return found[1:].partition("]")[0]
-    return found.rpartition(":")[0] if ":" in found else found
+    """Return the name in the Host header, without its port."""
+    host = next((value for name, value in scope["headers"] if name == b"host"), b"").decode("latin-1").lower()
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.rpartition(":")[0] if ":" in host else host
 
 
 BUSY_SECONDS = 1
-"""When to come back, where it is busy."""
+"""Seconds after which clients retry if the service is busy."""
 _PLAIN = {
-    404: "There is nothing at this address; see /openapi.json for those there are.",
-    405: "This address is not asked in that way; see /openapi.json.",
+    404: "Not found. See /openapi.json for all URLs.",
+    405: "Method not allowed. See /openapi.json.",
 }
 _PATH = re.compile(r"(?<![\w/])/(?:[^\s/:;,()'\"]+/)+[^\s/:;,()'\"]*")
 
 
 class ApiError(Exception):
-    """What a caller is told."""
+    """An error response."""
 
-    def __init__(self, status: int, sentence: str, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(sentence)
-        self.status, self.sentence, self.headers = status, sentence, dict(headers or {})
+    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
+        """Describe the response.
 
-
-def busy(sentence: str, status: int = 429) -> ApiError:
-    """Come back a little later."""
-    return ApiError(status, sentence, {"Retry-After": str(BUSY_SECONDS)})
-
-
-def told(error: KappaPlaceError, folders: Mapping[str, Path] | None = None) -> str:
-    """The sentence of an error, with maps by their names and without any other path."""
-    sentence = str(error)
-    for name, folder in (folders or {}).items():
-        sentence = sentence.replace(str(folder), name)
-    return _PATH.sub("…", sentence)
+        Args:
+            status: HTTP status.
+            message: Error message for the client.
+            headers: Additional headers.
+        """
+        super().__init__(message)
+        self.status, self.message, self.headers = status, message, dict(headers or {})
 
 
-def answer(status: int, sentence: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """An error on its way out; what it quotes of a request need not be text, JSON must be."""
-    clean = sentence.encode("utf-8", "replace").decode("utf-8")
-    return JSONResponse({"error": clean}, status, dict(headers or {}))
+def busy(message: str, status: int = 429) -> ApiError:
+    """Return an error with a time to retry."""
+    return ApiError(status, message, {"Retry-After": str(BUSY_SECONDS)})
+
+
+def public_message(error: KappaPlaceError, folders: Mapping[str, Path]) -> str:
+    """Return the error message with file paths replaced by map names."""
+    message = str(error)
+    for name, folder in folders.items():
+        message = message.replace(str(folder), name)
+    return _PATH.sub("…", message)
+
+
+def printable(text: str) -> str:
+    """Replace what is not valid text, as file names may contain it and JSON must not."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def answer(status: int, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """Build an error response.
+
+    Args:
+        status: HTTP status.
+        message: Error message, which may quote invalid text from the request.
+        headers: Additional headers.
+
+    Returns:
+        The response ``{"error": message}``.
+    """
+    return JSONResponse({"error": printable(message)}, status, dict(headers or {}))
 
 
 def add_handlers(app: FastAPI, folders: Mapping[str, Path]) -> None:
-    """Turn whatever is raised into one sentence."""
+    """Convert exceptions to error responses; ``folders`` are the maps by name."""
 
     @app.exception_handler(ApiError)
     async def api_error(request: Request, error: ApiError) -> JSONResponse:
-        return answer(error.status, error.sentence, error.headers)
+        return answer(error.status, error.message, error.headers)
 
     @app.exception_handler(StaleMap)
     async def stale(request: Request, error: StaleMap) -> JSONResponse:
-        return answer(
-            503, "The map is being replaced at this moment; ask again.", {"Retry-After": str(BUSY_SECONDS)}
-        )
+        return answer(503, "The map is being replaced. Try again.", {"Retry-After": str(BUSY_SECONDS)})
 
     @app.exception_handler(KappaPlaceError)
     async def bad_input(request: Request, error: KappaPlaceError) -> JSONResponse:
-        return answer(422, told(error, folders))
+        return answer(422, public_message(error, folders))
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> JSONResponse:
@@ -183,35 +199,43 @@ def add_handlers(app: FastAPI, folders: Mapping[str, Path]) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        return answer(422, invalid_sentence(error.errors()))
+        return answer(422, invalid_message(error.errors()))
 
 
-def invalid_sentence(errors: Any) -> str:
-    """The first thing that is wrong with some values, in words."""
+def invalid_message(errors: Sequence[Mapping[str, Any]]) -> str:
+    """Describe the first of the validation errors of pydantic."""
     first = errors[0]
-    where = ".".join(str(part) for part in first["loc"] if part not in ("query", "path", "body"))
-    said = str(first["msg"]).rstrip(".")
-    return f"{where or 'The request'}: {said[:1].lower()}{said[1:]}."[:300]
+    field = ".".join(str(part) for part in first["loc"] if part not in ("query", "path", "body"))
+    reason = str(first["msg"]).rstrip(".")
+    return f"{field or 'The request'}: {reason[:1].lower()}{reason[1:]}."[:300]
 
 
 log = logging.getLogger("kappaplace.serve")
 
 PROBES = ("/healthz", "/readyz")
-"""Always answered: a busy service is not a dead one, and shall not be restarted for it."""
+"""Paths that are always answered, because a busy service must not be restarted."""
 
 
 class TooLarge(Exception):
-    """The body has more bytes than are allowed."""
+    """The body of a request has too many bytes."""
 
 
 class TooSlow(Exception):
-    """The body did not arrive in time."""
+    """The body of a request did not arrive in time."""
 
 
 class Limits:
-    """Counts the bytes of a body as they come, and the seconds; what a header claims is not trusted."""
+    """Middleware that limits the bytes and seconds of a body while it arrives; headers are not trusted."""
 
     def __init__(self, app: ASGIApp, most: int, seconds: float, at_once: int) -> None:
+        """Wrap an application.
+
+        Args:
+            app: The application.
+            most: Largest body in bytes.
+            seconds: Time for a body to arrive.
+            at_once: Largest number of simultaneous requests.
+        """
         self.app, self.most, self.seconds, self.at_once = app, most, seconds, at_once
         self.running = 0
 
@@ -219,9 +243,9 @@ class Limits:
         if scope["type"] != "http" or scope["path"] in PROBES:
             await self.app(scope, receive, send)
             return
-        if self.running >= self.at_once:  # each may hold a body of the largest size
-            sentence = f"The service is busy with {self.running} requests; try again in a moment."
-            await answer(503, sentence, {"Retry-After": str(BUSY_SECONDS)})(scope, receive, send)
+        if self.running >= self.at_once:  # each may have a body of the largest size
+            message = f"The service is busy with {self.running} requests. Try again in a moment."
+            await answer(503, message, {"Retry-After": str(BUSY_SECONDS)})(scope, receive, send)
             return
         self.running += 1
         try:
@@ -230,51 +254,51 @@ class Limits:
             self.running -= 1
 
     async def _limited(self, scope: Scope, receive: Receive, send: Send) -> None:
-        claimed = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
-        if claimed.isdigit() and int(claimed) > self.most:
+        length = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+        if length.isdigit() and int(length) > self.most:
             await answer(413, self._too_large())(scope, receive, send)
             return
-        end, seen, complete, begun = time.monotonic() + self.seconds, 0, False, False
+        end, received, complete, started = time.monotonic() + self.seconds, 0, False, False
 
         async def receiving() -> Message:
-            nonlocal seen, complete
-            if complete:  # what follows is the client's leaving, which may take as long as it likes
+            nonlocal received, complete
+            if complete:  # only the disconnect of the client follows, at any time
                 return await receive()
             try:
                 message = await asyncio.wait_for(receive(), max(0.0, end - time.monotonic()))
             except asyncio.TimeoutError:
                 raise TooSlow from None
-            seen += len(message.get("body", b""))
+            received += len(message.get("body", b""))
             complete = not message.get("more_body", False)
-            if seen > self.most:
+            if received > self.most:
                 raise TooLarge
             return message
 
         async def sending(message: Message) -> None:
-            nonlocal begun
-            begun = True
+            nonlocal started
+            started = True
             await send(message)
 
         try:
             await self.app(scope, receiving, sending)
         except (TooLarge, TooSlow) as error:
-            if begun:
+            if started:
                 raise
             large = isinstance(error, TooLarge)
-            said = (413, self._too_large()) if large else (408, "The request took too long to arrive.")
-            # What is still on its way will not be read, so the connection cannot be used again.
-            await answer(*said, {"Connection": "close"})(scope, receive, send)
-        except ClientDisconnect:  # nobody hears it, but it is counted: not as an error of ours
-            await answer(400, "The request broke off.")(scope, receive, send)
-        except asyncio.CancelledError:  # only a shutdown that waits no longer does that
-            if not begun:
+            problem = (413, self._too_large()) if large else (408, "The request took too long to arrive.")
+            # The rest of the body is not read, so the connection cannot be used again.
+            await answer(*problem, {"Connection": "close"})(scope, receive, send)
+        except ClientDisconnect:  # nobody receives this answer, but it is counted as a client error
+            await answer(400, "The request was interrupted.")(scope, receive, send)
+        except asyncio.CancelledError:  # happens only if a shutdown does not wait any longer
+            if not started:
                 await answer(503, "The service is shutting down.")(scope, receive, send)
         except Exception:
             log.exception("%s %s failed", scope["method"], scope["path"])
-            if begun:
+            if started:
                 raise
-            sentence = "Something went wrong inside the service; its log says what."
-            await answer(500, sentence)(scope, receive, send)
+            message = "Internal error. The log of the service has the details."
+            await answer(500, message)(scope, receive, send)
 
     def _too_large(self) -> str:
-        return f"The request is larger than the {self.most:,} bytes that are accepted; send smaller images."
+        return f"The request is larger than {self.most:,} bytes. Send smaller images."

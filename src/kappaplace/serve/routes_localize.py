@@ -1,8 +1,6 @@
-"""Questions with images: where was this taken, and what does the model make of it?"""
+"""Routes that take images: localize them in a map, or embed them."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel
@@ -21,19 +19,28 @@ from kappaplace.serve.schemas import (
 )
 from kappaplace.serve.served_map import ASK, localization, map_named
 from kappaplace.serve.uploads import read_request
+from kappaplace.types import Json
 
 router = APIRouter(prefix="/v1", tags=["localize"], dependencies=[Depends(may_read)])
 
 
-def body_of(shape: type[BaseModel], *, single: bool) -> dict[str, Any]:
-    """What OpenAPI says of a body that comes as JSON, as a form, or as one bare image."""
+def body_of(shape: type[BaseModel], *, single: bool) -> dict[str, Json]:
+    """Describe a body for OpenAPI that can be JSON, a form, or one plain image.
+
+    Args:
+        shape: Schema of the JSON body.
+        single: Whether it contains exactly one image.
+
+    Returns:
+        Values for ``openapi_extra``.
+    """
     schema = shape.model_json_schema(by_alias=False)
     file = {"type": "string", "format": "binary"}
     key = "image" if single else "images"
     fields = {name: part for name, part in schema["properties"].items() if name != key}
     if "area" in fields:
-        fields["area"] = {"type": "string", "description": "x,y,radius in meters", "pattern": _THREE}
-    form = {
+        fields["area"] = {"type": "string", "description": "x,y,radius in metres", "pattern": _THREE}
+    form: dict[str, Json] = {
         "type": "object",
         "required": ["image"],
         "properties": {
@@ -41,7 +48,7 @@ def body_of(shape: type[BaseModel], *, single: bool) -> dict[str, Any]:
             **fields,
         },
     }
-    content: dict[str, Any] = {
+    content: dict[str, Json] = {
         "multipart/form-data": {"schema": form},
         "application/json": {"schema": schema, "example": BODIES[shape.__name__]},
     }
@@ -59,18 +66,18 @@ _THREE = rf"^{_NUMBER},{_NUMBER},\d{{1,9}}(\.\d{{1,6}})?$"
     response_model=LocalizationOut,
     responses=ASK | {200: {"content": {"application/json": {"example": ANSWER}}}},
     openapi_extra=body_of(LocalizeBody, single=True),
-    summary="Where was this image taken?",
+    summary="Localize an image",
 )
-async def localize(request: Request) -> Any:
-    """The best matches, how probable each is, and what to do with the answer.
+async def localize(request: Request) -> dict[str, Json]:
+    """Return the best matches, their probabilities, and a decision.
 
     `curl -F image=@query.jpg http://127.0.0.1:8000/v1/localize`
     """
     images, options = await read_request(request, LocalizeBody, single=True)
     served = map_named(request, options.map)
     _check_k(request, options)
-    found = await served.localize(images, options)
-    return localization(found[0], served)
+    answers = await served.localize(images, options)
+    return localization(answers[0], served)
 
 
 @router.post(
@@ -78,15 +85,15 @@ async def localize(request: Request) -> Any:
     response_model=BatchOut,
     responses=ASK,
     openapi_extra=body_of(BatchBody, single=False),
-    summary="Where were these images taken?",
+    summary="Localize several images",
 )
-async def localize_batch(request: Request) -> Any:
-    """Several images at once; the answers come in their order, all or none."""
+async def localize_batch(request: Request) -> dict[str, Json]:
+    """Return one answer per image, in their order; if one image is invalid, none is answered."""
     images, options = await read_request(request, BatchBody, single=False)
     served = map_named(request, options.map)
     _check_k(request, options)
-    found = await served.localize(images, options)
-    return {"answers": [localization(one, served) for one in found]}
+    answers = await served.localize(images, options)
+    return {"answers": [localization(answer, served) for answer in answers]}
 
 
 @router.post(
@@ -94,23 +101,23 @@ async def localize_batch(request: Request) -> Any:
     response_model=EmbeddingsOut,
     responses=ASK,
     openapi_extra=body_of(EmbedBody, single=False),
-    summary="Descriptors and κ of images",
+    summary="Embed images",
 )
-async def embed(request: Request) -> Any:
-    """What the map's model says of images, without looking for them in the map."""
+async def embed(request: Request) -> dict[str, Json]:
+    """Return the output of the map's model, without searching the map."""
     images, options = await read_request(request, EmbedBody, single=False)
     served = map_named(request, options.map)
-    made = await served.embed(images)
+    embeddings = await served.embed(images)
     return {
         "map": served.name,
         "model": served.map.manifest.model.fingerprint,
-        "dim": int(made.descriptor.shape[1]),
-        "descriptors": made.descriptor.tolist(),
-        "kappa": None if made.kappa is None else made.kappa.tolist(),
+        "dim": int(embeddings.descriptor.shape[1]),
+        "descriptors": embeddings.descriptor.tolist(),
+        "kappa": None if embeddings.kappa is None else embeddings.kappa.tolist(),
     }
 
 
 def _check_k(request: Request, options: Options) -> None:
     most = request.app.state.settings.max_k
     if options.k > most:
-        raise ApiError(422, f"k: at most {most} matches can be asked for, not {options.k}.")
+        raise ApiError(422, f"k must be at most {most}, got {options.k}.")

@@ -1,33 +1,36 @@
-"""What goes over the wire. What is unknown is null: a NaN is no JSON."""
+"""Requests and responses of the HTTP API. Unknown values are null, because JSON has no NaN."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, JsonValue
 
 from kappaplace.maps.options import LocalizeOptions, Order, area_of
+from kappaplace.types import Json
 
 FAR = 1e9
-"""Metres: no map reaches so far, and squares of what does overflow."""
+"""Largest coordinate in metres; larger ones are on no map, and their squares overflow."""
 Metres = Annotated[float, Field(ge=-FAR, le=FAR)]
-Risk = Annotated[float, Field(gt=0, lt=1, description="Share of errors allowed among accepted answers.")]
+Risk = Annotated[
+    float, Field(gt=0, lt=1, description="Largest fraction of incorrect answers among accepted ones.")
+]
 Area = Annotated[
     list[Metres],
-    Field(min_length=3, max_length=3, description="x, y, radius: metres of the map's frame."),
+    Field(min_length=3, max_length=3, description="x, y and radius in metres of the map's frame."),
 ]
-MapName = Annotated[str, Field(description="Which map; the first one unless stated.")]
-_IMAGE = "Base64 of a JPEG, PNG or WebP file (HEIC where the operator allows it); a data: address will do."
+MapName = Annotated[str, Field(description="Name of the map. Default: the first one.")]
+_IMAGE = "JPEG, PNG or WebP file (HEIC if the operator allows it) as base64 or as a data: URL."
 
 
 class Body(BaseModel):
-    """JSON that is sent: unknown keys are refused, so that a misspelt option is not silently ignored."""
+    """Base of requests: unknown keys are rejected, so that a misspelled option is not ignored."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 class Options(Body):
-    """How to localize."""
+    """Options for localizing."""
 
     k: int = Field(10, ge=1, le=2**31, description="Number of matches per query.")
     area: Area | None = Field(
@@ -41,37 +44,37 @@ class Options(Body):
         description="Number of top matches to re-rank by patch matching. Default: as at calibration.",
     )
     max_risk: Risk | None = Field(
-        None, description="Decide for this risk instead of the calibrated one; estimated, not proven."
+        None, description="Risk limit for decisions instead of the calibrated one; estimated, not guaranteed."
     )
     map: MapName | None = None
 
-    def asked(self) -> LocalizeOptions:
-        """Return what the map is asked for."""
+    def localize_options(self) -> LocalizeOptions:
+        """Return the options for the map."""
         area = None if self.area is None else area_of(self.area)
         return LocalizeOptions(self.k, area, self.order, rerank=self.rerank)
 
 
 class LocalizeBody(Options):
-    """One image."""
+    """One image to localize."""
 
     image: str = Field(description=_IMAGE, examples=["/9j/4AAQSkZJRg…"])
 
 
 class BatchBody(Options):
-    """Several images."""
+    """Several images to localize."""
 
     images: list[str] = Field(min_length=1, description=_IMAGE, examples=[["/9j/4AAQSkZJRg…"]])
 
 
 class EmbedBody(Body):
-    """Images to be embedded as the map's own are."""
+    """Images to embed like those of the map."""
 
     images: list[str] = Field(min_length=1, description=_IMAGE, examples=[["/9j/4AAQSkZJRg…"]])
     map: MapName | None = None
 
 
 class Placed(Body):
-    """Where an image to be appended was taken; without x and y its EXIF data tells, if it can."""
+    """Position of an image to append. Without x and y, the GPS position of its EXIF data is used, if any."""
 
     x: Metres | None = Field(None, description="Metres east in the map's frame.")
     y: Metres | None = Field(None, description="Metres north in the map's frame.")
@@ -80,24 +83,24 @@ class Placed(Body):
 
 
 class ReferenceBody(Placed):
-    """One image to be appended."""
+    """One image to append."""
 
     image: str = Field(description=_IMAGE)
     map: MapName | None = None
 
 
 class PoseOut(BaseModel):
-    """Where the query was taken."""
+    """Estimated position of the query."""
 
     x: float
     y: float
     heading: float | None
-    spread: float = Field(description="Metres.")
-    matches: int = Field(description="How many matches it was made of.")
+    spread: float = Field(description="Spread of the matches in metres.")
+    matches: int = Field(description="Number of matches it is based on.")
 
 
 class MatchOut(BaseModel):
-    """One reference that resembles the query."""
+    """One match of the query."""
 
     rank: int
     name: str
@@ -109,16 +112,16 @@ class MatchOut(BaseModel):
     kappa: float | None
     uncertainty: float | None
     probability: float | None
-    decision: str | None = Field(description="accept, doubtful, reject; null where it is unknown.")
-    reference: int = Field(description="Its number in this version of the map.")
-    thumbnail: str = Field(description="Address of a small picture of it.")
+    decision: str | None = Field(description="accept, doubtful or reject; null if unknown.")
+    reference: int = Field(description="Index of the reference in this version of the map.")
+    thumbnail: str = Field(description="URL of its thumbnail.")
 
 
 class LocalizationOut(BaseModel):
-    """The answer to one query; see the table in docs/maps.md."""
+    """The answer to one query; docs/maps.md explains the fields."""
 
     map: str
-    version: int = Field(description="Of the map that answered.")
+    version: int = Field(description="Version of the map.")
     query: str
     sentence: str
     kappa: float | None
@@ -127,8 +130,8 @@ class LocalizationOut(BaseModel):
     inside: float | None
     decision: str | None
     in_map: bool | None
-    max_risk: float | None = Field(description="The risk that was decided for; null without decisions.")
-    guaranteed: bool = Field(description="Whether that risk is promised.")
+    max_risk: float | None = Field(description="Risk limit of the decisions; null without decisions.")
+    guaranteed: bool = Field(description="Whether this risk limit is guaranteed.")
     pose: PoseOut | None
     matches: list[MatchOut]
     signals: dict[str, float | None]
@@ -138,38 +141,38 @@ class LocalizationOut(BaseModel):
 
 
 class BatchOut(BaseModel):
-    """Answers in the order of the images."""
+    """One answer per image, in input order."""
 
     answers: list[LocalizationOut]
 
 
 class EmbeddingsOut(BaseModel):
-    """Unit vectors and κ, in the order of the images."""
+    """Unit vectors and κ, in input order."""
 
     map: str
     model: str = Field(description="Fingerprint of the model.")
     dim: int
     descriptors: list[list[float]]
-    kappa: list[float] | None = Field(description="null from a model without κ.")
+    kappa: list[float] | None = Field(description="null if the model has no κ.")
 
 
 class MapsOut(BaseModel):
-    """All maps, and what the page needs to know of the service."""
+    """All maps, and the limits of the service."""
 
     maps: list[str]
     default: str
-    writable: bool = Field(description="Whether images can be appended, with the write token.")
+    writable: bool = Field(description="Whether images can be appended with the write token.")
     max_k: int
     max_batch: int
     max_body: int
     formats: list[str]
     tile_url: str | None
-    tile_attribution: str | None = Field(description="Whose the tiles are, as text.")
+    tile_attribution: str | None = Field(description="Attribution for the map tiles.")
     kappaplace: str
 
 
 class BoundsOut(BaseModel):
-    """The rectangle that holds all references with a position."""
+    """The rectangle around all references with a position."""
 
     x0: float
     y0: float
@@ -178,7 +181,7 @@ class BoundsOut(BaseModel):
 
 
 class MapOut(BaseModel):
-    """What a map is."""
+    """Description of a map."""
 
     name: str
     title: str
@@ -186,7 +189,9 @@ class MapOut(BaseModel):
     unposed: int
     dim: int
     kappa: bool
-    kappa_percentiles: list[float] | None = Field(description="p5, p50 and p95 of the references' κ.")
+    kappa_percentiles: list[float] | None = Field(
+        description="Percentiles 5, 50 and 95 of κ over the references."
+    )
     frame: str
     radius: float
     neighbourhood: str
@@ -194,15 +199,17 @@ class MapOut(BaseModel):
     thumbnails: bool
     model: str
     model_fingerprint: str
-    calibration: str | None = Field(description="What it was calibrated on, in words; null: it was not.")
-    borrowed: bool = Field(description="Whether the calibration came with the model, from other places.")
+    calibration: str | None = Field(description="Data of the calibration; null without a calibration.")
+    borrowed: bool = Field(
+        description="Whether the calibration was shipped with the model and fitted on other places."
+    )
     guaranteed: bool
     notes: list[str]
     version: int
 
 
 class ReferenceOut(BaseModel):
-    """One image of the map."""
+    """One reference of a map."""
 
     id: int
     name: str
@@ -214,36 +221,36 @@ class ReferenceOut(BaseModel):
     time: float | None
     kappa: float | None
     distinctiveness: float | None = Field(
-        description="Highest similarity to a reference of another place: high is ambiguous."
+        description="Highest similarity to a reference of another place; high values are ambiguous."
     )
     thumbnail: str
 
 
 class ReferencesOut(BaseModel):
-    """References of an area."""
+    """References of a map or of an area."""
 
     map: str
     version: int
-    total: int = Field(description="How many there are in the area.")
+    total: int = Field(description="Number of references in the area.")
     references: list[ReferenceOut] = Field(description="At most `limit` of them.")
 
 
 class AddedOut(BaseModel):
-    """What became of an image that was sent to be appended."""
+    """Result of appending an image."""
 
     map: str
     version: int
     name: str
     id: int
-    added: bool = Field(description="False: it was there already.")
+    added: bool = Field(description="false if the map already had this image.")
     references: int
 
 
 class BinOut(BaseModel):
-    """Queries of about one probability."""
+    """Queries with about the same probability."""
 
     probability: float
-    observed: float = Field(description="Share of them that was right.")
+    observed: float = Field(description="Fraction of them that is correct.")
     count: int
 
 
@@ -257,7 +264,7 @@ class CurveOut(BaseModel):
 
 
 class CalibrationOut(BaseModel):
-    """How sure the map is, and why one may believe it."""
+    """Calibration of a map."""
 
     map: str
     calibrated: bool
@@ -265,77 +272,81 @@ class CalibrationOut(BaseModel):
     origin: str | None
     guaranteed: bool
     fingerprint: str | None
-    promise: list[str] = Field(description="What is promised and on what terms, in sentences.")
+    promise: list[str] = Field(description="The guarantee and its conditions as text.")
     notes: list[str]
     max_risk: float | None
     confidence: float | None
     outside_rate: float | None
-    facts: dict[str, Any] | None = Field(description="How it was fitted.")
-    rule: dict[str, Any] | None
-    reliability: list[BinOut] | None = Field(description="null where the map keeps none.")
+    facts: dict[str, JsonValue] | None = Field(description="Facts about the fit.")
+    rule: dict[str, JsonValue] | None
+    reliability: list[BinOut] | None = Field(description="Reliability diagram; null if the map has none.")
     risk_coverage: list[CurveOut] | None = Field(
-        description="Expected from the calibrated probabilities, most certain first."
+        description="Expected from the calibrated probabilities, most confident first."
     )
     percentiles: dict[str, list[float]] | None = Field(
-        description="Percentiles 0 to 100 of each signal at calibration (fewer of few queries)."
+        description="Percentiles 0 to 100 of each signal at calibration (fewer for few queries)."
     )
 
 
 class RiskOut(BaseModel):
-    """What to expect when deciding for a risk; JSON has no infinity, so that becomes a string."""
+    """Expected results at a risk limit. Infinity is a string, because JSON has none."""
 
     map: str
     max_risk: float
     guaranteed: bool
-    on: str = Field(description="What the thresholds are on: uncertainty or probability.")
+    on: str = Field(description="Quantity that is compared with the thresholds: uncertainty or probability.")
     threshold: float | str = Field(
-        description="Accept an uncertainty not above, or a probability not below this."
+        description="Accept if the uncertainty is at most, or the probability at least, this value."
     )
     reject_at: float | str = Field(
-        description="Reject an uncertainty not below, or a probability not above this."
+        description="Reject if the uncertainty is at least, or the probability at most, this value."
     )
-    reject_risk: float | None = Field(description="Share of right answers allowed among rejected matches.")
-    coverage: float | None = Field(description="Share of queries to be accepted, expected.")
-    risk: float | None = Field(description="Share of errors among them, expected; null where none is.")
+    reject_risk: float | None = Field(
+        description="Largest fraction of correct answers among rejected matches."
+    )
+    coverage: float | None = Field(description="Expected fraction of accepted queries.")
+    risk: float | None = Field(
+        description="Expected fraction of incorrect answers among them; null if none is accepted."
+    )
 
 
 class DemoQueryOut(BaseModel):
-    """One image to try."""
+    """One sample image."""
 
     index: int
     name: str
-    image: str = Field(description="Its address.")
+    image: str = Field(description="URL of the image.")
 
 
 class DemoOut(BaseModel):
-    """Images that the operator offers for trying out."""
+    """Sample images of the operator."""
 
     queries: list[DemoQueryOut]
 
 
 class StateOut(BaseModel):
-    """Whether the service can answer."""
+    """State of the service."""
 
     status: str
 
 
 class ErrorOut(BaseModel):
-    """What went wrong, in one sentence."""
+    """An error message."""
 
     error: str
 
 
-# The smallest JPEG there is would do; this is its beginning, and people send their own anyway.
+# The beginning of a small JPEG.
 IMAGE = "/9j/4AAQSkZJRgABAQAAAQABAAD…"
 
-BODIES: dict[str, dict[str, Any]] = {
+BODIES: dict[str, dict[str, Json]] = {
     "LocalizeBody": {"image": IMAGE, "k": 5, "area": [550700.0, 4180050.0, 100.0], "max_risk": 0.05},
     "BatchBody": {"images": [IMAGE, IMAGE], "k": 5},
     "EmbedBody": {"images": [IMAGE]},
     "ReferenceBody": {"image": IMAGE, "x": 550690.0, "y": 4180005.0, "heading": 90.0},
 }
 
-ANSWER: dict[str, Any] = {
+ANSWER: dict[str, Json] = {
     "map": "town",
     "version": 7,
     "query": "query",

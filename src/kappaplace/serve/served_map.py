@@ -1,4 +1,4 @@
-"""One map that is served: queries in batches, appended images, and a fresh look when it has changed."""
+"""A served map: queries in batches, appended images, and a refresh after changes by other processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeAlias
+from urllib.parse import quote
 
 import numpy as np
 from fastapi import Depends, Query, Request
@@ -34,34 +35,41 @@ from kappaplace.serve.protect import ApiError, busy
 from kappaplace.serve.schemas import ErrorOut, Options, Placed
 from kappaplace.serve.settings import Settings
 from kappaplace.serve.uploads import prepared
-from kappaplace.types import Embeddings
+from kappaplace.types import Embeddings, Json
 
 log = logging.getLogger("kappaplace.serve")
 
 LOOK_SECONDS = 1.0
-"""How often to look whether somebody else has changed the map."""
+"""Seconds between checks for changes by other processes."""
 _WRITING = "is being written by"
-"""What `kappaplace.files` says of a map that another process holds."""
+"""Part of the message of `kappaplace.files.writing` for a map that another process is writing."""
 _SUFFIX = {"JPEG": ".jpg", "MPO": ".jpg", "PNG": ".png", "WEBP": ".webp", "HEIF": ".heic"}
 
 
+Responses: TypeAlias = dict[int | str, dict[str, Any]]
+"""Responses of a route by status, as FastAPI expects them."""
+
+
 @dataclass(frozen=True, eq=False)
-class Asking:
-    """One image on its way; without options it shall only be embedded."""
+class Job:
+    """One decoded image; without options it is only embedded."""
 
     image: Image.Image
     options: Options | None
 
 
-class Found(NamedTuple):
-    """An answer and the version of the map that gave it."""
+class Answer(NamedTuple):
+    """The result of one job."""
 
-    decided: Decided
+    embedding: Embeddings
+    decided: Decided | None
+    """The decided localization; None if the image was only embedded."""
     version: int
+    """Version of the map that answered."""
 
 
 class ServedMap:
-    """A map, its thread and its queue."""
+    """A map with its thread and its queue."""
 
     def __init__(
         self,
@@ -69,29 +77,38 @@ class ServedMap:
         place_map: PlaceMap,
         settings: Settings,
         decoders: ThreadPoolExecutor,
-        seen: Callable[[int], None] = lambda size: None,
+        report: Callable[[int], None] = lambda size: None,
     ) -> None:
+        """Prepare a map; `start` begins to work.
+
+        Args:
+            name: Name of the map in the API.
+            place_map: The map.
+            settings: Limits of the service.
+            decoders: Threads that decode images.
+            report: Function that receives the size of each batch.
+        """
         self.name, self.map, self.settings, self._decoders = name, place_map, settings, decoders
-        self.batcher: Batcher[Asking, Any] = Batcher(
+        self.batcher: Batcher[Job, Answer] = Batcher(
             self._work,
             batch_size=settings.batch_size,
             window=settings.window,
             room=settings.queue,
-            seen=seen,
+            report=report,
         )
         self.ready, self.failure = False, ""
-        # One append after the other, and not among the decoders: queries need those meanwhile.
+        # One append at a time, and not in the decoder threads, which queries need.
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="append")
         self._stamp = self._changed_at()
         self._watch: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to work; needs a running event loop."""
+        """Begin to work; requires a running event loop."""
         self.batcher.start()
         self._watch = asyncio.get_running_loop().create_task(self._watching())
 
     async def close(self) -> None:
-        """Finish what was taken, then stop."""
+        """Finish pending requests, then stop."""
         if self._watch is not None:
             self._watch.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -100,7 +117,7 @@ class ServedMap:
         self._writer.shutdown(wait=True)
 
     def warm(self) -> None:
-        """Load the model and open the search, so that the first client does not wait for it."""
+        """Load the model and the search engine, so that the first client does not wait."""
         if len(self.map):
             blank = Image.new("RGB", (64, 64), (128, 128, 128))
             self.map.localize_embeddings(self.map.embed([blank]), ["warm-up"], LocalizeOptions(k=1))
@@ -108,100 +125,102 @@ class ServedMap:
             assert self.map.model is not None
         self.ready = True
 
-    async def localize(self, images: Sequence[bytes], options: Options) -> list[Found]:
-        """Where images were taken."""
-        return await self._ask(images, options)
+    async def localize(self, images: Sequence[bytes], options: Options) -> list[Answer]:
+        """Localize encoded images; returns one answer per image."""
+        return await self._enqueue(images, options)
 
     async def embed(self, images: Sequence[bytes]) -> Embeddings:
-        """Descriptors and κ of images."""
-        made = await self._ask(images, None)
-        kappa = None if made[0].kappa is None else np.stack([one.kappa for one in made])
-        return Embeddings(np.stack([one.descriptor for one in made]), kappa)
+        """Compute descriptors and κ of encoded images."""
+        answers = await self._enqueue(images, None)
+        rows = [answer.embedding for answer in answers]
+        kappa = None if rows[0].kappa is None else np.stack([row.kappa for row in rows])
+        return Embeddings(np.stack([row.descriptor for row in rows]), kappa)
 
-    async def _ask(self, images: Sequence[bytes], options: Options | None) -> list[Any]:
-        loop, batcher = asyncio.get_running_loop(), self.batcher
-        with batcher.admit(len(images)):
+    async def _enqueue(self, images: Sequence[bytes], options: Options | None) -> list[Answer]:
+        with self.batcher.admit(len(images)):
             try:
-                return await asyncio.wait_for(self._answers(images, options, loop), self.settings.timeout)
+                return await asyncio.wait_for(self._answers(images, options), self.settings.timeout)
             except asyncio.TimeoutError:
-                raise busy("The service did not answer in time; try again later.", 503) from None
+                raise busy("The service did not answer in time. Try again later.", 503) from None
 
-    async def _answers(
-        self, images: Sequence[bytes], options: Options | None, loop: asyncio.AbstractEventLoop
-    ) -> list[Any]:
-        preprocessing = preprocessing_of(self.map.manifest.model)
+    async def _answers(self, images: Sequence[bytes], options: Options | None) -> list[Answer]:
+        loop, preprocessing = asyncio.get_running_loop(), self.preprocessing
         with self.batcher.arrival(len(images)):
-            made = await asyncio.gather(
+            decoded = await asyncio.gather(
                 *(
                     loop.run_in_executor(self._decoders, prepared, data, preprocessing, self.settings)
                     for data in images
                 ),
                 return_exceptions=True,
             )
-            for number, one in enumerate(made):
-                if isinstance(one, KappaPlaceError) and len(made) > 1:
-                    raise KappaPlaceError(f"Image {number}: {one}")
-                if isinstance(one, BaseException):
-                    raise one
-            jobs = [Asking(one, options) for one in made if isinstance(one, Image.Image)]
+            for number, image in enumerate(decoded):
+                if isinstance(image, KappaPlaceError) and len(decoded) > 1:
+                    raise KappaPlaceError(f"Image {number}: {image}")
+                if isinstance(image, BaseException):
+                    raise image
+            jobs = [Job(image, options) for image in decoded if isinstance(image, Image.Image)]
             futures = self.batcher.enqueue(jobs)
         return await self.batcher.answers(futures)
 
-    def _work(self, queries: list[Asking]) -> list[Any]:
-        """In the map's own thread."""
+    def _work(self, jobs: list[Job]) -> list[Answer]:
+        """Answer a batch, in the thread of the map."""
         start = time.perf_counter()
-        made = self._embedded([query.image for query in queries])
-        seconds = {"embed": (time.perf_counter() - start) / len(queries)}
-        answers: list[Any] = [None] * len(queries)
+        embeddings = self._embed([job.image for job in jobs])
+        seconds = {"embed": (time.perf_counter() - start) / len(jobs)}
+        version = self.map.manifest.version
+        answers = [Answer(embeddings.take(row), None, version) for row in range(len(jobs))]
         groups: dict[LocalizeOptions, list[int]] = {}
-        for row, query in enumerate(queries):
-            if query.options is None:
-                answers[row] = made.take(row)
-            else:
-                groups.setdefault(query.options.asked(), []).append(row)
-        for asked, rows in groups.items():
+        for row, job in enumerate(jobs):
+            if job.options is not None:
+                groups.setdefault(job.options.localize_options(), []).append(row)
+        for options, rows in groups.items():
             names = ["query"] * len(rows)
-            images = [queries[row].image for row in rows]  # for maps that compare matches cell by cell
-            found = self.map.localize_embeddings(
-                made.take(rows), names, asked, images=images, seconds=seconds
+            images = [jobs[row].image for row in rows]  # for maps with patch matching
+            localizations = self.map.localize_embeddings(
+                embeddings.take(rows), names, options, images=images, seconds=seconds
             )
-            for row, answer in zip(rows, found, strict=True):
-                options = queries[row].options
-                assert options is not None
-                answers[row] = self._decided(answer, options.max_risk)
+            version = self.map.manifest.version
+            for row, localization in zip(rows, localizations, strict=True):
+                request = jobs[row].options
+                max_risk = None if request is None else request.max_risk
+                answers[row] = Answer(embeddings.take(row), self._decide(localization, max_risk), version)
         return answers
 
-    def _embedded(self, images: list[Image.Image]) -> Embeddings:
-        """The images have their size already: only the numbers are still to be normalised."""
-        own = preprocessing_of(self.map.manifest.model)
-        ready = replace(own, size=None, mode="none", multiple=1)
+    def _embed(self, images: list[Image.Image]) -> Embeddings:
+        """Embed images that already have their final size; only their values are normalized here."""
+        values_only = replace(self.preprocessing, size=None, mode="none", multiple=1)
         return embed_images(
-            self.map.model, ready, images, batch_size=len(images), device=self.map.device, progress=False
+            self.map.model,
+            values_only,
+            images,
+            batch_size=len(images),
+            device=self.map.device,
+            progress=False,
         )
 
-    def _decided(self, answer: Localization, max_risk: float | None) -> Found:
-        judge = self.calibration if answer.calibration else None
-        return Found(decided(answer, judge, self.map.manifest.radius, max_risk), self.map.manifest.version)
+    def _decide(self, answer: Localization, max_risk: float | None) -> Decided:
+        calibration = self.calibration if answer.calibration else None
+        return decided(answer, calibration, self.map.manifest.radius, max_risk)
 
     @property
     def calibration(self) -> Calibration | None:
-        """The map's own, or the one that came with the model."""
+        """The calibration of the map, or the one shipped with its model."""
         return self.map.calibration or self.map.borrowed
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """How images are prepared for the map."""
+        """Preprocessing of images for the map."""
         return preprocessing_of(self.map.manifest.model)
 
     async def _watching(self) -> None:
-        """Whoever only looks at the map shall see what is new, too, so it does not wait for a query."""
+        """Check for changes regularly, so that clients that only read the map see them too."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            await loop.run_in_executor(self.batcher.pool, self.look)
+            await loop.run_in_executor(self.batcher.pool, self.refresh)
 
-    def look(self) -> None:
-        """See what was appended here or by others; in the map's own thread only."""
+    def refresh(self) -> None:
+        """Read changes by this or other processes; call it only in the thread of the map."""
         stamp = self._changed_at()
         if stamp == self._stamp:
             return
@@ -209,69 +228,69 @@ class ServedMap:
             if self.map.refresh():
                 log.info("The map %s is now at version %d", self.name, self.map.manifest.version)
             self._stamp = stamp
-        except Exception as error:  # half copied, or gone: what was read before still answers
-            log.warning("The map %s cannot be read anew: %s", self.name, error)
+        except Exception as error:  # copied partially, or deleted: the version in memory still answers
+            log.warning("The map %s cannot be re-read: %s", self.name, error)
 
     def _changed_at(self) -> tuple[int, int, int]:
         try:
-            found = (self.map.folder / MANIFEST).stat()
+            status = (self.map.folder / MANIFEST).stat()
         except OSError:
             return (0, 0, 0)
-        return found.st_mtime_ns, found.st_size, found.st_ino  # clocks tick in milliseconds
+        return status.st_mtime_ns, status.st_size, status.st_ino  # times have steps of milliseconds
 
     async def append(self, data: bytes, placed: Placed) -> tuple[str, bool]:
-        """Put an image into the map; its name there, and whether it is new."""
+        """Append an encoded image; returns its name in the map, and whether it is new."""
         loop = asyncio.get_running_loop()
         with self.batcher.admit(1):
             writing = loop.run_in_executor(self._writer, self._append, data, placed)
             try:
-                made = await asyncio.wait_for(writing, self.settings.timeout)
-                await loop.run_in_executor(self.batcher.pool, self.look)
+                result = await asyncio.wait_for(writing, self.settings.timeout)
+                await loop.run_in_executor(self.batcher.pool, self.refresh)
             except asyncio.TimeoutError:
-                sentence = "The image was not appended in time; send it again, which never makes it two."
-                raise busy(sentence, 503) from None
-        return made
+                message = "The image was not appended in time. Send it again; it is never added twice."
+                raise busy(message, 503) from None
+        return result
 
     def _append(self, data: bytes, placed: Placed) -> tuple[str, bool]:
-        """The file is named by its content, so nothing in the request decides where it lies."""
-        prepared(data, self.preprocessing, self.settings)  # refused before anything is written
+        """Write and add an image. The file is named by its content, never by the request."""
+        prepared(data, self.preprocessing, self.settings)  # rejects invalid images before anything is written
         if (placed.x is None) != (placed.y is None):
-            raise KappaPlaceError("A position needs both x and y.")
+            raise KappaPlaceError("A position needs both x and y. Pass both, or none.")
         name = hashlib.sha256(data).hexdigest()[:32] + _suffix(data, self.settings)
         file = make_folder(images_folder(self.map.folder)) / name
-        known = file.is_file()
-        if not known:
+        exists = file.is_file()
+        if not exists:
             replace_file(file, lambda part: part.write_bytes(data))
         try:
             report = self._add(file, placed)
         except BaseException as error:
-            if not known:  # what is not in the map need not be kept
+            if not exists:  # an image that is not in the map is not kept
                 file.unlink(missing_ok=True)
-            if _WRITING in str(error):  # that sentence names a process and a machine
-                raise busy("Another process is changing the map; try again later.", 409) from None
+            if _WRITING in str(error):  # that message contains a process and a host
+                raise busy("Another process is changing the map. Try again later.", 409) from None
             raise
         return PREFIX + name, report.added > 0
 
     def _add(self, file: Path, placed: Placed) -> Report:
-        """A pose that was stated counts, else that of the EXIF data, if there is one."""
-        images: Any = [file]
+        """Add an image with the requested pose; otherwise with the pose of its EXIF data, if any."""
+        images: list[Path] | PlaceImages = [file]
         if placed.x is not None and placed.y is not None:
             facts = {"heading": placed.heading, "timestamp": placed.time}
-            given = {key: [value] for key, value in facts.items() if value is not None}
+            columns = {key: [value] for key, value in facts.items() if value is not None}
             at = [[placed.x, placed.y]]
             frame = self.map.manifest.frame
-            images = PlaceImages.create([file.name], at, **given, root=file.parent, frame=frame)
-        made_by = (self.map.model, self.map.manifest.model.fingerprint)
+            images = PlaceImages.create([file.name], at, **columns, root=file.parent, frame=frame)
+        model = (self.map.model, self.map.manifest.model.fingerprint)
         options = AddOptions(prefix=PREFIX, on_error="stop", device=self.map.device or "")
-        return add_images(self.map.folder, images, *made_by, options)
+        return add_images(self.map.folder, images, *model, options)
 
 
 PREFIX = "appended/"
-"""Before the names of images that came over HTTP."""
+"""Prefix of the names of images that were appended over HTTP."""
 
 
 def images_folder(folder: Path) -> Path:
-    """Where appended images are kept: beside the map, as ``town.map.images``."""
+    """Return the folder of appended images, next to the map: ``town.map.images``."""
     folder = folder.absolute()
     return folder.with_name(f"{folder.name}.images")
 
@@ -281,25 +300,24 @@ def _suffix(data: bytes, settings: Settings) -> str:
         return _SUFFIX.get(image.format or "", ".jpg")
 
 
-_SAID = {
+_STATUS = {
     400: "The request cannot be read.",
-    401: "A token is asked for, or it is the wrong one.",
-    403: "This service does not do that.",
-    404: "There is no such map, reference or query.",
-    405: "This address is not asked in that way.",
+    401: "The token is missing or invalid.",
+    403: "This service is read-only.",
+    404: "Unknown map, reference or query.",
     408: "The request took too long to arrive.",
     409: "Another process is changing the map.",
-    413: "Too large, or too many images.",
-    415: "Not a content type that is read here.",
-    422: "The image or an option is not usable; the sentence says why.",
-    429: "The queue is full; come back after `Retry-After` seconds.",
-    503: "Not ready, or it took too long; come back after `Retry-After` seconds.",
+    413: "The request is too large, or has too many images.",
+    415: "Unsupported content type.",
+    422: "The image or an option is invalid; the message has the reason.",
+    429: "The queue is full. Retry after `Retry-After` seconds.",
+    503: "Not ready, or too slow. Retry after `Retry-After` seconds.",
 }
 
 
-def errors(*codes: int) -> dict[int | str, dict[str, Any]]:
-    """Errors of a route for OpenAPI."""
-    return {code: {"model": ErrorOut, "description": _SAID[code]} for code in codes}
+def errors(*codes: int) -> Responses:
+    """Describe the errors of a route for OpenAPI."""
+    return {code: {"model": ErrorOut, "description": _STATUS[code]} for code in codes}
 
 
 READ = errors(401, 404, 422, 503)
@@ -307,43 +325,42 @@ ASK = errors(400, 401, 404, 408, 413, 415, 422, 429, 503)
 
 
 def map_named(request: Request, name: str | None) -> ServedMap:
-    """The map of this name, or the first one."""
+    """Return the map with this name, or the first one."""
     served: dict[str, ServedMap] = request.app.state.served
     if name is None or name == "":
         return next(iter(served.values()))
     if name not in served:
-        raise ApiError(404, f"There is no map {name[:80]!r} here; there are: {', '.join(served)}.")
+        raise ApiError(404, f"Unknown map {name[:80]!r}. Choose from: {', '.join(served)}.")
     return served[name]
 
 
-def _asked(
+def _requested(
     request: Request,
-    map: Annotated[str | None, Query(description="Which map; the first one unless stated.")] = None,
+    map: Annotated[str | None, Query(description="Name of the map. Default: the first one.")] = None,
 ) -> ServedMap:
     return map_named(request, map)
 
 
-Asked = Annotated[ServedMap, Depends(_asked)]
+MapParameter = Annotated[ServedMap, Depends(_requested)]
 
 
-def localization(found: Found, served: ServedMap) -> dict[str, Any]:
-    """One answer, as `LocalizationOut` describes it."""
-    decided = found.decided
-    values = decided.answer.to_dict()
+def localization(answer: Answer, served: ServedMap) -> dict[str, Json]:
+    """Return an answer with a localization as `LocalizationOut`."""
+    result = answer.decided
+    assert result is not None  # every job with options is decided
+    values = result.answer.to_dict()
     for match in values["matches"]:
         del match["image"]
-        match["thumbnail"] = thumbnail_address(served, match["reference"])
+        match["thumbnail"] = thumbnail_url(served, match["reference"])
     return {
         "map": served.name,
-        "version": found.version,
-        "max_risk": decided.max_risk,
-        "guaranteed": decided.guaranteed,
+        "version": answer.version,
+        "max_risk": result.max_risk,
+        "guaranteed": result.guaranteed,
         **values,
     }
 
 
-def thumbnail_address(served: ServedMap, reference: int) -> str:
-    """Where the small picture of a reference is found."""
-    from urllib.parse import quote
-
+def thumbnail_url(served: ServedMap, reference: int) -> str:
+    """Return the URL of the thumbnail of a reference."""
     return f"/v1/references/{reference}/thumbnail?map={quote(served.name, safe='')}"

@@ -1,4 +1,4 @@
-"""What a service allows; every limit has a default that suits one machine."""
+"""Limits and tokens of a service; the defaults suit a single machine."""
 
 from __future__ import annotations
 
@@ -11,115 +11,126 @@ from kappaplace.data.images import HEIF
 from kappaplace.errors import KappaPlaceError
 
 FORMATS = ("JPEG", "PNG", "WEBP")
-"""Decoded by default: what cameras and browsers send, by decoders that are fuzzed for browsers too."""
+"""Formats of cameras and browsers; their decoders are also fuzzed for browsers."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
+KINDS = ("read", "write")
+"""Kinds of tokens."""
 FEWEST_LETTERS = 16
-"""A token that can be guessed is none."""
+"""Shortest token, so that it cannot be guessed."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Limits and secrets of a service."""
+    """Limits and tokens of a service."""
 
     read_token: str = ""
-    """Asked of every call to the API; empty: nobody is asked."""
+    """Token for all API calls. Default: no token is required."""
     write_token: str = ""
-    """Asked of calls that append, and good for all others; empty: nobody may append."""
+    """Token for appending images; also accepted for all other calls. Default: appending is disabled."""
     max_body: int = 16 << 20
-    """Bytes of a request."""
+    """Largest request in bytes."""
     max_pixels: int = 50_000_000
-    """Of an image, before it is decoded; the largest phone cameras have as many."""
+    """Largest image in pixels, checked before decoding; as many as the largest phone cameras."""
     max_batch: int = 32
-    """Images of one request."""
+    """Largest number of images per request."""
     max_k: int = 100
-    """Matches of one query."""
+    """Largest number of matches per query."""
     timeout: float = 30.0
-    """Seconds for a request to arrive, and again to be answered."""
+    """Seconds for a request to arrive, and again for its answer."""
     batch_size: int = 32
-    """Images embedded together, whoever sent them."""
+    """Number of images to embed at once, from all clients."""
     window: float = 0.004
-    """Seconds that a batch waits for images that are being decoded."""
+    """Seconds that a batch waits for images that are being decoded, at most 1."""
     queue: int = 128
-    """Images taken but not answered; what comes beyond is told to come back."""
+    """Largest number of pending images; further requests are rejected with a time to retry."""
     heic: bool = False
-    """Decode HEIC as well: its decoder is far less tested against hostile files."""
+    """Also decode HEIC. Its decoder is much less tested against malicious files."""
     hosts: tuple[str, ...] = ()
-    """Names under which it may be asked, against DNS rebinding; empty: any."""
+    """Accepted host names, against DNS rebinding. Default: any."""
     origins: tuple[str, ...] = ()
-    """Pages of other sites that may ask (CORS); none by default."""
+    """Origins of other sites whose pages may call the service (CORS)."""
     tile_url: str = ""
-    """Tiles behind the drawing of the map, ``https://…/{z}/{x}/{y}.png``; the page asks no other host."""
+    """URL of map tiles, ``https://…/{z}/{x}/{y}.png``. The page calls no other host."""
     tile_attribution: str = ""
-    """Whose the tiles are, shown under the map; addresses in it become links."""
+    """Attribution for the map tiles, shown below the map; URLs in it become links."""
     demo_queries: Path | None = None
-    """Folder of images that the page offers for trying out."""
+    """Folder of sample images that the page offers."""
 
     def __post_init__(self) -> None:
-        whole = ("max_body", "max_pixels", "max_batch", "max_k", "batch_size", "queue")
-        for name in whole:
+        for name in ("max_body", "max_pixels", "max_batch", "max_k", "batch_size", "queue"):
             if getattr(self, name) < 1:
-                raise KappaPlaceError(f"{name} of a service must be at least 1, not {getattr(self, name)}.")
-        if not self.timeout > 0 or not 0 <= self.window <= 1:
-            raise KappaPlaceError(
-                f"A service needs a timeout above 0 s and a window of 0 to 1 s, not {self.timeout:g} and "
-                f"{self.window:g}."
-            )
-        for what in ("read", "write"):
-            token = getattr(self, f"{what}_token")
+                raise KappaPlaceError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        if not self.timeout > 0:
+            raise KappaPlaceError(f"timeout must be above 0 seconds, got {self.timeout:g}.")
+        if not 0 <= self.window <= 1:
+            raise KappaPlaceError(f"window must be between 0 and 1 seconds, got {self.window:g}.")
+        for kind in KINDS:
+            token = getattr(self, f"{kind}_token")
             if token and (len(token) < FEWEST_LETTERS or not token.isascii() or token.split() != [token]):
                 raise KappaPlaceError(
-                    f"The {what} token needs at least {FEWEST_LETTERS} letters, ASCII and without spaces; "
-                    "make one with `openssl rand -hex 24`."
+                    f"The {kind} token needs at least {FEWEST_LETTERS} ASCII characters without spaces. "
+                    "Create one with `openssl rand -hex 24`."
                 )
         if self.read_token and self.read_token == self.write_token:
-            raise KappaPlaceError("The read and the write token are the same; readers could then write.")
+            raise KappaPlaceError(
+                "The read token and the write token must differ. Otherwise readers could write."
+            )
         if self.max_batch > self.queue:
             raise KappaPlaceError(
-                f"A request of {self.max_batch} images never fits a queue of {self.queue}; raise --queue."
+                f"max_batch must be at most queue, got {self.max_batch} and {self.queue}. Pass a larger "
+                "--queue."
             )
         if self.tile_attribution and not self.tile_url:
-            raise KappaPlaceError("There are no tiles to attribute; give --tile-url with --tile-attribution.")
+            raise KappaPlaceError("--tile-attribution needs --tile-url. Pass both, or omit the attribution.")
         if self.tile_url and not self.tile_host:
             raise KappaPlaceError(
-                f"The tiles' address must be like https://host/{{z}}/{{x}}/{{y}}.png, not {self.tile_url!r}."
+                f"tile_url must look like https://host/{{z}}/{{x}}/{{y}}.png, got {self.tile_url!r}."
             )
 
     @property
     def max_requests(self) -> int:
-        """Requests at once: those of a full queue, and as many to be told so or to look at the map."""
+        """Largest number of simultaneous requests: a full queue, and as many that are rejected."""
         return 2 * self.queue + 64
 
     @property
     def formats(self) -> tuple[str, ...]:
-        """Image formats that are decoded, by Pillow's names."""
+        """Accepted image formats, by their names in Pillow."""
         return (*FORMATS, HEIF) if self.heic else FORMATS
 
     @property
     def tile_host(self) -> str:
-        """Scheme and host of the tiles, for the page's content security policy; empty without."""
+        """Scheme and host of the tiles, for the content security policy; empty without tiles."""
         parts = urlsplit(self.tile_url)
-        named = all(mark in self.tile_url for mark in ("{z}", "{x}", "{y}"))
-        # The host goes into a header: nothing that could end the directive.
+        template = all(mark in self.tile_url for mark in ("{z}", "{x}", "{y}"))
+        # The host is written into a header, so it must not contain anything that ends the directive.
         clean = bool(parts.netloc) and not set(parts.netloc) & set(" ;,'\"\\\r\n")
-        return (
-            f"{parts.scheme}://{parts.netloc}"
-            if parts.scheme in ("http", "https") and named and clean
-            else ""
-        )
-
-
-KINDS = ("read", "write")
+        if parts.scheme not in ("http", "https") or not template or not clean:
+            return ""
+        return f"{parts.scheme}://{parts.netloc}"
 
 
 def read_tokens(
     file: Path | None, read_variable: str, write_variable: str, environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """``read_token`` and ``write_token``, empty where there is none; the file wins."""
-    found = {
+    """Read the tokens of a service from a file and from the environment; the file has priority.
+
+    Args:
+        file: File with lines ``read TOKEN`` or ``write TOKEN``.
+        read_variable: Environment variable of the read token.
+        write_variable: Environment variable of the write token.
+        environment: Environment variables.
+
+    Returns:
+        ``read_token`` and ``write_token``; empty if missing.
+
+    Raises:
+        KappaPlaceError: If the file cannot be read.
+    """
+    tokens = {
         "read_token": environment.get(read_variable, ""),
         "write_token": environment.get(write_variable, ""),
     }
-    return found if file is None else found | _from_file(file)
+    return tokens if file is None else tokens | _from_file(file)
 
 
 def _from_file(file: Path) -> dict[str, str]:
@@ -128,14 +139,14 @@ def _from_file(file: Path) -> dict[str, str]:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise KappaPlaceError(f"The token file {file} cannot be read: {reason}.") from None
-    found = {}
+    tokens = {}
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         words = line.split()
-        if len(words) != 2 or words[0] not in KINDS:  # the line itself is secret, so it is not shown
-            raise KappaPlaceError(f"Line {number} of {file} is not `read TOKEN` or `write TOKEN`.")
-        found[f"{words[0]}_token"] = words[1]
-    if not found:
-        raise KappaPlaceError(f"The token file {file} holds no token; write `read TOKEN` into it.")
-    return found
+        if len(words) != 2 or words[0] not in KINDS:  # the line may contain a secret, so it is not shown
+            raise KappaPlaceError(f"Line {number} of {file} must be `read TOKEN` or `write TOKEN`.")
+        tokens[f"{words[0]}_token"] = words[1]
+    if not tokens:
+        raise KappaPlaceError(f"The token file {file} contains no token. Write a line `read TOKEN`.")
+    return tokens

@@ -1,6 +1,7 @@
-"""Images and options out of a request: a form with files, JSON with base64, or the bare bytes of one image.
+"""Read images and options from a request: a form with files, JSON with base64, or the plain bytes of one
+image.
 
-Everything stays in memory: names of files are not looked at, and nothing is written to a disk.
+Everything stays in memory: file names are ignored, and nothing is written to disk.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import base64
 import binascii
 import json
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fastapi import Request
 from PIL import Image
@@ -18,8 +19,9 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from kappaplace.data.images import Preprocessing, decode
-from kappaplace.serve.protect import ApiError, invalid_sentence
+from kappaplace.serve.protect import ApiError, invalid_message
 from kappaplace.serve.settings import Settings
+from kappaplace.types import Json
 
 Model = TypeVar("Model", bound=BaseModel)
 MOST_FIELDS = 20
@@ -28,13 +30,25 @@ _FILES = ("image", "images")
 
 
 class _InMemory(MultiPartParser):
-    spool_max_size = 0  # never moved to a temporary file; `Limits` has bounded the body already
+    spool_max_size = 0  # never moved to a temporary file; `Limits` bounds the body
 
 
 async def read_request(request: Request, shape: type[Model], *, single: bool) -> tuple[list[bytes], Model]:
-    """The images of a request, and its options; a value in the body wins over one in the address."""
+    """Read the images and options of a request; values in the body override those in the URL.
+
+    Args:
+        request: The request.
+        shape: Schema of the options.
+        single: Whether exactly one image is expected.
+
+    Returns:
+        Encoded images, and the validated options.
+
+    Raises:
+        ApiError: If the request cannot be read or has a wrong number of images.
+    """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    values: dict[str, Any] = dict(request.query_params)
+    values: dict[str, Json] = dict(request.query_params)
     if kind == "multipart/form-data":
         images, fields = await _form(request)
         values |= fields
@@ -45,31 +59,32 @@ async def read_request(request: Request, shape: type[Model], *, single: bool) ->
         images = [await request.body()]
     else:
         raise ApiError(
-            415, "Send images as multipart/form-data, as base64 in application/json, or as the bare file."
+            415, "Send images as multipart/form-data, as base64 in application/json, or as the plain file."
         )
     settings: Settings = request.app.state.settings
     if not images or not all(images):
-        raise ApiError(422, "There is no image in the request; send one under the name `image`.")
+        raise ApiError(422, "There is no image in the request. Send one as the field `image`.")
     if len(images) > (1 if single else settings.max_batch):
         most = "one image" if single else f"{settings.max_batch} images"
-        raise ApiError(413, f"A request may hold {most}, not {len(images)}.")
+        raise ApiError(413, f"A request can contain {most}, got {len(images)}.")
     return images, _checked(shape, values, images, single)
 
 
-def _checked(shape: type[Model], values: Mapping[str, Any], images: list[bytes], single: bool) -> Model:
-    """Options as the schema wants them; of the images only that they are there."""
+def _checked(shape: type[Model], values: Mapping[str, Json], images: list[bytes], single: bool) -> Model:
+    """Validate options by their schema; images are only counted."""
     parts = dict(values)
     for name in {"area", "near"} & parts.keys():
-        if isinstance(parts[name], str):
-            parts[name] = parts[name].split(",")
+        text = parts[name]
+        if isinstance(text, str):
+            parts[name] = text.split(",")
     parts |= {"image": ""} if single else {"images": [""] * len(images)}
     try:
         return shape.model_validate(parts)
     except ValidationError as error:
-        raise ApiError(422, invalid_sentence(error.errors())) from None
+        raise ApiError(422, invalid_message(error.errors())) from None
 
 
-async def _form(request: Request) -> tuple[list[bytes], dict[str, str]]:
+async def _form(request: Request) -> tuple[list[bytes], dict[str, Json]]:
     most = request.app.state.settings.max_batch
     try:
         parser = _InMemory(
@@ -81,14 +96,15 @@ async def _form(request: Request) -> tuple[list[bytes], dict[str, str]]:
         )
         form = await parser.parse()
     except (MultiPartException, KeyError, ValueError, LookupError) as error:
-        said = getattr(error, "message", "") or "its parts cannot be told apart"
-        raise ApiError(400, f"The form cannot be read: {str(said).rstrip('.')}.") from None
-    images, fields = [], {}
+        reason = getattr(error, "message", "") or "its parts cannot be separated"
+        raise ApiError(400, f"The form cannot be read: {str(reason).rstrip('.')}.") from None
+    images: list[bytes] = []
+    fields: dict[str, Json] = {}
     try:
         for name, value in form.multi_items():
             if isinstance(value, UploadFile):
                 if name not in _FILES:
-                    raise ApiError(422, f"Files are sent under the name `image`, not `{name[:40]}`.")
+                    raise ApiError(422, f"Files must be sent as the field `image`, got `{name[:40]}`.")
                 images.append(await value.read())
             else:
                 fields[name] = value
@@ -97,7 +113,7 @@ async def _form(request: Request) -> tuple[list[bytes], dict[str, str]]:
     return images, fields
 
 
-def _json(body: bytes, single: bool) -> tuple[list[bytes], dict[str, Any]]:
+def _json(body: bytes, single: bool) -> tuple[list[bytes], dict[str, Json]]:
     try:
         values = json.loads(body)
     except (ValueError, RecursionError):
@@ -105,12 +121,12 @@ def _json(body: bytes, single: bool) -> tuple[list[bytes], dict[str, Any]]:
     if not isinstance(values, dict):
         raise ApiError(422, "The body must be a JSON object.")
     key = "image" if single else "images"
-    given = values.pop(key, None)
-    if given is None:
+    content = values.pop(key, None)
+    if content is None:
         return [], values
-    texts = [given] if single else given
+    texts = [content] if single else content
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise ApiError(422, f"{key}: base64 as a string is expected{'' if single else ', in a list'}.")
+        raise ApiError(422, f"{key}: expected {'base64 text' if single else 'a list of base64 texts'}.")
     return [_from_base64(text) for text in texts], values
 
 
@@ -120,13 +136,25 @@ def _from_base64(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise ApiError(422, "An image is not valid base64; encode the bytes of the file.") from None
+        raise ApiError(422, "An image is not valid base64. Encode the bytes of the file.") from None
 
 
 def prepared(data: bytes, preprocessing: Preprocessing, settings: Settings) -> Image.Image:
-    """The image as `Preprocessing` makes it of a file; only this small copy waits for its turn."""
+    """Decode and preprocess an image like a file; only this small copy waits in the queue.
+
+    Args:
+        data: The encoded image.
+        preprocessing: Preprocessing of the model.
+        settings: Limits of the service.
+
+    Returns:
+        The image at the size of the model.
+
+    Raises:
+        KappaPlaceError: If the image cannot be read or is too large.
+    """
     size = preprocessing.size
     target = (size, size) if isinstance(size, int) else size
-    # The same reduction while decoding as a file gets: an answer shall not depend on the way it was asked.
-    picture = decode(data, max_pixels=settings.max_pixels, target=target, formats=settings.formats)
-    return preprocessing.image(picture)
+    # The same reduction while decoding as for a file, so that both get the same answer.
+    image = decode(data, max_pixels=settings.max_pixels, target=target, formats=settings.formats)
+    return preprocessing.image(image)

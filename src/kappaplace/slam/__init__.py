@@ -1,8 +1,7 @@
-"""Loop closures with a probability, pose graphs that take them in, and filters over sequences.
+"""Loop closing for robots: closures with a probability, pose graphs and localization along a route.
 
-`loop_closer` proposes and decides, `pose_graph` optimises (GTSAM, extra ``slam``), `sequence` follows a
-route through a map that is there already; `city_drive` and `city_descriptors` are drives whose truth is
-known.
+`LoopCloser` proposes closures and decides which ones to accept. `pose_graph` optimizes the trajectory (GTSAM,
+extra ``slam``). `sequence` localizes a camera along the route of an existing map.
 """
 
 from kappaplace.slam.loop_closer import ClosingSettings, LoopCloser

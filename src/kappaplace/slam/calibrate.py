@@ -1,4 +1,4 @@
-"""Learn what a closure's scores are worth from drives whose true poses are known."""
+"""Calibrate closures on drives with known poses."""
 
 from __future__ import annotations
 
@@ -23,31 +23,34 @@ from kappaplace.slam.types import Closure, Frame
 WITH_KAPPA = ("cosine", "margin", "aliasing", "z-score", "inverse-kappa")
 WITHOUT_KAPPA = WITH_KAPPA[:-1]
 THIN = 10.0
-"""Metres between examples: neighbouring frames fail together, and a promise counts independent ones."""
+"""Metres between examples: neighbouring frames fail together, and a guarantee counts independent examples."""
 
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Proposals of one drive with outcomes."""
+    """Proposals of one drive with their outcomes."""
 
     scores: tuple[str, ...]
+    """Names of the columns of ``features``."""
     features: NDArray[np.float64]
+    """Scores of each proposal, N×F."""
     right: NDArray[np.bool_]
-    """Whether the proposal shows the place of its frame."""
+    """Whether the proposal shows the same place as its frame."""
     outside: NDArray[np.bool_]
-    """Whether no frame that could have been proposed does."""
+    """Whether no frame that could be proposed shows the same place."""
     support: NDArray[np.int64]
-    """How many of the last proposals agreed."""
-    way: NDArray[np.float64]
-    """Metres travelled up to each."""
+    """Number of recent proposals that agreed."""
+    distance: NDArray[np.float64]
+    """Distance travelled up to each proposal, in metres."""
     closures: tuple[Closure, ...]
-    verify: int = 0
-    """How many matches were compared cell by cell."""
+    """The proposals."""
+    rerank: int = 0
+    """Number of matches re-ranked by patch matching."""
 
 
-def scores_for(kappa: bool, verify: int) -> tuple[str, ...]:
-    """What is learnt from: as much as there is."""
-    return (*(WITH_KAPPA if kappa else WITHOUT_KAPPA), *(PATCH_SIGNALS if verify else ()))
+def scores_for(kappa: bool, rerank: int) -> tuple[str, ...]:
+    """Return the names of all scores that can be computed with or without κ and patch matching."""
+    return (*(WITH_KAPPA if kappa else WITHOUT_KAPPA), *(PATCH_SIGNALS if rerank else ()))
 
 
 def collect(
@@ -58,38 +61,51 @@ def collect(
     scores: Sequence[str] = WITH_KAPPA,
     patch_maps: PatchMaps | None = None,
 ) -> Examples:
-    """Drive once and note what was proposed; ``same_place`` says of all pairs of frames whether they show
-    one.
+    """Run a `LoopCloser` over a drive and record its proposals with their outcomes.
 
-    With a calibration loops are closed on the way, as in use: then what is near is known better.
-    ``patch_maps`` are for settings that compare cells.
+    Args:
+        frames: All frames of the drive.
+        same_place: Which pairs of frames show the same place, N×N (`evaluation.same_place`).
+        settings: Conditions for closing a loop.
+        calibration: Also close loops during the drive, as in production, which improves estimated positions.
+        scores: Names of the scores to record.
+        patch_maps: Patch features of images, for settings with patch matching.
+
+    Returns:
+        One example per proposal.
+
+    Raises:
+        KappaPlaceError: If the drive is too short, or ``same_place`` has another size.
     """
     closer = LoopCloser(calibration, settings, scores=tuple(scores), patch_maps=patch_maps)
     for frame in frames:
         closer.add(frame)
     if not closer.closures:
-        raise KappaPlaceError(f"A drive of {len(closer.map)} frames is too short for any closure.")
+        raise KappaPlaceError(
+            f"A drive of {len(closer.map)} frames is too short to propose closures. Use a longer drive."
+        )
     if same_place.shape != (len(closer.map),) * 2:
         raise KappaPlaceError(
-            f"{len(closer.map)} frames need a square of as many marks, got the shape {same_place.shape}."
+            f"same_place must be a square of {len(closer.map)} rows, one per frame, got shape "
+            f"{same_place.shape}."
         )
     return examples_of(closer, same_place)
 
 
 def examples_of(closer: LoopCloser, same_place: NDArray[np.bool_]) -> Examples:
-    """The proposals of a closer that has driven already, with outcomes."""
+    """Return the proposals of a finished drive with their outcomes."""
     query = np.array([closure.query for closure in closer.closures])
     match = np.array([closure.match for closure in closer.closures])
-    known = [bool(same_place[q, : closer.askable(q)].any()) for q in query.tolist()]
+    possible = [bool(same_place[q, : closer.candidate_count(q)].any()) for q in query.tolist()]
     return Examples(
         closer.scores,
         np.stack(closer.features) if closer.features else np.empty((len(query), 0)),
         same_place[query, match],
-        ~np.array(known, bool),
+        ~np.array(possible, bool),
         np.array([closure.support for closure in closer.closures]),
-        closer.map.way[query],
+        closer.map.distance[query],
         tuple(closer.closures),
-        closer.verify,
+        closer.rerank,
     )
 
 
@@ -101,59 +117,86 @@ def fit_closures(
     thin: float = THIN,
     seed: int = 0,
 ) -> Calibration:
-    """A calibration from all drives, of one frame every ``thin`` metres that enough others agree with.
+    """Fit a calibration on proposals that enough other proposals support.
 
-    What is learnt is the probability *given* the agreement, as it is asked for in use. What odometry says is
-    no part of it: the closer adds that by itself.
+    The result is the probability *given* this support, as it is used later. Odometry is not included, because
+    `LoopCloser` adds it on its own.
 
-    ``max_risk`` asks for a proven rule as well (`ClosingSettings.max_risk=None` uses it), or refuses.
+    Args:
+        drives: Examples of one or more drives with the same scores.
+        max_risk: Also fit a rule with a guaranteed risk (used by ``ClosingSettings(max_risk=None)``).
+        least_support: Minimum number of supporting proposals.
+        thin: Distance between examples in metres.
+        seed: Random seed for the data split.
+
+    Returns:
+        The calibration.
+
+    Raises:
+        KappaPlaceError: If drives are missing or differ, or there are too few examples.
     """
-    if not drives or len({(drive.scores, drive.verify) for drive in drives}) != 1:
-        raise KappaPlaceError("Calibrating closures needs drives with the same scores, one or more.")
-    rows = [_thinned(drive, least_support, thin) for drive in drives]
-    features = np.concatenate([drive.features[kept] for drive, kept in zip(drives, rows, strict=True)])
-    right = np.concatenate([drive.right[kept] for drive, kept in zip(drives, rows, strict=True)])
-    outside = np.concatenate([drive.outside[kept] for drive, kept in zip(drives, rows, strict=True)])
+    if not drives or len({(drive.scores, drive.rerank) for drive in drives}) != 1:
+        raise KappaPlaceError(
+            "Calibration needs one or more drives with the same scores. Collect all drives with the same "
+            "settings."
+        )
+    rows = [_thin(drive, least_support, thin) for drive in drives]
+    features, correct, outside = (
+        np.concatenate([getattr(drive, name)[kept] for drive, kept in zip(drives, rows, strict=True)])
+        for name in ("features", "right", "outside")
+    )
     origin = f"closures of {len(drives)} drives with known poses, one every {thin:g} m"
     examples = fit.Examples(
-        features, right, drives[0].scores, outside=outside, facts={"origin": origin}, rerank=drives[0].verify
+        features,
+        correct,
+        drives[0].scores,
+        outside=outside,
+        facts={"origin": origin},
+        rerank=drives[0].rerank,
     )
     return fit.fit_calibration(examples, CalibrateOptions(max_risk=max_risk, seed=seed))
 
 
-def _thinned(drive: Examples, least_support: int, spacing: float) -> NDArray[np.int64]:
-    """The first proposal of every stretch among those with support."""
+def _thin(drive: Examples, least_support: int, spacing: float) -> NDArray[np.int64]:
+    """Return the first proposal with enough support in every stretch of the drive."""
     rows = np.flatnonzero(drive.support >= least_support)
-    _, first = np.unique(np.floor(drive.way[rows] / spacing), return_index=True)
+    _, first = np.unique(np.floor(drive.distance[rows] / spacing), return_index=True)
     return rows[np.sort(first)].astype(np.int64)
 
 
 def calibration_for(model: AnyModel, source: str | Path | None = None) -> Calibration:
-    """``source`` is a file of `save_calibration`, or a calibrated map; without it, what came with the
-    model.
+    """Load the calibration of closures for a model.
+
+    Args:
+        model: The model of the drive.
+        source: A file of `save_calibration`, or a calibrated map. Default: the calibration shipped with the
+            model.
+
+    Returns:
+        The calibration.
+
+    Raises:
+        KappaPlaceError: If there is none, or it belongs to another model.
     """
     fingerprint = model.fingerprint
     if source is None:
-        found = calibration_with(fingerprint, model.preprocessing)
-        if found is None:
+        shipped = calibration_with(fingerprint, model.preprocessing)
+        if shipped is None:
             raise KappaPlaceError(
-                "Nothing says how probable closures of this model are: give --calibration, a map that was "
-                "calibrated "
-                "(`kappaplace map build FRAMES --neighbourhood frames:5`, `kappaplace calibrate MAP "
-                "--self`) or a file "
-                "of `kappaplace slam calibrate`."
+                "This model has no shipped calibration. Pass --calibration with a file of `kappaplace slam "
+                "calibrate`, or with a map of these frames (`kappaplace map build FRAMES --neighbourhood "
+                "frames:5`, `kappaplace calibrate MAP --self`)."
             )
-        return found
+        return shipped
     path = Path(source)
-    if path.is_dir():
-        place_map = PlaceMap.open(path)
-        if place_map.manifest.model.fingerprint != fingerprint:
-            raise KappaPlaceError(
-                f"The map {path} was made with another model; its calibration says nothing here."
-            )
-        if place_map.calibration is None:
-            raise KappaPlaceError(
-                f"The map {path} is not calibrated; run `kappaplace calibrate {path}` first."
-            )
-        return place_map.calibration
-    return load_calibration(path, fingerprint)
+    if not path.is_dir():
+        return load_calibration(path, fingerprint)
+    place_map = PlaceMap.open(path)
+    if place_map.manifest.model.fingerprint != fingerprint:
+        raise KappaPlaceError(
+            f"The map {path} was built with another model, so its calibration does not apply. "
+            "Pass a calibration of this model."
+        )
+    if place_map.calibration is None:
+        raise KappaPlaceError(f"The map {path} is not calibrated. Run `kappaplace calibrate {path}` first.")
+    return place_map.calibration

@@ -1,4 +1,4 @@
-"""Frames of a drive with their odometry: a folder, a table or a bag, and a trajectory file."""
+"""Read the frames of a drive with their odometry from a folder, a table or a bag, and a trajectory file."""
 
 from __future__ import annotations
 
@@ -18,32 +18,35 @@ from kappaplace.errors import KappaPlaceError
 BAGS, TABLES = (".bag", ".mcap", ".db3"), (".parquet", ".csv")
 TIMES = "times.txt"
 NANOSECONDS = 1e14
-"""A file name above this is a time in nanoseconds, not in seconds."""
+"""A file name above this number is a time in nanoseconds, not in seconds."""
 
 
 @dataclass(frozen=True, eq=False)
 class DriveInput:
-    """Images in the order of the drive, and where odometry was at each."""
+    """Images in the order of the drive, with their odometry."""
 
     names: tuple[str, ...]
+    """Names of the images."""
     paths: tuple[str, ...]
+    """Paths of the images."""
     time: NDArray[np.float64]
-    """Seconds, or numbers of frames."""
+    """Time stamps in seconds, or frame numbers."""
     odometry: Poses
-    left_out: int = 0
-    """Images outside the trajectory's time."""
+    """Pose per image, N×3 or N×7."""
+    skipped: int = 0
+    """Number of images outside the time of the trajectory."""
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def select(self, rows: NDArray[np.int64]) -> DriveInput:
-        """Some of the frames."""
+        """Return some of the frames."""
         return DriveInput(
             tuple(self.names[row] for row in rows),
             tuple(self.paths[row] for row in rows),
             self.time[rows],
             self.odometry[rows],
-            self.left_out,
+            self.skipped,
         )
 
 
@@ -57,34 +60,45 @@ def read_drive(
     pose_topic: str = "",
     unpack: str = "",
 ) -> DriveInput:
-    """Frames at least ``every`` metres of the way apart (0: all of them), with poses.
+    """Read frames with their poses.
 
-    ``frames`` is a folder of images, a table of `kappaplace data import`, or a bag, whose images are
-    unpacked into ``unpack``. ``odometry`` is a TUM, KITTI or GPX file; tables and bags may have positions of
-    their own.
+    Args:
+        frames: Folder of images, table written by `kappaplace data import`, or ROS bag.
+        odometry: TUM, KITTI or GPX file. Default: the positions of the table or bag.
+        dimensions: Pose dimension: 2 for planar poses, 3 for full poses.
+        every: Minimum distance travelled between frames, in metres; 0 keeps all of them.
+        image_topic: Image topic of a bag. Default: its only one.
+        pose_topic: Odometry topic of a bag. Default: its only one.
+        unpack: Folder for the images of a bag. Default: next to the bag.
+
+    Returns:
+        The frames in the order of the drive.
+
+    Raises:
+        KappaPlaceError: If the input cannot be read, has no poses, or has fewer than two frames.
     """
-    place = Path(frames)
-    if not place.exists():
+    source = Path(frames)
+    if not source.exists():
         raise KappaPlaceError(
-            f"There are no frames at {place}: give a folder of images, a table or a ROS bag."
+            f"There are no frames at {source}. Pass a folder of images, a table or a ROS bag."
         )
-    if place.suffix.lower() in BAGS or (place / "metadata.yaml").is_file():
-        drive = _from_bag(place, odometry, dimensions, image_topic, pose_topic, unpack)
-    elif place.suffix.lower() in TABLES:
-        drive = _from_table(PlaceImages.open(place), odometry, dimensions)
-    elif place.is_dir():
+    if source.suffix.lower() in BAGS or (source / "metadata.yaml").is_file():
+        drive = _from_bag(source, odometry, dimensions, image_topic, pose_topic, unpack)
+    elif source.suffix.lower() in TABLES:
+        drive = _from_table(PlaceImages.open(source), odometry, dimensions)
+    elif source.is_dir():
         if odometry is None:
             raise KappaPlaceError(
-                f"The folder {place} tells no poses: give a TUM, KITTI or GPX file with --odometry."
+                f"The folder {source} has no poses. Pass a TUM, KITTI or GPX file with --odometry."
             )
-        drive = _from_folder(place, read_poses(odometry, dimensions))
+        drive = _from_folder(source, read_poses(odometry, dimensions))
     else:
-        raise KappaPlaceError(f"{place} is no folder of images, no table and no ROS bag.")
+        raise KappaPlaceError(f"{source} is not a folder of images, a table or a ROS bag.")
     rows = sample_by_distance(np.ascontiguousarray(pose_positions(drive.odometry)[:, :2]), every)
     if len(rows) < 2:
         raise KappaPlaceError(
-            f"{len(rows)} of {len(drive)} frames are {every:g} m apart: nothing to close; check odometry, "
-            f"or every=0."
+            f"Only {len(rows)} of {len(drive)} frames remain with every={every:g} m. "
+            "Check the odometry, or pass every=0."
         )
     return drive.select(rows)
 
@@ -97,18 +111,18 @@ def _from_bag(
     pose_topic: str,
     unpack: str,
 ) -> DriveInput:
-    """Poses of the file, else whole ones of the bag's odometry, else GPS and the direction of motion."""
+    """Use the poses of the file; otherwise the odometry of the bag; otherwise GPS and its direction."""
     if odometry is not None:
         path = read_poses(odometry, dimensions)
-    elif (known := whole_poses(bag, pose_topic)) is not None:
-        poses = check_poses(known[1], f"poses of {bag}")
-        path = TimedPoses(known[0], poses if dimensions == 3 else as_planar(poses))
+    elif (recorded := whole_poses(bag, pose_topic)) is not None:
+        poses = check_poses(recorded[1], f"poses of {bag}")
+        path = TimedPoses(recorded[0], poses if dimensions == 3 else as_planar(poses))
     else:
         table = read_bag(bag, image_topic=image_topic, pose_topic=pose_topic, every=0.0, frames=unpack)
         return _from_table(table, None, dimensions)
     folder = Path(unpack) if unpack else bag.parent / f"{bag.stem}_frames"
     names, time = unpack_images(bag, folder, image_topic)
-    return _posed(tuple(names), tuple(str(folder / name) for name in names), time, path)
+    return _with_poses(tuple(names), tuple(str(folder / name) for name in names), time, path)
 
 
 def _from_table(table: PlaceImages, odometry: str | Path | None, dimensions: int) -> DriveInput:
@@ -120,58 +134,60 @@ def _from_table(table: PlaceImages, odometry: str | Path | None, dimensions: int
     table = table.select(order)
     names, paths = tuple(table.paths.tolist()), tuple(str(path) for path in table.image_paths())
     time = np.asarray(table.timestamp, np.float64)
+    if not np.isfinite(time).all():
+        time = np.arange(float(len(time)))
     if odometry is not None:
-        return _posed(names, paths, _times_or_numbers(time), read_poses(odometry, dimensions))
+        return _with_poses(names, paths, time, read_poses(odometry, dimensions))
     if dimensions == 3:
         raise KappaPlaceError(
-            "Tables and GPS tell positions on the ground only; give a TUM or KITTI file for 3D."
+            "Tables and GPS have positions on the ground only. Pass a TUM or KITTI file with --odometry for "
+            "3D."
         )
     posed = np.flatnonzero(table.posed)
-    poses = from_headings(table.positions[posed], table.heading[posed])
-    some = DriveInput(names, paths, _times_or_numbers(time), np.zeros((len(names), 3)))
-    kept = some.select(posed)
-    return DriveInput(kept.names, kept.paths, kept.time, poses, len(names) - len(posed))
+    poses = np.zeros((len(names), 3))
+    poses[posed] = from_headings(table.positions[posed], table.heading[posed])
+    return DriveInput(names, paths, time, poses, len(names) - len(posed)).select(posed)
 
 
 def _from_folder(folder: Path, path: TimedPoses) -> DriveInput:
     names = images_or_error(folder, natural=True)
     paths = tuple(str(folder / name) for name in names)
-    return _posed(tuple(names), paths, _image_times(folder, names, path), path)
+    return _with_poses(tuple(names), paths, _image_times(folder, names, path), path)
 
 
-def _posed(
+def _with_poses(
     names: tuple[str, ...], paths: tuple[str, ...], time: NDArray[np.float64], path: TimedPoses
 ) -> DriveInput:
     if path.by_frame:
         if len(names) > len(path.time):
             raise KappaPlaceError(
-                f"There are {len(names):,} images and {len(path.time):,} poses; KITTI has one pose an image."
+                f"A KITTI file needs one pose per image, got {len(path.time):,} poses for {len(names):,} "
+                "images."
             )
         time = np.arange(float(len(names)))
     poses, inside = path.at(time)
     rows = np.flatnonzero(inside)
-    rows = rows[np.argsort(time[rows], kind="stable")]  # as they were taken, whatever their names
+    rows = rows[np.argsort(time[rows], kind="stable")]  # in the order of their times, whatever their names
     if not len(rows):
         raise KappaPlaceError(
-            f"No image falls into the trajectory's time, {path.time[0]:.3f} to {path.time[-1]:.3f}; images "
-            f"are at "
-            f"{np.nanmin(time):.3f} to {np.nanmax(time):.3f}."
+            f"No image falls into the time of the trajectory, {path.time[0]:.3f} to {path.time[-1]:.3f}. "
+            f"The images have times from {np.nanmin(time):.3f} to {np.nanmax(time):.3f}."
         )
     drive = DriveInput(names, paths, time, poses, len(names) - len(rows))
     return drive.select(rows)
 
 
 def _image_times(folder: Path, names: list[str], path: TimedPoses) -> NDArray[np.float64]:
-    """Seconds of each image: times.txt, names that are times, or one pose an image."""
-    for listed in (folder / TIMES, folder.parent / TIMES):
-        if listed.is_file():
+    """Return the time of each image in seconds: from times.txt, from its name, or one pose per image."""
+    for file in (folder / TIMES, folder.parent / TIMES):
+        if file.is_file():
             try:
-                stated = np.loadtxt(listed, ndmin=1)
+                times = np.loadtxt(file, ndmin=1)
             except ValueError as error:
-                raise KappaPlaceError(f"{listed} is no list of times ({error}).") from None
-            if stated.shape != (len(names),):
-                raise KappaPlaceError(f"{listed} has {stated.size:,} times for {len(names):,} images.")
-            return np.asarray(stated, np.float64)
+                raise KappaPlaceError(f"{file} is not a list of times ({error}).") from None
+            if times.shape != (len(names),):
+                raise KappaPlaceError(f"{file} has {times.size:,} times for {len(names):,} images.")
+            return np.asarray(times, np.float64)
     stems = _as_numbers([Path(name).stem for name in names])
     if stems is not None:
         seconds = np.where(stems > NANOSECONDS, stems * 1e-9, stems)
@@ -180,9 +196,8 @@ def _image_times(folder: Path, names: list[str], path: TimedPoses) -> NDArray[np
     if len(names) == len(path.time):
         return path.time.copy()
     raise KappaPlaceError(
-        f"It is not known when the {len(names):,} images of {folder} were taken: name them by their time in "
-        f"seconds, "
-        f"write one time a line into {TIMES}, or give one pose an image ({len(path.time):,} there are)."
+        f"The times of the {len(names):,} images in {folder} are unknown. Name images by their time in "
+        f"seconds, write one time per line to {TIMES}, or pass one pose per image (got {len(path.time):,})."
     )
 
 
@@ -191,7 +206,3 @@ def _as_numbers(texts: list[str]) -> NDArray[np.float64] | None:
         return np.array([float(text) for text in texts])
     except ValueError:
         return None
-
-
-def _times_or_numbers(time: NDArray[np.float64]) -> NDArray[np.float64]:
-    return time if np.isfinite(time).all() else np.arange(float(len(time)))

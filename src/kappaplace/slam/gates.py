@@ -1,19 +1,20 @@
-"""Do the last proposals tell one story? A place that is really seen again moves with the camera.
+"""Two checks of a proposed closure against odometry: support from recent proposals, and plausible positions.
 
-What odometry has to say about a closure: is the place where the camera could be?
+Recent proposals support a closure if their matches move like the camera, as they do if a place is seen again.
 
-If the closure is right, the believed positions of both frames differ by drift alone, normal with a deviation
-of ``drift`` times the way between them. If it is wrong, the match lies anywhere in the map. The ratio of
-both densities multiplies the odds of the closure (Bayes' rule: images and odometry err independently of each
-other):
+Plausible positions: if the closure is correct, the estimated positions of both frames differ only by drift,
+which is normal with a standard deviation of ``drift`` times the distance travelled between them. If it is
+incorrect, the match can be anywhere in the map. The ratio of the two densities multiplies the odds of the
+closure (Bayes' rule, because errors of images and odometry are independent):
 
-    odds' = odds · ((1 − slip)·N₂(δ; 0, s²) + slip/area)·area,      s² = (drift·way)² + spread²
+    odds' = odds · ((1 − slip)·N₂(δ; 0, s²) + slip/area)·area,      s² = (drift·distance)² + spread²
 
-Wheels slip and are carried: ``slip`` keeps a closure possible whatever odometry believes, at a price.
+Wheels slip and robots are carried: ``slip`` keeps every closure possible, at a price.
 
-Directions count as well: at one junction two streets may look alike, and a closure says "the same pose". The
-density is lowered by exp(−½·(Δ/t)²) where the believed directions differ by Δ, t² = (``TURN``·way)² +
-``TURN_SPREAD``². It is never raised: how often wrong matches look the same way is not known.
+Headings count too, because two streets at the same junction may look alike. The density is multiplied by
+exp(−½·(Δ/t)²), where Δ is the difference of the estimated headings and t² = (``TURN``·distance)² +
+``TURN_SPREAD``². It is never raised, because the fraction of incorrect matches with a similar heading is
+unknown.
 """
 
 from __future__ import annotations
@@ -26,90 +27,107 @@ import numpy as np
 from kappaplace.data.poses import Poses, between, compose, pose_positions
 
 FASTEST = 3.0
-"""Without odometry: how many frames of the map one frame of now may pass, as speeds differ."""
+"""Without odometry: largest number of map frames that may pass per query frame."""
+SLIP = 0.01
+"""Probability that odometry is unusable between the two frames."""
+TURN = 5e-4
+"""Heading drift of odometry in radians per metre."""
+TURN_SPREAD = 0.25
+"""Heading difference in radians between two images of the same place."""
+LEAST_AREA = 1000.0
+"""Smallest area of a map in square metres."""
 
 
 class Proposal(NamedTuple):
-    """A frame and the earlier one it looks like."""
+    """A frame and the earlier frame that it resembles."""
 
     query: int
     match: int
 
 
 def support(
-    now: Proposal,
-    before: Sequence[Proposal],
+    proposal: Proposal,
+    recent: Sequence[Proposal],
     odometry: Sequence[Poses] | None,
     poses: Poses,
     tolerance: float,
 ) -> int:
-    """How many of the proposals before agree with this one.
+    """Count the recent proposals that agree with this one.
 
-    With odometry: what was driven since then, put after the other match, must end within ``tolerance``
-    metres of this match. ``odometry`` holds the raw poses of all frames, ``poses`` those believed of the
-    map. Over a few frames drift is nothing, and a mirrored or scattered row of matches does not fit.
+    With odometry, the motion since the other proposal, applied to its match, must end close to this match.
+    Drift is negligible over a few frames, and scattered or mirrored matches do not fit. Without odometry,
+    matches must advance in order, at most three times as fast as the queries.
 
-    Without: matches must go on in order, neither backwards nor more than three times as fast.
+    Args:
+        proposal: The proposal to check.
+        recent: Proposals before it.
+        odometry: Raw poses of all frames; None if unknown.
+        poses: Estimated poses of the map.
+        tolerance: Largest distance from the match, in metres.
+
+    Returns:
+        The number of proposals in ``recent`` that agree.
     """
     if odometry is None:
-        gaps = ((now.query - old.query, now.match - old.match) for old in before)
+        gaps = ((proposal.query - other.query, proposal.match - other.match) for other in recent)
         return sum(-1 <= passed <= FASTEST * driven + 1 for driven, passed in gaps)
-    if not before:
+    if not recent:
         return 0
-    matches = np.array([old.match for old in before])
-    driven = between(np.stack([odometry[old.query] for old in before]), odometry[now.query][None])
-    expected = compose(poses[matches], driven)
-    gap = np.linalg.norm(pose_positions(expected) - pose_positions(poses[now.match]), axis=-1)
+    matches = np.array([other.match for other in recent])
+    motion = between(np.stack([odometry[other.query] for other in recent]), odometry[proposal.query][None])
+    expected = compose(poses[matches], motion)
+    gap = np.linalg.norm(pose_positions(expected) - pose_positions(poses[proposal.match]), axis=-1)
     return int((gap <= tolerance).sum())
-
-
-SLIP = 0.01
-TURN = 5e-4
-"""Radians by which odometry turns away over a metre."""
-TURN_SPREAD = 0.25
-"""Radians between two images of one place."""
-LEAST_AREA = 1000.0
-"""Square metres that any map is taken to cover."""
 
 
 def likelihood_ratio(
     displacement: float,
-    way: float,
+    distance: float,
     area: float,
     *,
     drift: float,
     spread: float,
-    turned: float = 0.0,
+    turn: float = 0.0,
     slip: float = SLIP,
 ) -> float:
-    """How much likelier this displacement (metres on the ground) is for a right closure than for a wrong one.
+    """Return how much more likely a displacement is for a correct closure than for an incorrect one.
 
-    ``turned`` is the angle between the believed directions.
+    Args:
+        displacement: Distance of the estimated positions in metres.
+        distance: Distance travelled between the frames in metres.
+        area: Area of the map in square metres.
+        drift: Odometry drift (standard deviation) as a fraction of the distance travelled.
+        spread: Standard deviation in metres between two images of the same place.
+        turn: Angle between the estimated headings in radians.
+        slip: Probability that odometry is unusable.
+
+    Returns:
+        The factor for the odds of the closure.
 
     >>> round(likelihood_ratio(0.0, 100.0, 10_000.0, drift=0.05, spread=5.0), 1)
     31.5
     >>> round(likelihood_ratio(500.0, 100.0, 10_000.0, drift=0.05, spread=5.0), 3)
     0.01
-    >>> round(likelihood_ratio(0.0, 100.0, 10_000.0, drift=0.05, spread=5.0, turned=np.pi / 2), 3)
+    >>> round(likelihood_ratio(0.0, 100.0, 10_000.0, drift=0.05, spread=5.0, turn=np.pi / 2), 3)
     0.01
     """
-    variance = (drift * way) ** 2 + spread**2
+    variance = (drift * distance) ** 2 + spread**2
     density = np.exp(-0.5 * displacement**2 / variance) / (2 * np.pi * variance)
-    alike = np.exp(-0.5 * turned**2 / ((TURN * way) ** 2 + TURN_SPREAD**2))
+    alike = np.exp(-0.5 * turn**2 / ((TURN * distance) ** 2 + TURN_SPREAD**2))
     return float((1 - slip) * density * alike * area + slip)
 
 
-def updated(probability: float, ratio: float) -> float:
-    """A probability after its odds were multiplied.
+def update(probability: float, ratio: float) -> float:
+    """Multiply the odds of a probability by a ratio.
 
-    >>> updated(0.5, 9.0)
+    >>> update(0.5, 9.0)
     0.9
     """
     up = probability * ratio
-    return float(up / (up + (1 - probability))) if up > 0 else 0.0  # in this order: 1 − p loses no digit
+    return float(up / (up + (1 - probability))) if up > 0 else 0.0  # in this order, 1 − p loses no digits
 
 
 def covered_area(poses: Poses) -> float:
-    """Square metres of the ground over which poses are spread: that of an even disc of the same variance."""
+    """Return the area in square metres of a uniform disc with the same variance as the positions."""
     ground = pose_positions(poses)[:, :2]
     return float(max(2 * np.pi * ground.var(axis=0).sum(), LEAST_AREA))

@@ -1,4 +1,4 @@
-"""Pose graphs and trajectories for other programs: g2o, TUM, and one JSON object a closure."""
+"""Pose graphs and trajectories for other programs: g2o, TUM and JSON Lines."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.data.poses import PLANAR, Poses, as_spatial, between
-from kappaplace.files import replace_file
+from kappaplace.files import write_file
 from kappaplace.slam.graph_factors import OdometryNoise
 from kappaplace.slam.types import Closure
+from kappaplace.types import Json
 
 
 def write_g2o(
@@ -22,10 +23,17 @@ def write_g2o(
     closures: Sequence[Closure],
     noise: OdometryNoise | None = None,
 ) -> None:
-    """Vertices at ``poses``, edges of odometry and of accepted closures, with information matrices.
+    """Write a pose graph: vertices, edges of odometry and of accepted closures, with information matrices.
 
-    No vertex is marked as fixed: optimisers hold the first one by themselves, and GTSAM stops reading at
-    such a line.
+    No vertex is marked as fixed, because optimizers fix the first one on their own, and GTSAM stops reading
+    at such a line.
+
+    Args:
+        file: Output file.
+        poses: Poses of the vertices, N×3 or N×7.
+        odometry: Raw odometry of the same frames.
+        closures: Closures; only accepted ones are written.
+        noise: Standard deviations of odometry. Default: `OdometryNoise()`.
     """
     noise, flat = noise or OdometryNoise(), poses.shape[1] == PLANAR
     vertex, edge = ("VERTEX_SE2", "EDGE_SE2") if flat else ("VERTEX_SE3:QUAT", "EDGE_SE3:QUAT")
@@ -41,7 +49,13 @@ def write_g2o(
 
 
 def write_tum(file: str | Path, poses: Poses, time: NDArray[np.floating]) -> None:
-    """time x y z qx qy qz qw; planar poses lie at z = 0. Where a time is unknown, frames are numbered."""
+    """Write a TUM file with one line ``time x y z qx qy qz qw`` per frame.
+
+    Args:
+        file: Output file.
+        poses: Poses, N×3 (written with z = 0) or N×7.
+        time: Time stamps in seconds, N; if one is unknown, frame numbers are written instead.
+    """
     stamps = np.asarray(time, np.float64)
     if not np.isfinite(stamps).all():
         stamps = np.arange(float(len(stamps)))
@@ -50,14 +64,20 @@ def write_tum(file: str | Path, poses: Poses, time: NDArray[np.floating]) -> Non
 
 
 def write_json_lines(file: str | Path, closures: Iterable[Closure], names: Sequence[str] = ()) -> None:
-    """Every proposal, accepted or not, with the names of its frames where they have any."""
+    """Write one JSON object per proposal, accepted or not.
+
+    Args:
+        file: Output file.
+        closures: Proposals.
+        names: Names of all frames; added to each object if present.
+    """
     _write(file, [json.dumps(closure_message(closure, names)) for closure in closures])
 
 
-def closure_message(closure: Closure, names: Sequence[str] = ()) -> dict[str, object]:
-    """A closure as a message for another process."""
-    named = {"query_name": names[closure.query], "match_name": names[closure.match]} if names else {}
-    return {**closure.to_dict(), **named}
+def closure_message(closure: Closure, names: Sequence[str] = ()) -> dict[str, Json]:
+    """Return a closure as plain values for JSON, with the names of its frames if there are any."""
+    pair = {"query_name": names[closure.query], "match_name": names[closure.match]} if names else {}
+    return {**closure.to_dict(), **pair}
 
 
 def _numbers(values: Poses) -> str:
@@ -65,11 +85,10 @@ def _numbers(values: Poses) -> str:
 
 
 def _upper(sigma: Poses) -> str:
-    """The upper triangle of a diagonal information matrix, row by row."""
+    """Format the upper triangle of a diagonal information matrix, row by row."""
     matrix = np.diag(1.0 / sigma**2)
     return _numbers(matrix[np.triu_indices(len(sigma))])
 
 
 def _write(file: str | Path, lines: Sequence[str]) -> None:
-    text = "".join(line + "\n" for line in lines)
-    replace_file(Path(file), lambda part: part.write_text(text, encoding="utf-8"))
+    write_file(Path(file), "".join(line + "\n" for line in lines))

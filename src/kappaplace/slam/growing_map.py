@@ -1,18 +1,17 @@
-"""The map that grows with the drive: every frame so far, in memory, asked through the usual evidence.
+"""The map of a drive in progress: all frames so far, in memory, searched like any other map.
 
-Why not a `PlaceMap` on disk: a frame would be a segment, a swap of the manifest and a look at distinctiveness
-each, tens of milliseconds for something that is only of use once the drive is over. Here a frame is a row of
-an array that doubles when it is full, and the scores are those of `kappaplace.uncertainty`, asked of the same
-`Evidence`; `export` writes what `kappaplace map import` makes a PlaceMap of.
+A `PlaceMap` on disk would need a segment and a new manifest per frame, tens of milliseconds for data that is
+used only after the drive. Here a frame is a row of an array that doubles when it is full. The scores are the
+same as those of a map. `GrowingMap.export` writes a file for `kappaplace map import`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from kappaplace.data.images import Source
 from kappaplace.data.near import Near
@@ -25,14 +24,34 @@ from kappaplace.retrieval.retrieve import retrieve
 from kappaplace.types import Embeddings
 
 FIRST = 256
-"""Rows that are set aside at first."""
+"""Number of rows allocated at first."""
+
+
+def save_arrays(file: Path, arrays: Mapping[str, ArrayLike]) -> None:
+    """Replace an .npz file in one step.
+
+    Args:
+        file: File to write.
+        arrays: Arrays by name.
+    """
+
+    def write(part: Path) -> None:
+        with part.open("wb") as stream:
+            np.savez(stream, **arrays)  # type: ignore[arg-type]  # NumPy's own parameters come first
+
+    replace_file(file, write)
 
 
 class GrowingMap:
-    """Frames in the order they came; the first n of them are a map like any other."""
+    """Frames in input order; the first n of them can be searched like a map."""
 
     def __init__(self, radius: float, frames: int) -> None:
-        """``radius`` in metres, or ``frames`` where poses are unknown: what shows one place."""
+        """Start an empty map.
+
+        Args:
+            radius: Distance in metres within which two frames show the same place.
+            frames: Number of frames within which they do; used if poses are unknown.
+        """
         self.radius, self.frames = radius, frames
         self.names: list[str] = []
         self.has_kappa: bool | None = None
@@ -44,25 +63,27 @@ class GrowingMap:
 
     @property
     def descriptors(self) -> NDArray[np.float32]:
+        """Unit vectors, N×d."""
         return self._descriptors[: self._count]
 
     @property
     def kappa(self) -> NDArray[np.float64]:
-        """NaN for a model without."""
+        """Concentrations, N; NaN if the model has no κ."""
         return self._kappa[: self._count]
 
     @property
     def poses(self) -> Poses:
-        """As believed now; N×0 where there is no odometry."""
+        """Estimated poses, N×3 or N×7; N×0 without odometry."""
         return self._poses[: self._count]
 
     @property
-    def way(self) -> NDArray[np.float64]:
-        """Metres travelled up to each frame."""
-        return self._way[: self._count]
+    def distance(self) -> NDArray[np.float64]:
+        """Distance travelled up to each frame, in metres."""
+        return self._distance[: self._count]
 
     @property
     def time(self) -> NDArray[np.float64]:
+        """Time stamp of each frame, in seconds."""
         return self._time[: self._count]
 
     def append(
@@ -70,11 +91,23 @@ class GrowingMap:
         descriptor: NDArray[np.floating],
         kappa: float | None,
         pose: Poses | None,
-        way: float,
+        distance: float,
         time: float,
         name: str,
     ) -> None:
-        """One more frame; it must be of the same kind as the first."""
+        """Add a frame of the same kind as the first one.
+
+        Args:
+            descriptor: Unit vector, d.
+            kappa: Concentration; None if the model has no κ.
+            pose: Estimated pose, 3 or 7 numbers; None without odometry.
+            distance: Distance travelled so far, in metres.
+            time: Time stamp in seconds.
+            name: Name of the image, may be empty.
+
+        Raises:
+            KappaPlaceError: If the frame is invalid or does not fit the first one.
+        """
         vector = np.asarray(descriptor, np.float32)
         if not self._count:
             self._start(vector, kappa, pose)
@@ -82,26 +115,25 @@ class GrowingMap:
         if vector.shape != self._descriptors.shape[1:] or size != self.pose_size:
             raise KappaPlaceError(
                 f"Frame {self._count} has a descriptor of shape {vector.shape} and {size} numbers of "
-                f"odometry, the "
-                f"first one had {self._descriptors.shape[1:]} and {self.pose_size}; feed frames of one kind."
+                "odometry, "
+                f"expected {self._descriptors.shape[1:]} and {self.pose_size}. Pass frames of the same kind."
             )
         if (kappa is not None) != self.has_kappa:
             raise KappaPlaceError(
-                f"κ of frame {self._count} is {'given' if kappa is not None else 'missing'}, that of the "
-                f"first was "
-                f"{'given' if self.has_kappa else 'missing'}; feed frames of one model."
+                f"Frame {self._count} has {'a' if kappa is not None else 'no'} κ, unlike the first frame. "
+                "Pass frames of the same model."
             )
         if not np.isfinite(vector).all() or abs(float(np.linalg.norm(vector)) - 1.0) > 1e-3:
             raise KappaPlaceError(
-                f"The descriptor of frame {self._count} is not of unit length; normalise it."
+                f"The descriptor of frame {self._count} does not have unit length. Normalize it."
             )
         if kappa is not None and not 0.0 < kappa < np.inf:
-            raise KappaPlaceError(f"κ of frame {self._count} is {kappa}; it must be above 0 and finite.")
+            raise KappaPlaceError(f"κ of frame {self._count} must be above 0 and finite, got {kappa}.")
         if self._count == len(self._descriptors):
             self._grow()
         row = self._count
         self._descriptors[row], self._kappa[row] = vector, np.nan if kappa is None else kappa
-        self._way[row], self._time[row] = way, time
+        self._distance[row], self._time[row] = distance, time
         if pose is not None:
             self._poses[row] = pose
         self.names.append(name)
@@ -110,7 +142,17 @@ class GrowingMap:
     def evidence(
         self, query: Queries, first: int, k: int, images: Sequence[Source] | None = None
     ) -> Evidence:
-        """What is known of a query (1×d) against the first so many frames; ``images`` are those of all."""
+        """Search the first frames of the drive.
+
+        Args:
+            query: A single query.
+            first: Number of frames to search.
+            k: Number of matches.
+            images: Images of all frames, for patch matching.
+
+        Returns:
+            The best ``min(k, first)`` matches.
+        """
         kappa = self.kappa[:first] if self.has_kappa else None
         references = ArrayReferences(
             Embeddings(self.descriptors[:first], kappa), neighborhood=self.near, paths=images
@@ -119,16 +161,16 @@ class GrowingMap:
 
     @property
     def near(self) -> Near:
-        """Whether two frames show one place: by believed positions, or by the order of frames.
+        """The rule that two frames show the same place: by estimated positions, or by the order of frames.
 
-        Frames that were driven one soon after the other are near, whatever is believed of their positions.
+        Frames with a short distance travelled between them are near, whatever their estimated positions.
         """
         if not self.pose_size:
             return Near.frames(self.frames)
-        return Near.metres(pose_positions(self._poses), self.radius, self._way)
+        return Near.metres(pose_positions(self._poses), self.radius, self._distance)
 
     def export(self, file: str | Path) -> Path:
-        """All frames as an .npz that `kappaplace map import` reads; poses as believed now."""
+        """Write all frames to an .npz file for `kappaplace map import`, with their estimated poses."""
         file = Path(file)
         columns: dict[str, NDArray[np.generic]] = {
             "name": np.array([name or f"{row:07d}" for row, name in enumerate(self.names)]),
@@ -141,25 +183,18 @@ class GrowingMap:
             ground = as_planar(self.poses)
             columns |= {"x": ground[:, 0], "y": ground[:, 1]}
             columns["heading"] = np.degrees(np.pi / 2 - ground[:, 2]) % 360.0
-
-        def write(part: Path) -> None:
-            with part.open("wb") as stream:
-                np.savez(stream, **columns)  # type: ignore[arg-type]  # NumPy's own words for arrays by name
-
-        replace_file(file, write)
+        save_arrays(file, columns)
         return file
 
     def _start(self, vector: NDArray[np.float32], kappa: float | None, pose: Poses | None) -> None:
         if vector.ndim != 1:
-            raise KappaPlaceError(
-                f"A frame has one descriptor, a vector, not an array of shape {vector.shape}."
-            )
+            raise KappaPlaceError(f"The descriptor of a frame must be a vector, got shape {vector.shape}.")
         self.has_kappa, self.pose_size = kappa is not None, 0 if pose is None else len(pose)
         self._descriptors = np.empty((FIRST, len(vector)), np.float32)
-        self._kappa, self._way, self._time = np.empty(FIRST), np.empty(FIRST), np.empty(FIRST)
+        self._kappa, self._distance, self._time = np.empty(FIRST), np.empty(FIRST), np.empty(FIRST)
         self._poses = np.empty((FIRST, self.pose_size))
 
     def _grow(self) -> None:
-        for name in ("_descriptors", "_kappa", "_way", "_time", "_poses"):
+        for name in ("_descriptors", "_kappa", "_distance", "_time", "_poses"):
             old = getattr(self, name)
             setattr(self, name, np.concatenate([old, np.empty_like(old)]))

@@ -6,26 +6,27 @@
         if closure is not None and closure.accepted:
             graph.add(closure.match, closure.query, closure.relative, closure.sigma)
 
-A proposal is the most similar frame that is not recent. Its probability is the calibrated one of its scores,
-times what odometry thinks of it (`plausibility`). It is accepted when that keeps to the risk, enough of the
-last proposals agree with it, and, if asked for, the images share one camera motion or enough of their cells.
-With a calibration that was fitted so (``verify``), the first matches are compared cell by cell before: the
-one that agrees most is proposed.
+The proposal is the most similar frame that is not recent. Its probability is the calibrated probability of
+its scores, updated by the odometry (`gates`). It is accepted if it stays within the risk limit, enough recent
+proposals agree with it, and, if requested, the images share one camera motion or enough of their patches. If
+the calibration was fitted with patch matching, the most similar frames are compared patch by patch first, and
+the best one is proposed.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kappaplace import vmf
 from kappaplace.calibration.calibration import PATCH_SIGNALS, Calibration
 from kappaplace.calibration.combination import features_of
 from kappaplace.calibration.decision import Decision
+from kappaplace.data.images import Source
 from kappaplace.data.poses import (
     PLANAR,
     SPATIAL,
@@ -39,12 +40,11 @@ from kappaplace.data.poses import (
     wrap_angle,
 )
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps.localize import verified_by
 from kappaplace.retrieval.evidence import Evidence
 from kappaplace.retrieval.patches import CellCheck, Pair, PatchMaps, reordered
 from kappaplace.retrieval.references import Floats as Scores
 from kappaplace.retrieval.references import Queries
-from kappaplace.slam.gates import Proposal, covered_area, likelihood_ratio, support, updated
+from kappaplace.slam.gates import Proposal, covered_area, likelihood_ratio, support, update
 from kappaplace.slam.growing_map import GrowingMap
 from kappaplace.slam.types import Closure, Frame
 from kappaplace.types import Embeddings
@@ -53,237 +53,263 @@ from kappaplace.uncertainty.geometric import GeometricCheck
 
 UNCALIBRATED, RISK, LONELY = "not calibrated", "probability", "consistency"
 GEOMETRY, CELLS = "geometry", "cells"
-"""Why a closure was rejected."""
+"""Reasons for a rejection."""
 
 
 @dataclass(frozen=True)
 class ClosingSettings:
-    """When a loop is closed; the defaults suit a forward camera on a street."""
+    """Conditions for closing a loop; the defaults suit a forward-facing camera on a street."""
 
     max_risk: float | None = 0.01
-    """Accept from a probability of 1 − this. None: by the calibration's own rule, which may be proven."""
+    """Accept a closure if its probability is at least 1 − this value. None: use the calibration's rule."""
     outside_rate: float | None = None
-    """Share of frames that show nothing seen before; None: as the calibration has it."""
+    """Expected fraction of frames that show no earlier place. Default: the value used for calibration."""
     recent: float = 60.0
-    """Metres of the way within which frames are no closure; more than can be seen ahead."""
+    """Minimum distance travelled, in metres, between the two frames; more than the camera can see ahead."""
     recent_frames: int = 50
-    """The same where there is no odometry."""
+    """Minimum number of frames between the two; used without odometry."""
     radius: float = 25.0
-    """Metres within which two frames show one place, for margin and aliasing."""
+    """Distance in metres within which two frames show the same place, for margin and aliasing."""
     near_frames: int = 10
-    """The same where there is no odometry."""
+    """Number of frames within which two frames show the same place; used without odometry."""
     window: int = 4
-    """Proposals before this one that may support it."""
+    """Number of previous proposals that may support a closure."""
     least_support: int = 2
-    """So many of them must; 0: every frame stands for itself."""
+    """Number of them that must support it; 0 disables this check."""
     tolerance: float = 10.0
-    """Metres by which matches may differ from what was driven."""
+    """Largest distance in metres between a match and its prediction by odometry."""
     drift: float | None = 0.05
-    """Deviation of odometry as a share of the way, by which a closure is plausible or not; None: do not ask
-    it.
-    """
+    """Odometry drift (standard deviation) as a fraction of the distance travelled; None ignores odometry."""
     fewest: int = 20
-    """Frames that a map needs before it is asked."""
+    """Number of frames that can be matched before the first proposal is made."""
     least_inliers: int | None = None
-    """Local features that must fit one camera motion; None: nobody looks."""
+    """Minimum number of local features that fit one camera motion; None disables this check."""
     verify: int | None = None
-    """Matches that are compared cell by cell before one is proposed; None: as when it was calibrated."""
+    """Number of top matches to re-rank by patch matching. Default: the value used for calibration."""
     least_agreement: float | None = None
-    """Share of cells that must agree on one shift; None: nobody looks."""
+    """Minimum fraction of patches that agree on the same shift; None disables this check."""
     sigma: float = 3.0
-    """Metres of standard deviation of a typical closure: as far as two images of one place lie apart."""
+    """Standard deviation of a typical closure in metres: the distance of two images of the same place."""
     sigma_angle: float = 0.1
-    """The same in radians."""
+    """Standard deviation of a typical closure in radians."""
     weights: tuple[float, float] = (0.1, 10.0)
-    """Least and largest weight of a closure against a typical one."""
+    """Smallest and largest weight of a closure relative to a typical one."""
 
     def __post_init__(self) -> None:
-        share = self.max_risk
-        if share is not None and not 0 < share < 1:
-            raise KappaPlaceError(f"The risk of a closure lies between 0 and 1, got {share:g}.")
+        if self.max_risk is not None and not 0 < self.max_risk < 1:
+            raise KappaPlaceError(f"max_risk must be between 0 and 1, got {self.max_risk:g}.")
         if self.least_support > self.window:
             raise KappaPlaceError(
-                f"{self.least_support} proposals cannot agree among the last {self.window}; widen the window."
+                f"least_support is {self.least_support}, but only {self.window} proposals are compared. "
+                "Pass a larger window."
             )
-        lengths = (self.recent, self.radius, self.tolerance, self.sigma, self.sigma_angle)
-        if not all(0 < length < np.inf for length in lengths) or self.fewest < 2:
-            raise KappaPlaceError(
-                "Distances of loop closing must be above 0 and finite, and a map has 2 frames or more."
-            )
-        if self.drift is not None and not 0 < self.drift < np.inf:
-            raise KappaPlaceError(f"Odometry drifts by a share of the way above 0, got {self.drift:g}.")
+        for name in ("recent", "radius", "tolerance", "sigma", "sigma_angle", "drift"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < np.inf:
+                raise KappaPlaceError(f"{name} must be above 0 and finite, got {value:g}.")
+        for name, least in (("fewest", 2), ("least_inliers", 1), ("verify", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise KappaPlaceError(f"{name} must be at least {least}, got {value}.")
         if self.outside_rate is not None and not 0 <= self.outside_rate < 1:
-            raise KappaPlaceError(
-                f"The share of frames from nowhere seen before lies in [0, 1), got {self.outside_rate:g}."
-            )
-        if self.least_inliers is not None and self.least_inliers < 1:
-            raise KappaPlaceError(f"A number of inliers is 1 or more, not {self.least_inliers}.")
-        if self.verify is not None and self.verify < 0:
-            raise KappaPlaceError(
-                f"A number of matches to compare cell by cell is 0 or more, not {self.verify}."
-            )
+            raise KappaPlaceError(f"outside_rate must be at least 0 and below 1, got {self.outside_rate:g}.")
         if self.least_agreement is not None and not 0 < self.least_agreement <= 1:
             raise KappaPlaceError(
-                f"A share of cells that agree lies between 0 and 1, got {self.least_agreement:g}."
+                f"least_agreement must be above 0 and at most 1, got {self.least_agreement:g}."
             )
 
 
 class LoopCloser:
-    """Keeps the map of one drive and proposes closures; see the top of this file."""
+    """Proposes and decides closures of one drive; see the module description."""
 
     def __init__(
         self,
         calibration: Calibration | None = None,
         settings: ClosingSettings | None = None,
         *,
-        embed: Callable[[Any], Embeddings] | None = None,
+        embed: Callable[[Sequence[Source]], Embeddings] | None = None,
         patch_maps: PatchMaps | None = None,
-        compared: Mapping[Pair, float] | None = None,
+        agreements: Mapping[Pair, float] | None = None,
         scores: tuple[str, ...] = (),
     ) -> None:
-        """``embed`` turns a list of images into embeddings (`model.embed`), for frames without descriptor.
+        """Start a drive.
 
-        ``patch_maps`` (`cells.patch_maps_of`) is needed to compare cells, ``compared`` is what is known.
-        ``scores`` are computed beside those of the calibration and kept in `features`, to fit one later.
-        Without a calibration everything is proposed and nothing accepted.
+        Args:
+            calibration: Calibration of closures. Default: everything is proposed and nothing is accepted.
+            settings: Conditions for closing a loop. Default: `ClosingSettings()`.
+            embed: Function that embeds a list of images (`model.embed`), for frames without a descriptor.
+            patch_maps: Patch features of images (`retrieval.patches.patch_maps_of`), required for patch
+                matching.
+            agreements: Patch agreement of pairs (frame, earlier frame) from an earlier run.
+            scores: Names of scores that are also computed and kept in ``features``, to fit a calibration
+                later.
+
+        Raises:
+            KappaPlaceError: If patch matching is needed but not possible, or differs from the calibration.
         """
         self.calibration, self.settings = calibration, settings or ClosingSettings()
         self.embed = embed
         self.map = GrowingMap(self.settings.radius, self.settings.near_frames)
         self.closures: list[Closure] = []
-        """Every proposal, accepted or not."""
+        """All proposals, accepted or not."""
         self.features: list[Scores] = []
         """The ``scores`` of each proposal."""
         self.scores = scores
         self._scores = tuple(score_named(name) for name in scores)
         self._check = GeometricCheck() if self.settings.least_inliers is not None else None
-        self.verify = self._compared_matches()
-        if not self.verify and set(scores) & set(PATCH_SIGNALS):
-            raise KappaPlaceError("Scores of cells need matches to compare: ClosingSettings(verify=10).")
+        self.rerank = self._matches_to_rerank()
+        """Number of matches that are re-ranked by patch matching."""
+        if not self.rerank and set(scores) & set(PATCH_SIGNALS):
+            raise KappaPlaceError(
+                "Patch scores need matches to re-rank. Pass settings=ClosingSettings(verify=10)."
+            )
         self.cells: CellCheck | None = None
-        """What was compared cell by cell, where it was."""
-        if self.verify or self.settings.least_agreement is not None:
+        """Patch agreements; None without patch matching."""
+        if self.rerank or self.settings.least_agreement is not None:
             if patch_maps is None:
                 raise KappaPlaceError(
-                    "Comparing cells needs a model that shows its stages (ResNet, EfficientNet-Lite): "
-                    "LoopCloser(…, patch_maps=patch_maps_of(model))."
+                    "Patch matching needs a model with patch features (ResNet, EfficientNet-Lite). "
+                    "Pass patch_maps=patch_maps_of(model)."
                 )
-            self.cells = CellCheck(patch_maps, compared)
-        self._last: deque[Proposal] = deque(maxlen=self.settings.window)
+            self.cells = CellCheck(patch_maps, agreements)
+        self._recent: deque[Proposal] = deque(maxlen=self.settings.window)
         self._odometry: list[Poses] = []
-        self._typical = _RunningMedian()
-        self._closed: Proposal | None = None
+        self._concentrations: list[float] = []
+        self._last_accepted: Proposal | None = None
 
     @property
     def accepted(self) -> list[Closure]:
+        """Accepted closures."""
         return [closure for closure in self.closures if closure.accepted]
 
     @property
     def odometry(self) -> Poses:
-        """What odometry said, N×3 or N×7."""
+        """Raw odometry of all frames, N×3 or N×7."""
         return np.stack(self._odometry)
 
     def add(self, frame: Frame) -> Closure | None:
-        """Take in the next frame; the proposal, if there is anything to propose."""
-        descriptor, kappa = self._embedded(frame)
-        number, pose, way = len(self.map), None, float(len(self.map))
+        """Add the next frame of the drive.
+
+        Args:
+            frame: Image or descriptor with its odometry; all frames of a drive must be of the same kind.
+
+        Returns:
+            The proposed closure; None if there is no earlier frame to propose.
+
+        Raises:
+            KappaPlaceError: If the frame lacks something or does not fit the previous ones.
+        """
+        descriptor, kappa = self._embedding(frame)
+        number, pose, distance = len(self.map), None, float(len(self.map))
         if frame.odometry is not None:
-            stated = check_poses(frame.odometry, f"odometry of frame {number}")
-            pose, way = self._place(stated)
-        self.map.append(descriptor, kappa, pose, way, frame.time, frame.name)
+            raw = check_poses(frame.odometry, f"odometry of frame {number}")
+            pose, distance = self._position(raw)
+        self.map.append(descriptor, kappa, pose, distance, frame.time, frame.name)
         if pose is not None:
-            self._odometry.append(stated)
+            self._odometry.append(raw)
         if self._check is not None:
             self._check.remember(number, frame.image)
         if self.cells is not None:
             self.cells.images.append(frame.image)
-        first = self.askable(number)
-        if first < self.settings.fewest:
+        count = self.candidate_count(number)
+        if count < self.settings.fewest:
             return None
         query = Embeddings(descriptor[None].astype(np.float32), None if kappa is None else np.array([kappa]))
         queries, images = Queries(query), None
-        if self.verify and self.cells is not None:
+        if self.rerank and self.cells is not None:
             images = self.cells.images
             queries = Queries(query, images[number : number + 1], self.cells.patch_maps)
-        evidence = self.map.evidence(queries, first, max(2, self.verify), images)
-        closure = self._judge(number, self._verified(number, evidence) if self.verify else evidence)
+        evidence = self.map.evidence(queries, count, max(2, self.rerank), images)
+        closure = self._decide(number, self._reranked(number, evidence) if self.rerank else evidence)
         self.closures.append(closure)
-        self._last.append(Proposal(closure.query, closure.match))
+        self._recent.append(Proposal(closure.query, closure.match))
         if closure.accepted and pose is not None:
-            # Where the camera is again is better known than odometry says: from here on, go on from there.
+            # The match is a better estimate of the position than odometry, so later poses continue from it.
             self.map.poses[number] = compose(self.map.poses[closure.match], closure.relative)
-            self._closed = Proposal(closure.query, closure.match)
+            self._last_accepted = Proposal(closure.query, closure.match)
         return closure
 
-    def _compared_matches(self) -> int:
-        """How many matches are compared cell by cell; a calibration speaks of none other."""
-        then, now = verified_by(self.calibration), self.settings.verify
-        if now is None:
-            return then
-        if self.calibration is not None and now != then:
-            raise KappaPlaceError(
-                f"Closures were calibrated with {then} matches compared cell by cell, not with {now}; leave "
-                "`verify` to the calibration, or calibrate anew."
-            )
-        return now
+    def candidate_count(self, number: int) -> int:
+        """Count the frames that are old enough to be proposed.
 
-    def _verified(self, number: int, evidence: Evidence) -> Evidence:
-        """The same matches by how many of their cells agree, as a map has them."""
-        assert self.cells is not None  # made with ``verify``
-        found = self.cells.agreement(number, evidence.matches.indices[0].tolist())[None]
-        order = np.argsort(-found, axis=1, kind="stable")
+        Args:
+            number: Index of the query frame.
+
+        Returns:
+            The first frames of the drive, up to this count, can be proposed.
+        """
+        if not self.map.pose_size:
+            return max(0, number - self.settings.recent_frames)
+        distance = self.map.distance
+        return int(np.searchsorted(distance, distance[number] - self.settings.recent, side="right"))
+
+    def _matches_to_rerank(self) -> int:
+        """Return the number of matches to re-rank; a calibration is valid for its own number only."""
+        calibrated = 0 if self.calibration is None else self.calibration.rerank
+        if self.settings.verify is None:
+            return calibrated
+        if self.calibration is not None and self.settings.verify != calibrated:
+            raise KappaPlaceError(
+                f"verify must match the calibration, which was calibrated with {calibrated} re-ranked "
+                f"matches, got {self.settings.verify}. Omit verify, or recalibrate."
+            )
+        return self.settings.verify
+
+    def _reranked(self, number: int, evidence: Evidence) -> Evidence:
+        """Sort the matches by patch agreement, like a map."""
+        assert self.cells is not None  # created together with ``rerank``
+        agreement = self.cells.agreement(number, evidence.matches.indices[0].tolist())[None]
+        order = np.argsort(-agreement, axis=1, kind="stable")
         return replace(
             evidence,
             matches=reordered(evidence.matches, order),
-            agreement=np.take_along_axis(found, order, 1),
+            agreement=np.take_along_axis(agreement, order, 1),
         )
 
-    def _embedded(self, frame: Frame) -> tuple[np.ndarray, float | None]:
+    def _embedding(self, frame: Frame) -> tuple[NDArray[np.float32], float | None]:
         if frame.descriptor is not None:
             return np.asarray(frame.descriptor, np.float32), frame.kappa
-        if frame.image is None or self.embed is None:
+        if frame.image is None:
+            raise KappaPlaceError(f"Frame {len(self.map)} has no descriptor and no image. Pass one of them.")
+        if self.embed is None:
             raise KappaPlaceError(
-                f"Frame {len(self.map)} has no descriptor"
-                + (
-                    " and no image."
-                    if frame.image is None
-                    else "; give the model: LoopCloser(…, embed=model.embed)."
-                )
+                f"Frame {len(self.map)} has no descriptor. Pass the model: LoopCloser(…, embed=model.embed)."
             )
-        made = self.embed([frame.image])
-        return np.asarray(made.descriptor[0]), None if made.kappa is None else float(made.kappa[0])
+        embedding = self.embed([frame.image])
+        kappa = None if embedding.kappa is None else float(embedding.kappa[0])
+        return np.asarray(embedding.descriptor[0]), kappa
 
-    def _place(self, odometry: Poses) -> tuple[Poses, float]:
-        """Believed pose and metres travelled: the last belief, and what was driven since."""
+    def _position(self, odometry: Poses) -> tuple[Poses, float]:
+        """Return estimated pose and distance travelled: the last estimate plus the motion since then."""
         if not self._odometry:
             if len(self.map):
-                raise KappaPlaceError("Odometry begins in the middle of the drive; give it with every frame.")
+                raise KappaPlaceError(
+                    f"Frame {len(self.map)} has odometry, but earlier frames have none. Pass it for every "
+                    "frame."
+                )
             return odometry, 0.0
         if odometry.shape != self._odometry[-1].shape:
-            raise KappaPlaceError("Odometry must be planar or spatial throughout, not both.")
+            raise KappaPlaceError(
+                f"Odometry must be planar or spatial for all frames, got {len(odometry)} numbers after "
+                f"{len(self._odometry[-1])}."
+            )
         step = between(self._odometry[-1], odometry)
-        way = float(self.map.way[-1] + np.linalg.norm(pose_positions(step)))
-        return compose(self.map.poses[-1], step), way
+        distance = float(self.map.distance[-1] + np.linalg.norm(pose_positions(step)))
+        return compose(self.map.poses[-1], step), distance
 
-    def askable(self, number: int) -> int:
-        """How many of the first frames are old enough to be a closure."""
-        if not self.map.pose_size:
-            return max(0, number - self.settings.recent_frames)
-        return int(np.searchsorted(self.map.way, self.map.way[number] - self.settings.recent, side="right"))
-
-    def _judge(self, number: int, evidence: Evidence) -> Closure:
+    def _decide(self, number: int, evidence: Evidence) -> Closure:
         match, similarity = int(evidence.top[0]), float(evidence.cosines[0, 0])
         uncertainty, probability, by_rule = self._probability(evidence)
         if probability is not None and self.map.pose_size and self.settings.drift is not None:
-            probability = updated(probability, self._plausible(number, match, self.settings.drift))
+            probability = update(probability, self._plausibility(number, match, self.settings.drift))
         if self._scores:
             self.features.append(features_of(evidence, self._scores)[0])
         odometry = self._odometry if self.map.pose_size else None
-        agreeing = support(
-            Proposal(number, match), self._last, odometry, self.map.poses, self.settings.tolerance
+        supporters = support(
+            Proposal(number, match), self._recent, odometry, self.map.poses, self.settings.tolerance
         )
         agreement = None if evidence.agreement is None else float(evidence.agreement[0, 0])
-        reason, inliers = self._reason(probability, by_rule, agreeing), None
+        reason, inliers = self._reason(probability, by_rule, supporters), None
         if not reason and self.cells is not None and self.settings.least_agreement is not None:
             agreement = float(self.cells.agreement(number, [match])[0])
             reason = "" if agreement >= self.settings.least_agreement else CELLS
@@ -291,14 +317,14 @@ class LoopCloser:
             inliers = self._check.inliers(number, match)
             if inliers is None:
                 raise KappaPlaceError(
-                    "The geometric check needs the image of every frame; give them, or leave it out."
+                    "The geometric check needs the image of every frame. Pass images, or omit least_inliers."
                 )
             assert self.settings.least_inliers is not None
             reason = "" if inliers >= self.settings.least_inliers else GEOMETRY
         concentration = self._concentration(evidence)
         weight = self._weight(concentration)
-        if not reason:
-            self._typical.add(concentration)
+        if not reason and np.isfinite(concentration):
+            self._concentrations.append(concentration)
         size = self.map.pose_size or PLANAR
         return Closure(
             query=number,
@@ -307,7 +333,7 @@ class LoopCloser:
             uncertainty=uncertainty,
             probability=probability,
             concentration=concentration,
-            support=agreeing,
+            support=supporters,
             inliers=inliers,
             accepted=not reason,
             reason=reason,
@@ -318,7 +344,7 @@ class LoopCloser:
         )
 
     def _probability(self, evidence: Evidence) -> tuple[float, float | None, bool | None]:
-        """Uncertainty, probability, and whether the calibration's own rule accepts, if it is asked."""
+        """Return uncertainty, probability, and whether the rule of the calibration accepts, if it is used."""
         if self.calibration is None:
             name = "kappaplace" if self.map.has_kappa else "cosine"
             return float(SCORES[name].query(evidence)[0]), None, None
@@ -329,28 +355,28 @@ class LoopCloser:
             return uncertainty, probability, None
         return uncertainty, probability, bool(self.calibration.decide(features)[0] == Decision.ACCEPT)
 
-    def _plausible(self, number: int, match: int, drift: float) -> float:
-        """How much likelier the believed positions are if the closure is right."""
-        way = self.map.way
-        driven = float(way[number] - way[match])
-        if self._closed is not None:  # belief goes on from the last closure
-            query, other = self._closed
-            driven = float(way[number] - way[query] + abs(way[other] - way[match]))
-        here, there = as_planar(self.map.poses[[number, match]])
-        displacement = float(np.hypot(*(here - there)[:2]))
-        turned = float(wrap_angle(here[2] - there[2]))
-        area = covered_area(self.map.poses[: self.askable(number)])
+    def _plausibility(self, number: int, match: int, drift: float) -> float:
+        """Return how much more likely the estimated positions are if the closure is correct."""
+        travelled = self.map.distance
+        distance = float(travelled[number] - travelled[match])
+        if self._last_accepted is not None:  # the estimate continues from the last closure
+            query, other = self._last_accepted
+            distance = float(travelled[number] - travelled[query] + abs(travelled[other] - travelled[match]))
+        a, b = as_planar(self.map.poses[[number, match]])
+        displacement = float(np.hypot(*(a - b)[:2]))
+        turn = float(wrap_angle(a[2] - b[2]))
+        area = covered_area(self.map.poses[: self.candidate_count(number)])
         spread = self.settings.tolerance / 2
-        return likelihood_ratio(displacement, driven, area, drift=drift, spread=spread, turned=turned)
+        return likelihood_ratio(displacement, distance, area, drift=drift, spread=spread, turn=turn)
 
-    def _reason(self, probability: float | None, by_rule: bool | None, agreeing: int) -> str:
+    def _reason(self, probability: float | None, by_rule: bool | None, supporters: int) -> str:
         if probability is None:
             return UNCALIBRATED
         limit = self.settings.max_risk
-        sure = by_rule if limit is None else probability >= 1 - limit
-        if not sure:
+        within_risk = by_rule if limit is None else probability >= 1 - limit
+        if not within_risk:
             return RISK
-        return "" if agreeing >= self.settings.least_support else LONELY
+        return "" if supporters >= self.settings.least_support else LONELY
 
     def _concentration(self, evidence: Evidence) -> float:
         if not self.map.has_kappa:
@@ -360,32 +386,17 @@ class LoopCloser:
         return float(vmf.resultant(own, other, cosine))
 
     def _weight(self, concentration: float) -> float:
-        """Information against a typical closure.
+        """Return the information relative to a typical closure.
 
         If a descriptor turns by an angle δ/ℓ over δ metres, the log-density κ·cos(δ/ℓ) has the curvature
-        κ/ℓ² at its top: the information about the position grows with the concentration itself. ℓ is
-        unknown, so a typical closure of this drive stands for 1.
+        κ/ℓ² at its maximum: the information about the position is proportional to the concentration. ℓ is
+        unknown, so the median of the drive so far has weight 1.
         """
-        typical = self._typical.value
-        if not np.isfinite(concentration) or typical is None:
+        if not np.isfinite(concentration) or not self._concentrations:
             return 1.0
+        typical = float(np.median(self._concentrations))
         return float(np.clip(concentration / typical, *self.settings.weights))
 
     def _sigma(self, size: int, weight: float) -> Poses:
         metres, angle = self.settings.sigma / np.sqrt(weight), self.settings.sigma_angle / np.sqrt(weight)
         return np.array([metres] * 2 + [angle] if size != SPATIAL else [metres] * 3 + [angle] * 3)
-
-
-@dataclass
-class _RunningMedian:
-    """Of all values so far; a drive has few closures, so that sorting them does not matter."""
-
-    values: list[float] = field(default_factory=list)
-
-    def add(self, value: float) -> None:
-        if np.isfinite(value):
-            self.values.append(value)
-
-    @property
-    def value(self) -> float | None:
-        return float(np.median(self.values)) if self.values else None

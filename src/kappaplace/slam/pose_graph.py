@@ -1,25 +1,13 @@
-"""Pose-graph optimisation with GTSAM: all at once, or frame by frame (iSAM2).
+"""Pose-graph optimization with GTSAM, after the drive or frame by frame (iSAM2).
 
-Graduated non-convexity (Yang et al., 2020): from a convex cost to truncated least squares, all at once.
-
-Odometry and closures as GTSAM factors, in the plane and in space, plain or under a robust kernel.
-
-**Switchable constraints** (Sünderhauf and Protzel, 2012) give every closure a switch s: its error counts s
-times, and a prior of the information Φ holds s at 1. For given poses the best switch is known, s = Φ/(Φ +
-χ²), and what is left is a kernel on χ², that of Geman and McClure:
-
-    min over s of  s²·χ² + Φ·(1 − s)²  =  Φ·χ²/(Φ + χ²)
-
-So no switch has to be solved for, and the minimum is the same. **DCS** (Agarwal et al., 2013) was derived
-from it with s = min(1, 2Φ/(Φ + χ²)): closures within Φ count in full.
+The default kernel after the drive is graduated non-convexity (Yang et al., 2020): it starts from a convex
+cost and ends with truncated least squares. `graph_factors` describes the other kernels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from kappaplace.data.poses import PLANAR, Poses, between, check_poses, compose
 from kappaplace.errors import KappaPlaceError
@@ -27,6 +15,7 @@ from kappaplace.slam.graph_factors import (
     Kernel,
     OdometryNoise,
     closure_factor,
+    estimated_poses,
     from_gtsam,
     load_gtsam,
     odometry_factor,
@@ -36,22 +25,28 @@ from kappaplace.slam.graph_factors import (
 from kappaplace.slam.odometry_scale import odometry_scale
 from kappaplace.slam.types import Closure
 
+if TYPE_CHECKING:
+    import gtsam
+
 INLIER = 0.99
-"""Share of right closures whose error is to be kept: the quantile of χ² that truncates."""
+"""Quantile of χ² at which errors are truncated: the fraction of correct closures that are kept."""
+ITERATIONS = 100
 
 
-def graduated(graph: Any, start: Any, settings: Any, trusted: int) -> Any:
-    """Solved by GNC; the first so many factors (odometry) are beyond doubt."""
+def _graduated(
+    graph: gtsam.NonlinearFactorGraph,
+    start: gtsam.Values,
+    settings: gtsam.LevenbergMarquardtParams,
+    trusted: int,
+) -> gtsam.Values:
+    """Solve by GNC; the first ``trusted`` factors (odometry) count as inliers."""
     gtsam = load_gtsam()
-    terms = gtsam.GncLMParams(settings)
-    terms.setLossType(gtsam.GncLossType.TLS)
-    terms.setKnownInliers(list(range(trusted)))
-    solver = gtsam.GncLMOptimizer(graph, start, terms)
+    options = gtsam.GncLMParams(settings)
+    options.setLossType(gtsam.GncLossType.TLS)
+    options.setKnownInliers(list(range(trusted)))
+    solver = gtsam.GncLMOptimizer(graph, start, options)
     solver.setInlierCostThresholdsAtProbability(INLIER)
     return solver.optimize()
-
-
-ITERATIONS = 100
 
 
 def optimise(
@@ -63,18 +58,31 @@ def optimise(
     by_probability: bool = False,
     adapt: bool = True,
 ) -> Poses:
-    """The poses that fit odometry and closures best, N×3 or N×7; the first one stays.
+    """Compute the poses that fit odometry and closures best, by Levenberg-Marquardt from the odometry.
 
-    Closures are taken as they are given, accepted or not. Levenberg-Marquardt from the odometry.
-    ``adapt`` trusts odometry more where closures show that it was better than stated (`odometry_scale`);
-    where they do not contradict it at all, it comes back as it was.
+    Args:
+        odometry: Raw poses of all frames, N×3 or N×7; the first one stays fixed.
+        closures: Closures to use, whether marked as accepted or not.
+        noise: Standard deviations of odometry. Default: `OdometryNoise()`.
+        kernel: Robust kernel: none, cauchy, dcs, switchable or gnc.
+        by_probability: Use the odds of each closure as the width of its kernel.
+        adapt: Trust odometry more if closures show that it is better than specified (`odometry_scale`). If
+            they do not contradict it at all, it is returned unchanged.
+
+    Returns:
+        The optimized poses, in the shape of ``odometry``.
+
+    Raises:
+        KappaPlaceError: If there are fewer than two poses, a closure does not fit them, the graph cannot be
+            solved, or GTSAM is not installed.
     """
     gtsam, poses, noise = load_gtsam(), check_poses(odometry, "odometry"), noise or OdometryNoise()
     if poses.ndim != 2 or len(poses) < 2:
-        raise KappaPlaceError(f"A pose graph needs two poses or more, got an array of shape {poses.shape}.")
-    known = [_known(closure, poses.shape) for closure in closures]
+        raise KappaPlaceError(f"A pose graph needs at least two poses, got an array of shape {poses.shape}.")
+    for closure in closures:
+        _check_closure(closure, poses.shape)
     if adapt:
-        scale = odometry_scale(poses, known, noise)
+        scale = odometry_scale(poses, closures, noise)
         if scale == 0:
             return poses.copy()
         noise = noise.times(scale)
@@ -84,36 +92,47 @@ def optimise(
         start.insert(row, to_gtsam(pose))
         if row:
             graph.add(odometry_factor(row - 1, poses[row - 1], pose, noise))
-    for closure in known:
+    for closure in closures:
         graph.add(closure_factor(closure, kernel, by_probability=by_probability))
     settings = gtsam.LevenbergMarquardtParams()
     settings.setMaxIterations(ITERATIONS)
     try:
-        if kernel == "gnc" and known:
-            found = graduated(graph, start, settings, len(poses))
+        if kernel == "gnc" and closures:
+            result = _graduated(graph, start, settings, len(poses))
         else:
-            found = gtsam.LevenbergMarquardtOptimizer(graph, start, settings).optimize()
+            result = gtsam.LevenbergMarquardtOptimizer(graph, start, settings).optimize()
     except RuntimeError as error:
         raise _unsolved(error) from None
-    return from_gtsam(found, len(poses), poses.shape[1])
+    return estimated_poses(result, len(poses), poses.shape[1])
 
 
 class IncrementalGraph:
-    """The same while driving: iSAM2 takes in one frame after the other and corrects what a closure
-    changes. Odometry is trusted as stated throughout: how good it was is known at the end only.
+    """Pose graph that is optimized during the drive: iSAM2 adds one frame at a time.
+
+    The noise of odometry is used as specified, because it can be estimated only at the end of a drive.
     """
 
     def __init__(
         self, noise: OdometryNoise | None = None, kernel: Kernel = "none", *, by_probability: bool = False
-    ):
+    ) -> None:
+        """Start an empty graph.
+
+        Args:
+            noise: Standard deviations of odometry. Default: `OdometryNoise()`.
+            kernel: Robust kernel: none, cauchy, dcs or switchable.
+            by_probability: Use the odds of each closure as the width of its kernel.
+
+        Raises:
+            KappaPlaceError: If the kernel is gnc, or GTSAM is not installed.
+        """
         gtsam = load_gtsam()
         if kernel == "gnc":
             raise KappaPlaceError(
-                "GNC looks at all closures together, not frame by frame; choose none, cauchy, dcs or "
-                "switchable."
+                "The kernel 'gnc' needs all closures together and cannot run frame by frame. "
+                "Use none, cauchy, dcs or switchable."
             )
         settings = gtsam.ISAM2Params()
-        # Looked at again with every frame, or corrections after a closure would wait for ten more.
+        # Relinearize with every frame; otherwise corrections after a closure wait for ten more frames.
         settings.relinearizeSkip = 1
         settings.setRelinearizeThreshold(0.01)
         self._solver = gtsam.ISAM2(settings)
@@ -122,53 +141,57 @@ class IncrementalGraph:
         self._last: Poses | None = None
 
     def add(self, odometry: Poses, closure: Closure | None = None) -> None:
-        """The next frame, and the closure it gave, if any; a closure that was not accepted is left out."""
+        """Add the next frame.
+
+        Args:
+            odometry: Raw pose of the frame, 3 or 7 numbers.
+            closure: Closure of the frame; ignored unless it was accepted.
+
+        Raises:
+            KappaPlaceError: If a pose or closure does not fit the graph, or the graph cannot be solved.
+        """
         gtsam, pose = load_gtsam(), check_poses(odometry, f"odometry of frame {self.count}")
-        graph, fresh = gtsam.NonlinearFactorGraph(), gtsam.Values()
+        graph, values = gtsam.NonlinearFactorGraph(), gtsam.Values()
         if self._last is None:
             graph.add(prior(pose))
-            fresh.insert(0, to_gtsam(pose))
+            values.insert(0, to_gtsam(pose))
         else:
             graph.add(odometry_factor(self.count - 1, self._last, pose, self.noise))
-            believed = compose(self._at(self.count - 1, len(pose)), between(self._last, pose))
-            fresh.insert(self.count, to_gtsam(believed))
-        if closure is not None and closure.accepted:
-            known = _known(closure, (self.count + 1, len(pose)))
-            graph.add(closure_factor(known, self.kernel, by_probability=self.by_probability))
+            start = compose(self._at(self.count - 1, len(pose)), between(self._last, pose))
+            values.insert(self.count, to_gtsam(start))
+        accepted = closure is not None and closure.accepted
+        if closure is not None and accepted:
+            _check_closure(closure, (self.count + 1, len(pose)))
+            graph.add(closure_factor(closure, self.kernel, by_probability=self.by_probability))
         try:
-            self._solver.update(graph, fresh)
-            if closure is not None and closure.accepted:
-                self._solver.update()  # one more step: a closure moves what it was linearised at
+            self._solver.update(graph, values)
+            if accepted:
+                self._solver.update()  # one more step, because a closure moves the linearization point
         except RuntimeError as error:
             raise _unsolved(error) from None
         self._last, self.count = pose, self.count + 1
 
     @property
     def poses(self) -> Poses:
-        """As believed now, N×3 or N×7."""
+        """Current estimate of all poses, N×3 or N×7."""
         if self._last is None:
-            raise KappaPlaceError("The pose graph is empty; add frames first.")
-        return from_gtsam(self._solver.calculateBestEstimate(), self.count, len(self._last))
+            raise KappaPlaceError("The pose graph is empty. Add frames first.")
+        return estimated_poses(self._solver.calculateBestEstimate(), self.count, len(self._last))
 
     def _at(self, number: int, size: int) -> Poses:
-        if size == PLANAR:
-            pose = self._solver.calculateEstimatePose2(number)
-            return np.array([pose.x(), pose.y(), pose.theta()])
-        pose = self._solver.calculateEstimatePose3(number)
-        turned = pose.rotation().toQuaternion()
-        return np.array([*pose.translation(), turned.x(), turned.y(), turned.z(), turned.w()])
+        solver = self._solver
+        estimate = solver.calculateEstimatePose2 if size == PLANAR else solver.calculateEstimatePose3
+        return from_gtsam(estimate(number))
 
 
-def _known(closure: Closure, shape: tuple[int, ...]) -> Closure:
+def _check_closure(closure: Closure, shape: tuple[int, ...]) -> None:
     if not 0 <= closure.match < closure.query < shape[0] or len(closure.relative) != shape[1]:
         raise KappaPlaceError(
             f"The closure of frames {closure.match} and {closure.query} does not fit {shape[0]} poses of "
-            f"{shape[1]} "
-            "numbers; give the odometry that the closures were found with."
+            f"{shape[1]} numbers. Pass the odometry that was used to find the closures."
         )
-    return closure
 
 
 def _unsolved(error: RuntimeError) -> KappaPlaceError:
     reason = str(error).strip().partition("\n")[0]
-    return KappaPlaceError(f"The pose graph cannot be solved ({reason}); check odometry and closures.")
+    return KappaPlaceError(f"The pose graph cannot be solved ({reason}). Check odometry and closures.")

@@ -1,14 +1,14 @@
-"""A whole drive: embed, close loops, optimise, write what others read."""
+"""Process a whole drive: embed, close loops, optimize the trajectory, and write files for other programs."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
@@ -16,15 +16,16 @@ from kappaplace.calibration.calibration import Calibration
 from kappaplace.data.poses import Poses, distance_travelled
 from kappaplace.data.readers.trajectory import TimedPoses
 from kappaplace.errors import KappaPlaceError
-from kappaplace.files import DAMAGED_ARRAYS, make_folder, replace_file
+from kappaplace.files import DAMAGED_ARRAYS, make_folder, write_file
 from kappaplace.models.checkpoint import AnyModel
 from kappaplace.models.embedding import embed_images, join
 from kappaplace.progress import track
 from kappaplace.retrieval.patches import Pair, patch_maps_of
 from kappaplace.slam.drive_inputs import DriveInput
 from kappaplace.slam.evaluation import TrajectoryError, load_evo, trajectory_error
-from kappaplace.slam.graph_factors import Kernel, OdometryNoise, load_gtsam
+from kappaplace.slam.graph_factors import Kernel, OdometryNoise, kernel_named, load_gtsam
 from kappaplace.slam.graph_files import write_g2o, write_json_lines, write_tum
+from kappaplace.slam.growing_map import save_arrays
 from kappaplace.slam.loop_closer import ClosingSettings, LoopCloser
 from kappaplace.slam.pose_graph import IncrementalGraph, optimise
 from kappaplace.slam.types import Frame
@@ -33,25 +34,58 @@ from kappaplace.types import Embeddings
 EMBEDDINGS, COMPARED = "embeddings.npz", "cells.npz"
 BLOCK = 64
 UNCONTRADICTED = (
-    "The accepted closures do not contradict odometry beyond their own noise: the trajectory stays as it was."
+    "The accepted closures do not contradict odometry beyond their own noise, so the trajectory is unchanged."
 )
+
+
+@dataclass(frozen=True)
+class SlamOptions:
+    """How a drive is processed."""
+
+    closing: ClosingSettings = field(default_factory=ClosingSettings)
+    """Conditions for closing a loop."""
+    noise: OdometryNoise = field(default_factory=OdometryNoise)
+    """Standard deviations of odometry."""
+    kernel: Kernel | None = None
+    """Robust kernel of the pose graph. Default: gnc; with ``incremental``: none."""
+    incremental: bool = False
+    """Optimize frame by frame (iSAM2)."""
+    batch_size: int = 32
+    """Number of images to embed at once."""
+    device: str | None = None
+    """Device of the model: cpu, cuda, cuda:1, mps. Default: where the model is."""
+
+
+class Facts(TypedDict):
+    """Numbers of ``report.json``."""
+
+    frames: int
+    metres: float
+    proposals: int
+    accepted: int
+    rejected: dict[str, int]
+    largest_correction: float
+    error_odometry: dict[str, float] | None
+    error: dict[str, float] | None
 
 
 @dataclass(frozen=True, eq=False)
 class SlamRun:
-    """What a run found."""
+    """Result of `run_slam`."""
 
     closer: LoopCloser
+    """All frames and closures."""
     poses: Poses
-    """Optimised, one a frame."""
+    """Optimized poses, one per frame."""
     before: TrajectoryError | None = None
-    """Errors of odometry alone and of the optimised trajectory, where the truth was given."""
+    """Error of odometry; None without ground truth."""
     after: TrajectoryError | None = None
+    """Error of the optimized trajectory; None without ground truth."""
     notes: tuple[str, ...] = ()
-    """What a report must say beside its numbers."""
+    """Remarks for the report."""
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Facts:
         """Plain values for JSON."""
         proposals, accepted = self.closer.closures, self.closer.accepted
         shift = np.linalg.norm(self.poses[:, :2] - self.closer.odometry[:, :2], axis=1)
@@ -68,18 +102,19 @@ class SlamRun:
 
     @property
     def sentence(self) -> str:
-        """For people."""
+        """Summary for people."""
         facts = self.facts
-        said = (
+        summary = (
             f"{facts['frames']:,} frames over {facts['metres']:,.0f} m: {facts['accepted']:,} of "
-            f"{facts['proposals']:,} "
-            f"proposed closures accepted, trajectory corrected by up to {facts['largest_correction']:.1f} m."
+            f"{facts['proposals']:,} proposed closures accepted, trajectory corrected by up to "
+            f"{facts['largest_correction']:.1f} m."
         )
         if self.before is not None and self.after is not None:
-            said += (
-                f" Absolute error {self.before.absolute:.2f} m by odometry, {self.after.absolute:.2f} m now."
+            summary += (
+                f" Absolute error {self.before.absolute:.2f} m with odometry only, "
+                f"{self.after.absolute:.2f} m now."
             )
-        return said
+        return summary
 
 
 def run_slam(
@@ -87,91 +122,111 @@ def run_slam(
     model: AnyModel,
     calibration: Calibration,
     out: str | Path,
+    options: SlamOptions | None = None,
     *,
-    settings: ClosingSettings | None = None,
-    noise: OdometryNoise | None = None,
-    kernel: Kernel | None = None,
-    incremental: bool = False,
     truth: TimedPoses | None = None,
-    batch_size: int = 32,
-    device: str | None = None,
-    notes: Sequence[str] = (),
 ) -> SlamRun:
-    """Close loops over a drive and write trajectory, graph and closures into ``out``.
+    """Close loops over a drive and write trajectory, graph and closures to a folder.
 
-    `kappaplace.reports.write_slam` adds a picture and a page.
+    `kappaplace.reports.write_slam` adds a figure and a page. Embeddings and patch agreements are kept in the
+    folder, so a second run with the same frames and model does not compute them again.
 
-    Embeddings and compared cells are kept there: the same frames and model are not looked at twice. Without
-    a stated ``kernel`` closures are weighed against each other (GNC); frame by frame that cannot be done.
+    Args:
+        drive: Frames with odometry.
+        model: Model that embeds the images.
+        calibration: Calibration of closures.
+        out: Output folder.
+        options: How the drive is processed. Default: `SlamOptions()`.
+        truth: True trajectory, to measure errors.
+
+    Returns:
+        The closures, the optimized trajectory and its errors.
+
+    Raises:
+        KappaPlaceError: If the input does not fit together, or GTSAM is not installed (evo with ``truth``).
     """
     load_gtsam()  # before the long part
-    kernel = kernel or ("none" if incremental else "gnc")
-    graph = IncrementalGraph(noise, kernel) if incremental else None
-    known, inside = None, np.zeros(0, bool)
+    options = options or SlamOptions()
+    kernel = kernel_named(options.kernel or ("none" if options.incremental else "gnc"))
+    graph = IncrementalGraph(options.noise, kernel) if options.incremental else None
+    true_poses, inside = None, np.zeros(0, bool)
     if truth is not None:
         load_evo()
-        known, inside = truth.at(drive.time)
+        true_poses, inside = truth.at(drive.time)
         if inside.sum() < 3:
             raise KappaPlaceError(
-                "The true trajectory covers fewer than three frames; are its times the images' own?"
+                f"The true trajectory covers {inside.sum()} frames, at least 3 are required. "
+                "Check that its times are those of the images."
             )
     out = make_folder(out)
     stamp = sha256("\n".join([model.fingerprint, *_stamps(drive)]).encode()).hexdigest()
     closer = LoopCloser(
-        calibration, settings, patch_maps=patch_maps_of(model), compared=_compared(out / COMPARED, stamp)
+        calibration,
+        options.closing,
+        patch_maps=patch_maps_of(model),
+        agreements=_stored_agreements(out / COMPARED, stamp),
     )
-    made = drive_embeddings(drive, model, out, batch_size=batch_size, device=device)
+    embeddings = drive_embeddings(drive, model, out, batch_size=options.batch_size, device=options.device)
     try:
         with track("Closing loops", len(drive)) as bar:
-            for frame in drive_frames(drive, made):
+            for frame in drive_frames(drive, embeddings):
                 closure = closer.add(frame)
                 if graph is not None:
-                    assert frame.odometry is not None  # a drive has it throughout
+                    assert frame.odometry is not None  # every frame of a drive has it
                     graph.add(frame.odometry, closure)
                 bar.advance()
     finally:
         if closer.cells is not None:
-            _keep_compared(out / COMPARED, stamp, closer.cells.known)
+            _save_agreements(out / COMPARED, stamp, closer.cells.known)
     if graph is not None:
         poses = graph.poses
     else:
-        poses = optimise(drive.odometry, closer.accepted, noise=noise, kernel=kernel)
+        poses = optimise(drive.odometry, closer.accepted, noise=options.noise, kernel=kernel)
     before = after = None
-    if known is not None:
-        before = trajectory_error(known[inside], drive.odometry[inside])
-        after = trajectory_error(known[inside], poses[inside])
+    if true_poses is not None:
+        before = trajectory_error(true_poses[inside], drive.odometry[inside])
+        after = trajectory_error(true_poses[inside], poses[inside])
+    origin = calibration.facts.get("origin", "") or "other places"
+    notes = [f"Probabilities were fitted on {origin}; no risk is guaranteed for this drive."]
     if closer.accepted and np.array_equal(poses, drive.odometry):
-        notes = [*notes, UNCONTRADICTED]
-    if drive.left_out:
-        notes = [*notes, f"{drive.left_out:,} images lie outside the trajectory's time and were left out."]
-    found = SlamRun(closer, poses, before, after, tuple(notes))
-    _write(found, drive, out, noise)
-    return found
+        notes.append(UNCONTRADICTED)
+    if drive.skipped:
+        notes.append(f"{drive.skipped:,} images outside the time of the trajectory were skipped.")
+    run = SlamRun(closer, poses, before, after, tuple(notes))
+    _write(run, drive, out, options.noise)
+    return run
 
 
-def drive_frames(drive: DriveInput, made: Embeddings) -> list[Frame]:
-    """Frames as the closer takes them."""
-    kappa = [None] * len(drive) if made.kappa is None else [float(value) for value in made.kappa]
-    return [
-        Frame(descriptor, sure, image, odometry, float(time), name)
-        for descriptor, sure, image, odometry, time, name in zip(
-            made.descriptor, kappa, drive.paths, drive.odometry, drive.time, drive.names, strict=True
-        )
-    ]
+def drive_frames(drive: DriveInput, embeddings: Embeddings) -> list[Frame]:
+    """Return the frames of a drive for `LoopCloser.add`."""
+    kappa = [None] * len(drive) if embeddings.kappa is None else embeddings.kappa.tolist()
+    columns = (embeddings.descriptor, kappa, drive.paths, drive.odometry, drive.time.tolist(), drive.names)
+    return [Frame(*values) for values in zip(*columns, strict=True)]
 
 
 def drive_embeddings(
     drive: DriveInput, model: AnyModel, out: Path, *, batch_size: int = 32, device: str | None = None
 ) -> Embeddings:
-    """Of all frames; what an earlier run of the same model has embedded is taken from ``out``."""
+    """Embed all frames of a drive, and reuse the embeddings of an earlier run of the same model.
+
+    Args:
+        drive: Frames.
+        model: Model that embeds the images.
+        out: Folder in which embeddings are kept.
+        batch_size: Number of images to embed at once.
+        device: Device of the model. Default: where it is.
+
+    Returns:
+        Embeddings in the order of the frames.
+    """
     stamp, file = model.fingerprint, out / EMBEDDINGS
-    known = _known(file, stamp)
-    files = _stamps(drive)
-    todo = [row for row, name in enumerate(files) if name not in known]
+    stored = _stored_embeddings(file, stamp)
+    keys = _stamps(drive)
+    missing = [row for row, key in enumerate(keys) if key not in stored]
     try:
-        with track("Embedding", len(todo)) as bar:
-            for start in range(0, len(todo), BLOCK):
-                rows = todo[start : start + BLOCK]
+        with track("Embedding", len(missing)) as bar:
+            for start in range(0, len(missing), BLOCK):
+                rows = missing[start : start + BLOCK]
                 part = embed_images(
                     model,
                     model.preprocessing,
@@ -181,22 +236,25 @@ def drive_embeddings(
                     progress=False,
                 )
                 for at, row in enumerate(rows):
-                    known[files[row]] = part.take(slice(at, at + 1))
+                    stored[keys[row]] = part.take(slice(at, at + 1))
                 bar.advance(len(rows))
-    finally:  # an image that cannot be read, or a stop, does not cost what was done
-        if todo and known:
-            _keep(file, stamp, list(known), join(list(known.values())))
-    return join([known[name] for name in files])
+    finally:  # an unreadable image or an interruption does not lose finished embeddings
+        if missing and stored:
+            whole = join(list(stored.values()))
+            kappa = np.empty(0, np.float32) if whole.kappa is None else whole.kappa
+            arrays = {"model": stamp, "files": list(stored), "descriptor": whole.descriptor, "kappa": kappa}
+            save_arrays(file, arrays)
+    return join([stored[key] for key in keys])
 
 
 def _stamps(drive: DriveInput) -> list[str]:
-    """Images by path and time of change."""
+    """Identify images by path and modification time."""
     return [
         f"{path}|{Path(path).stat().st_mtime_ns}" if Path(path).exists() else path for path in drive.paths
     ]
 
 
-def _known(file: Path, stamp: str) -> dict[str, Embeddings]:
+def _stored_embeddings(file: Path, stamp: str) -> dict[str, Embeddings]:
     try:
         with np.load(file) as stored:
             if str(stored["model"]) != stamp:
@@ -205,21 +263,11 @@ def _known(file: Path, stamp: str) -> dict[str, Embeddings]:
             whole = Embeddings(stored["descriptor"], kappa)
             return {str(name): whole.take(slice(row, row + 1)) for row, name in enumerate(stored["files"])}
     except DAMAGED_ARRAYS:
-        return {}  # not there, or of no use: embedded again
+        return {}  # missing or damaged: images are embedded again
 
 
-def _keep(file: Path, stamp: str, files: Sequence[str], made: Embeddings) -> None:
-    kappa = np.empty(0, np.float32) if made.kappa is None else made.kappa
-
-    def write(part: Path) -> None:
-        with part.open("wb") as stream:
-            np.savez(stream, model=stamp, files=np.array(files), descriptor=made.descriptor, kappa=kappa)
-
-    replace_file(file, write)
-
-
-def _compared(file: Path, stamp: str) -> dict[Pair, float]:
-    """What an earlier run over the very same frames has compared; they are known by number only."""
+def _stored_agreements(file: Path, stamp: str) -> dict[Pair, float]:
+    """Read the patch agreements of an earlier run over exactly these frames (pairs of indices)."""
     try:
         with np.load(file) as stored:
             if str(stored["stamp"]) != stamp:
@@ -230,22 +278,16 @@ def _compared(file: Path, stamp: str) -> dict[Pair, float]:
         return {}
 
 
-def _keep_compared(file: Path, stamp: str, known: Mapping[Pair, float]) -> None:
-    pairs = np.array(list(known), np.int64).reshape(-1, 2)
-
-    def write(part: Path) -> None:
-        with part.open("wb") as stream:
-            np.savez(stream, stamp=stamp, pairs=pairs, agreement=np.array(list(known.values())))
-
-    replace_file(file, write)
+def _save_agreements(file: Path, stamp: str, agreements: Mapping[Pair, float]) -> None:
+    pairs = np.array(list(agreements), np.int64).reshape(-1, 2)
+    save_arrays(file, {"stamp": stamp, "pairs": pairs, "agreement": np.array(list(agreements.values()))})
 
 
-def _write(found: SlamRun, drive: DriveInput, out: Path, noise: OdometryNoise | None) -> None:
-    closures = found.closer.closures
-    write_tum(out / "trajectory.tum", found.poses, drive.time)
+def _write(run: SlamRun, drive: DriveInput, out: Path, noise: OdometryNoise) -> None:
+    closures = run.closer.closures
+    write_tum(out / "trajectory.tum", run.poses, drive.time)
     write_tum(out / "odometry.tum", drive.odometry, drive.time)
-    write_g2o(out / "graph.g2o", found.poses, drive.odometry, closures, noise)
+    write_g2o(out / "graph.g2o", run.poses, drive.odometry, closures, noise)
     write_json_lines(out / "closures.jsonl", closures, drive.names)
-    found.closer.map.export(out / "map.npz")
-    text = json.dumps(found.facts, indent=1)
-    replace_file(out / "report.json", lambda part: part.write_text(text, encoding="utf-8"))
+    run.closer.map.export(out / "map.npz")
+    write_file(out / "report.json", json.dumps(run.facts, indent=1))

@@ -1,16 +1,16 @@
-"""Where along a map is the camera? A Bayes filter over its frames, beside averages of scores (SeqSLAM).
+"""Localize a camera along a map: a Bayes filter over the frames of the map, and averages of scores (SeqSLAM).
 
-A belief is a probability for each frame of the map, and one for being nowhere in it. A step of odometry
-moves it, an image weighs it: with the probability p that its match is right the camera is at the match, else
-the image says nothing,
+A belief is a probability for each frame of the map, and one for being outside of it. A step of odometry
+moves it, an image weighs it. With probability p that the match is correct the camera is at the match;
+otherwise the image provides no information:
 
-    L_i = (1 − p) + p·N·w_i,      w: the matches, in shares of their probabilities, spread over their place.
+    L_i = (1 − p) + p·N·w_i,      w: the matches, weighted by their probabilities, spread over their place.
 
-So an image that is probably wrong changes nothing, however similar it looks: that is what the calibration is
-for. Whatever is believed, a little of it is given up in every step (``lost``) and spread over the whole map:
-a wrong belief is left behind after a few good images.
+So an image that is probably incorrect changes nothing, however similar it looks. In every step a fraction of
+the belief (``lost``) is spread over the whole map, so that a few good images correct a false belief.
 
-Where a camera may be next, as a sparse matrix over the frames of a map: by odometry, or by their order.
+`PoseMotion` and `RouteMotion` predict the next frame as a sparse matrix over the map, from odometry or from
+the order of frames.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from kappaplace.data.poses import Poses, as_planar, check_poses, compose, pose_p
 from kappaplace.errors import KappaPlaceError
 
 MOST = 0.999
-"""Largest probability that a single image is believed to have."""
+"""Largest probability that is assumed for a single image."""
 
 
 class Motion(Protocol):
-    """Where one may be next; `PoseMotion` and `RouteMotion`."""
+    """Prediction of the next frame: `PoseMotion` or `RouteMotion`."""
 
     def __len__(self) -> int: ...
 
@@ -39,75 +39,96 @@ class Motion(Protocol):
 
 
 class Estimate(NamedTuple):
-    """Where the camera is believed to be."""
+    """Estimated place of the camera."""
 
     frame: int
-    """Of the map."""
+    """Most probable frame of the map."""
     probability: float
-    """Of the place around it."""
+    """Probability of the place around it."""
     outside: float
-    """Of being nowhere in the map."""
+    """Probability of being outside the map."""
 
 
 class HistogramFilter:
-    """A belief over the frames of a map; feed it with `move` and `see` in turn."""
+    """Belief over the frames of a map; call `move` and `see` in turn."""
 
     def __init__(
         self, motion: Motion, place: csr_matrix, *, lost: float = 0.02, outside: float = 0.1
     ) -> None:
-        """``place`` (`place_matrix`) says which frames show one place; ``outside`` is believed at first and
-        of the lost.
+        """Start without knowledge.
+
+        Args:
+            motion: Prediction of the next frame.
+            place: Which frames show the same place, N×N (`place_matrix`).
+            lost: Fraction of the belief that is spread over the whole map in every step.
+            outside: Probability of being outside the map, at first and for the spread belief.
+
+        Raises:
+            KappaPlaceError: If sizes differ or a fraction is out of range.
         """
         if place.shape != (len(motion),) * 2:
-            raise KappaPlaceError(f"A map of {len(motion)} frames has places of the shape {place.shape}.")
+            raise KappaPlaceError(
+                f"place must have one row and column per frame ({len(motion)}), got shape {place.shape}."
+            )
         if not (0 <= lost < 1 and 0 <= outside < 1):
-            raise KappaPlaceError("The shares of lost and outside lie in [0, 1).")
+            raise KappaPlaceError(
+                f"lost and outside must be at least 0 and below 1, got {lost:g} and {outside:g}."
+            )
         self.motion, self.place, self.lost, self.outside_share = motion, place, lost, outside
         self.reset()
 
     def reset(self) -> None:
-        """Know nothing."""
+        """Forget all observations."""
         count = len(self.motion)
         self.belief = np.full(count, (1 - self.outside_share) / count)
         self.outside = self.outside_share
 
     def move(self, step: Poses) -> None:
-        """What was driven since the last image, as seen from there (`poses.between`)."""
+        """Apply the motion since the last image.
+
+        Args:
+            step: New pose relative to the last one (`data.poses.between`), 3 or 7 numbers.
+        """
         self.advance(self.motion.matrix(step))
 
     def advance(self, matrix: csr_matrix) -> None:
-        """The same with a matrix that is ready."""
+        """Apply a motion matrix that was computed before, N×N."""
         count = len(self.belief)
         moved = matrix @ self.belief
-        away = self.outside + max(0.0, float(self.belief.sum() - moved.sum()))  # led out of the map
-        back = self.lost
-        self.belief = (1 - back) * moved + back * (1 - self.outside_share) / count
-        self.outside = (1 - back) * away + back * self.outside_share
-        self._normalise()
+        away = self.outside + max(0.0, float(self.belief.sum() - moved.sum()))  # left the map
+        lost = self.lost
+        self.belief = (1 - lost) * moved + lost * (1 - self.outside_share) / count
+        self.outside = (1 - lost) * away + lost * self.outside_share
+        self._normalize()
 
     def see(self, indices: NDArray[np.integer], probabilities: NDArray[np.floating]) -> None:
-        """The matches of an image (frames of the map, K) and the probability that each is right (K)."""
+        """Apply an image.
+
+        Args:
+            indices: Matches of the image as frames of the map, K.
+            probabilities: Probability that each match is correct, K.
+        """
         self.belief = self.belief * likelihood(self.place, indices, probabilities)
         self.outside *= 1.0 - min(float(np.max(probabilities, initial=0.0)), MOST)
-        self._normalise()
+        self._normalize()
 
     @property
     def estimate(self) -> Estimate:
-        """The place that has most of the belief, and how much that is."""
+        """The most probable place and its probability."""
         around = self.place_sums
         best = int(np.argmax(around))
         return Estimate(int(self._peak(best)), float(around[best]), float(self.outside))
 
     @property
     def place_sums(self) -> NDArray[np.float64]:
-        """Belief in the place around each frame."""
+        """Probability of the place around each frame, N."""
         return np.asarray((self.place > 0).astype(np.float64) @ self.belief)
 
     def _peak(self, best: int) -> int:
         members = self.place[best].indices
         return int(members[np.argmax(self.belief[members])]) if len(members) else best
 
-    def _normalise(self) -> None:
+    def _normalize(self) -> None:
         total = float(self.belief.sum() + self.outside)
         self.belief, self.outside = self.belief / total, self.outside / total
 
@@ -115,27 +136,51 @@ class HistogramFilter:
 def likelihood(
     place: csr_matrix, indices: NDArray[np.integer], probabilities: NDArray[np.floating]
 ) -> NDArray[np.float64]:
-    """L of every frame of the map, up to a factor; see the top of this file."""
-    found, sure = np.asarray(indices, np.int64), np.asarray(probabilities, np.float64)
-    if found.ndim != 1 or found.shape != sure.shape or not len(found):
+    """Return the likelihood of an image at every frame of the map, up to a factor.
+
+    Args:
+        place: Which frames show the same place, N×N (`place_matrix`).
+        indices: Matches of the image, K.
+        probabilities: Probability that each match is correct, K.
+
+    Returns:
+        L_i of the module description, N.
+
+    Raises:
+        KappaPlaceError: If the shapes differ or a probability is out of range.
+    """
+    matches, weights = np.asarray(indices, np.int64), np.asarray(probabilities, np.float64)
+    if matches.ndim != 1 or matches.shape != weights.shape or not len(matches):
         raise KappaPlaceError(
-            f"Matches are K frames and K probabilities, got {found.shape} and {sure.shape}."
+            f"Matches need one probability each, got shapes {matches.shape} and {weights.shape}."
         )
-    if not np.isfinite(sure).all() or sure.min() < 0 or sure.max() > 1:
-        raise KappaPlaceError("Probabilities of matches must lie between 0 and 1.")
-    count, most = place.shape[0], min(float(sure.max()), MOST)
+    if not np.isfinite(weights).all() or weights.min() < 0 or weights.max() > 1:
+        raise KappaPlaceError(
+            f"Probabilities of matches must be between 0 and 1, got {weights.min():g} to {weights.max():g}."
+        )
+    count, most = place.shape[0], min(float(weights.max()), MOST)
     if most == 0:
         return np.ones(count)
-    spread = np.asarray(place[found].T @ (sure / sure.sum()))
+    spread = np.asarray(place[matches].T @ (weights / weights.sum()))
     return (1 - most) + most * count * spread
 
 
 def place_matrix(near: NDArray[np.bool_] | NDArray[np.floating]) -> csr_matrix:
-    """Each frame's place as a row that sums to 1, from which frames (N×N) show one, or how much they do."""
+    """Normalize marks of frames that show the same place.
+
+    Args:
+        near: Which frames show the same place, or how much they do, N×N; the diagonal must be positive.
+
+    Returns:
+        The same matrix with rows that sum to 1.
+
+    Raises:
+        KappaPlaceError: If the diagonal is not positive or a value is negative.
+    """
     marks = csr_matrix(np.asarray(near, np.float64))
     if (marks.diagonal() <= 0).any() or marks.data.min() < 0:
         raise KappaPlaceError(
-            "Every frame shows its own place at least; mark the diagonal, with nothing below 0."
+            "near must be positive on the diagonal and not negative elsewhere: a frame shows its own place."
         )
     sums = np.asarray(marks.sum(axis=1)).ravel()
     return csr_matrix(marks.multiply(1.0 / sums[:, None]))
@@ -144,14 +189,27 @@ def place_matrix(near: NDArray[np.bool_] | NDArray[np.floating]) -> csr_matrix:
 def average_scores(
     similarities: NDArray[np.floating], length: int, speeds: Sequence[float] = (0.8, 0.9, 1.0, 1.1, 1.2)
 ) -> NDArray[np.float64]:
-    """SeqSLAM: of each query and map frame, the mean similarity along the best straight line back from there.
+    """Average similarities along the best straight line of a route (SeqSLAM).
 
-    ``similarities`` are N×R of frames in order; lines reach ``length`` queries back at each speed. Queries
-    at the very start have shorter lines; those that would leave the map stay at its first frame.
+    Lines of the first queries are shorter; lines that would leave the map stay at its first frame.
+
+    Args:
+        similarities: Similarities of queries and map frames in order, N×R.
+        length: Number of queries per line.
+        speeds: Map frames per query frame.
+
+    Returns:
+        Mean similarity along the best line that ends at each query and map frame, N×R.
+
+    Raises:
+        KappaPlaceError: If the shape or length is invalid.
     """
     values = np.asarray(similarities, np.float64)
     if values.ndim != 2 or length < 1:
-        raise KappaPlaceError(f"Averages need N×R similarities and a length of 1 or more, not {length}.")
+        raise KappaPlaceError(
+            f"Averages need N×R similarities and a length of at least 1, got shape {values.shape} and "
+            f"{length}."
+        )
     queries, references = values.shape
     columns = np.arange(references)
     best = np.full(values.shape, -np.inf)
@@ -165,44 +223,61 @@ def average_scores(
     return best
 
 
-NEIGHBOURS = 6
-"""Frames of the map that a moved belief is spread over."""
+NEIGHBORS = 6
+"""Number of map frames over which a moved belief is spread."""
 FARTHEST = 3.0
-"""Deviations beyond which a frame is not where one came to: then one has left the map."""
+"""Standard deviations beyond which a frame cannot be reached: the camera has left the map."""
 
 
 class PoseMotion:
-    """Maps whose frames have poses: what was driven is put after every one of them."""
+    """Motion on a map with poses: the step of odometry is applied to every frame."""
 
     def __init__(self, poses: Poses, *, metres: float = 5.0, turn: float = 0.5) -> None:
-        """Deviations of a step that ends between frames: ``metres`` (at least their spacing) and ``turn``
-        radians.
+        """Index the poses of a map.
+
+        Args:
+            poses: Poses of the map frames, N×3 or N×7.
+            metres: Standard deviation of a step in metres; at least the spacing of the frames.
+            turn: Standard deviation of a step in radians.
+
+        Raises:
+            KappaPlaceError: If there are fewer than two poses.
         """
         self.poses = check_poses(poses, "poses of the map")
         if self.poses.ndim != 2 or len(self.poses) < 2:
-            raise KappaPlaceError(f"A map needs two poses or more, got an array of shape {self.poses.shape}.")
+            raise KappaPlaceError(
+                f"A map needs at least two poses, got an array of shape {self.poses.shape}."
+            )
         self.metres, self.turn = metres, turn
         self._tree = cKDTree(self._features(self.poses))
-        own = self._tree.query(self._features(self.poses), k=min(NEIGHBOURS, len(self.poses)))[0]
-        self._usual = float(np.median(np.exp(-0.5 * own**2).sum(axis=1)))
+        gap = self._tree.query(self._features(self.poses), k=min(NEIGHBORS, len(self.poses)))[0]
+        self._usual = float(np.median(np.exp(-0.5 * gap**2).sum(axis=1)))
 
     def __len__(self) -> int:
         return len(self.poses)
 
     def matrix(self, step: Poses) -> csr_matrix:
-        """To (row) from (column): columns sum to 1, or to less where the step leads out of the map."""
+        """Return the motion matrix of a step.
+
+        Args:
+            step: New pose relative to the last one, 3 or 7 numbers.
+
+        Returns:
+            Probabilities of reaching a frame (row) from another (column), N×N. Columns sum to 1, or to less
+            if the step leads out of the map.
+        """
         moved = compose(self.poses, check_poses(step, "a step of odometry"))
         count = len(self.poses)
-        gap, found = self._tree.query(self._features(moved), k=min(NEIGHBOURS, count))
+        gap, frames = self._tree.query(self._features(moved), k=min(NEIGHBORS, count))
         near = gap <= FARTHEST
         weight = np.where(near, np.exp(-0.5 * gap**2), 0.0)
-        # Between two frames there is as much of the map around as usual, beyond its end ever less.
+        # Between two frames the density of the map is the usual one, beyond its end it decreases.
         weight /= np.maximum(weight.sum(axis=1, keepdims=True), self._usual / 2)
         columns = np.repeat(np.arange(count), weight.shape[1])
-        return csr_matrix((weight.ravel(), (found.ravel(), columns)), shape=(count, count))
+        return csr_matrix((weight.ravel(), (frames.ravel(), columns)), shape=(count, count))
 
     def _features(self, poses: Poses) -> NDArray[np.float64]:
-        """Position and direction in deviations, so that distance is comparable."""
+        """Scale position and heading by their deviations, so that distances are comparable."""
         yaw = as_planar(poses)[:, 2:]
         return np.concatenate(
             [pose_positions(poses) / self.metres, np.cos(yaw) / self.turn, np.sin(yaw) / self.turn], 1
@@ -210,21 +285,31 @@ class PoseMotion:
 
 
 class RouteMotion:
-    """Maps that are one route without poses: forward by some frames, as fast as then or a little
-    otherwise.
-    """
+    """Motion on a map that is a route without poses: forward, at about the same speed."""
 
     def __init__(self, frames: int, *, speed: float = 1.0, deviation: float = 0.7) -> None:
-        """``speed``: frames of the map that pass while one of now does."""
+        """Describe the route.
+
+        Args:
+            frames: Number of map frames, at least 2.
+            speed: Map frames per query frame.
+            deviation: Standard deviation of the speed.
+
+        Raises:
+            KappaPlaceError: If a value is out of range.
+        """
         if frames < 2 or speed <= 0 or deviation <= 0:
-            raise KappaPlaceError("A route needs two frames or more, and speeds above 0.")
+            raise KappaPlaceError(
+                "A route needs at least two frames and a speed and deviation above 0, got "
+                f"{frames}, {speed:g} and {deviation:g}."
+            )
         self.frames, self.speed, self.deviation = frames, speed, deviation
 
     def __len__(self) -> int:
         return self.frames
 
     def matrix(self, step: Poses | None = None) -> csr_matrix:
-        """As above; what was driven is not known, so every step is alike."""
+        """Return the motion matrix, which is the same for every step, N×N."""
         reach = int(np.ceil(self.speed + FARTHEST * self.deviation))
         shifts = np.arange(0, reach + 1)
         weight = np.exp(-0.5 * ((shifts - self.speed) / self.deviation) ** 2)

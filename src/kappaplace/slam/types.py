@@ -1,14 +1,15 @@
-"""What goes into loop closing and what comes out of it."""
+"""The input and output of loop closing: frames and closures."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.data.poses import Poses
+from kappaplace.types import Json
 
 if TYPE_CHECKING:
     from kappaplace.data.images import Source
@@ -16,59 +17,66 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """One moment of a drive: an image or its descriptor, and where odometry believes to be."""
+    """One moment of a drive: an image or its descriptor, and the pose from odometry."""
 
     descriptor: NDArray[np.floating] | None = None
-    """Unit vector, d; None: made from the image."""
+    """Unit vector, d. Default: computed from the image."""
     kappa: float | None = None
-    """Concentration of the descriptor, where the model has one."""
+    """Concentration κ of the descriptor; None if the model has no κ."""
     image: Source | None = None
     """A path, a Pillow image or an H×W×3 array."""
     odometry: Poses | None = None
-    """Pose in the odometry's own, drifting frame: x, y, yaw or x, y, z, qx, qy, qz, qw; None: unknown."""
+    """Pose in the drifting frame of odometry: x, y, yaw or x, y, z, qx, qy, qz, qw; None if unknown."""
     time: float = float("nan")
-    """Seconds."""
+    """Time stamp in seconds."""
     name: str = ""
+    """Name of the image in exported files."""
 
 
 @dataclass(frozen=True, eq=False)
 class Closure:
-    """A frame that may show the place of an earlier one, and what was decided about it."""
+    """A frame that may show the same place as an earlier one, and the decision about it."""
 
     query: int
-    """Number of the frame, counted from 0 as they came."""
+    """Index of the frame, counted from 0 in input order."""
     match: int
-    """Number of the earlier frame."""
+    """Index of the earlier frame."""
     similarity: float
+    """Cosine similarity of the two descriptors."""
     uncertainty: float
-    """Of the calibration, where there is one; else the score's own."""
+    """Uncertainty from the calibration; without a calibration, the raw score."""
     probability: float | None
-    """That both show one place; None without a calibration."""
+    """Probability that both frames show the same place; None without a calibration."""
     concentration: float
     """‖κ_Q·z_Q + κ_R·z_R‖ of the two descriptors; NaN without κ."""
     support: int
-    """How many of the last proposals agree with this one, by odometry or by the order of frames."""
+    """Number of recent proposals that agree with this one, by odometry or by the order of frames."""
     inliers: int | None
-    """Local features that fit one camera motion; None where nobody looked."""
+    """Number of local features that fit one camera motion; None if it was not checked."""
     accepted: bool
+    """Whether the closure may enter the pose graph."""
     reason: str
-    """Why it was rejected, in a few words; empty for an accepted one."""
+    """Reason for a rejection in a few words; empty for an accepted closure."""
     relative: Poses
-    """The query's pose as seen from the match."""
+    """Pose of the query relative to the match."""
     sigma: Poses
-    """Standard deviations of ``relative``, 3 (x, y, yaw) or 6 (x, y, z, then about x, y, z), m and rad."""
+    """Standard deviations of ``relative`` (m, rad): x, y, yaw or x, y, z and rotations about x, y, z."""
     weight: float = 1.0
-    """Information compared with that of a typical match; ``sigma`` has it in already."""
+    """Information relative to a typical match; ``sigma`` already includes it."""
     agreement: float | None = None
-    """Share of the images' cells that agree on one shift; None where nobody looked."""
+    """Fraction of patches that agree on the same shift, in [0, 1]; None if patches were not matched."""
 
     @property
     def information(self) -> NDArray[np.float64]:
-        """The diagonal matrix that a pose graph wants, in the order of ``sigma``."""
+        """The diagonal information matrix for a pose graph, in the order of ``sigma``."""
         return np.diag(1.0 / self.sigma**2)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+    def to_dict(self) -> dict[str, Json]:
+        """Convert to plain values for JSON.
+
+        Returns:
+            All fields by name; arrays become lists, and NaN becomes None.
+        """
         values = asdict(self)
         for name, value in values.items():
             if isinstance(value, np.ndarray):

@@ -1,4 +1,4 @@
-// The service, as the page sees it: bearer token, patience when it is busy, errors in one sentence.
+// Client of the HTTP API: bearer token, retries when the service is busy, short error messages.
 
 const KEY = "kappaplace-token";
 const TRIES = 5;
@@ -13,36 +13,36 @@ export class ApiError extends Error {
 let map = null;
 export const useMap = (name) => (map = name);
 
-function address(path, values = {}) {
+function urlOf(path, values = {}) {
   const url = new URL(path, location.origin);
   const all = map === null ? values : { map, ...values };
   for (const [name, value] of Object.entries(all)) if (value !== null) url.searchParams.set(name, value);
   return url;
 }
 
-let asking = null;
+let pending = null;
 
-/** One dialog, however many requests were refused at once. */
-function askToken(wrong) {
-  asking ??= new Promise((resolve) => {
+/** Show one dialog, even if several requests were rejected at once. */
+function askToken(rejected) {
+  pending ??= new Promise((resolve) => {
     const dialog = document.getElementById("token");
     const field = document.getElementById("token-field");
-    if (wrong) document.getElementById("token-words").textContent = "That token was not accepted. Please try another one.";
+    if (rejected) document.getElementById("token-words").textContent = "The token was not accepted. Try another one.";
     field.value = "";
     dialog.addEventListener("close", () => {
-      asking = null;
+      pending = null;
       if (dialog.returnValue === "ok" && field.value) sessionStorage.setItem(KEY, field.value.trim());
       resolve(dialog.returnValue === "ok" && field.value !== "");
     }, { once: true });
-    // Not a submit button: Enter in the field would press the first of those.
+    // Not a submit button, because Enter in the field presses the first submit button.
     document.getElementById("token-cancel").onclick = () => dialog.close("");
     dialog.returnValue = "";
     dialog.showModal();
   });
-  return asking;
+  return pending;
 }
 
-async function ask(url, options = {}, busy = () => {}) {
+async function request(url, options = {}, busy = () => {}) {
   for (let tries = 1; ; ) {
     const token = sessionStorage.getItem(KEY);
     const headers = token ? { Authorization: `Bearer ${token}` } : {};
@@ -51,12 +51,12 @@ async function ask(url, options = {}, busy = () => {}) {
       answer = await fetch(url, { ...options, headers });
     } catch (error) {
       if (error.name === "AbortError") throw error;
-      throw new ApiError("The service cannot be reached. Is it still running, and are you online?", 0);
+      throw new ApiError("The service cannot be reached. Check your connection, and that the service is running.", 0);
     }
     if (answer.status === 401) {
-      // Another request may have been given a new token while this one was on its way.
+      // Another request may have received a new token in the meantime.
       if (sessionStorage.getItem(KEY) !== token || (await askToken(Boolean(token)))) continue;
-      throw new ApiError("Without a token this service does not answer.", 401);
+      throw new ApiError("This service requires a token.", 401);
     }
     if (answer.status === 429 && tries < TRIES) {
       const wait = Math.min(Math.max(Number(answer.headers.get("Retry-After")) || 1, 0.2), 30);
@@ -80,25 +80,25 @@ const pause = (time, signal) =>
   });
 
 const PLAIN = {
-  413: "This photo is larger than the service accepts. Please send a smaller one.",
-  415: "This kind of file is not read here. Please send a JPEG, PNG or WebP photo.",
-  429: "The service is still busy after several tries. Please try again in a minute.",
+  413: "This photo is too large for the service. Send a smaller one.",
+  415: "This file type is not supported. Send a JPEG, PNG or WebP photo.",
+  429: "The service is still busy after several attempts. Try again in a minute.",
 };
 
 async function words(answer) {
   try {
     const body = await answer.json();
-    const said = body.error?.message ?? body.error ?? body.detail ?? body.message;
-    if (typeof said === "string" && said) return said;
+    const message = body.error?.message ?? body.error ?? body.detail ?? body.message;
+    if (typeof message === "string" && message) return message;
   } catch {
-    // no JSON: an answer of something between us and the service
+    // not JSON: an answer of a proxy
   }
-  return PLAIN[answer.status] ?? `The service answered with an error (${answer.status}). Please try again.`;
+  return PLAIN[answer.status] ?? `The service returned an error (${answer.status}). Try again.`;
 }
 
-export const get = async (path, values, signal) => (await ask(address(path, values), { signal })).json();
+export const get = async (path, values, signal) => (await request(urlOf(path, values), { signal })).json();
 
-/** Null where this service does not have it. */
+/** Return null if the service does not have it. */
 export async function getIfThere(path, values) {
   try {
     return await get(path, values);
@@ -108,12 +108,12 @@ export async function getIfThere(path, values) {
   }
 }
 
-export const getBlob = async (path, signal) => (await ask(address(path), { signal })).blob();
+export const getBlob = async (path, signal) => (await request(urlOf(path), { signal })).blob();
 
 export async function localize(image, name, values, { signal, busy }) {
   const body = new FormData();
   body.append("image", image, name);
   const fields = map === null ? values : { map, ...values };
   for (const [key, value] of Object.entries(fields)) body.append(key, value);
-  return (await ask(new URL("/v1/localize", location.origin), { method: "POST", body, signal }, busy)).json();
+  return (await request(new URL("/v1/localize", location.origin), { method: "POST", body, signal }, busy)).json();
 }

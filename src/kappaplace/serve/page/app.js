@@ -1,4 +1,4 @@
-// Start: which map, which page.
+// Start of the page: select the map and the view.
 
 import { get, getIfThere, useMap } from "./api.js";
 import { browsePage } from "./browse.js";
@@ -14,38 +14,38 @@ const PAGES = {
   sure: { title: "How sure is it?", show: surePage },
   browse: { title: "Browse the map", show: browsePage },
 };
-const MOST_REFERENCES = 20000; // more only cover each other
+const MOST_REFERENCES = 20000; // more would overlap
 
 const main = document.getElementById("main");
 const which = document.getElementById("which");
 const about = h("span");
-let service = null; // what /v1/maps says
-let opening = null; // the map that was chosen last
-let world = null; // the map that is looked at, and what is known of it
-const made = new Map(); // pages that were shown, so that going back loses nothing
+let service = null; // answer of /v1/maps
+let opening = null; // the map that was selected last
+let world = null; // the current map and its data
+const views = new Map(); // views that were shown, so that going back keeps their state
 
-const chosen = () => (location.hash.slice(1) in PAGES ? location.hash.slice(1) : "localize");
+const current = () => (location.hash.slice(1) in PAGES ? location.hash.slice(1) : "localize");
 
 function show() {
-  const name = chosen();
+  const name = current();
   document.title = `${PAGES[name].title} · KappaPlace`;
   for (const link of document.querySelectorAll("nav a")) {
     if (link.hash === `#${name}`) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
   if (!world) return;
-  if (!made.has(name)) made.set(name, world.info.references ? PAGES[name].show(world) : emptyMap());
-  main.replaceChildren(made.get(name));
+  if (!views.has(name)) views.set(name, world.info.references ? PAGES[name].show(world) : emptyMap());
+  main.replaceChildren(views.get(name));
 }
 
 const emptyMap = () =>
-  empty("This map is empty", "There is nothing yet that a photo could be compared with. Add images, then load this page again.", "kappaplace map add MAP photos/");
+  empty("This map is empty", "There are no images to compare a photo with. Add images, then reload this page.", "kappaplace map add MAP photos/");
 
 async function openMap(name) {
   opening = name;
   useMap(name);
   world = null;
-  made.clear();
+  views.clear();
   main.replaceChildren(loading("Opening the map…"));
   try {
     const [info, { references }, calibration, demo] = await Promise.all([
@@ -54,7 +54,7 @@ async function openMap(name) {
       get("/v1/map/calibration"),
       getIfThere("/v1/demo/queries"),
     ]);
-    if (opening !== name) return; // another one was chosen meanwhile
+    if (opening !== name) return; // another map was selected in the meantime
     const tiles = service.tile_url && { url: service.tile_url, attribution: service.tile_attribution };
     world = { info, references, calibration, demo: demo?.queries ?? [], tiles, habits: habits(references) };
     about.replaceChildren(`${count(info.references)} references`);
@@ -64,7 +64,7 @@ async function openMap(name) {
   }
 }
 
-/** Which map is looked at, and a choice where there are several. */
+/** Show the current map, and a list if there are several. */
 function offer({ maps, default: first }) {
   if (maps.length < 2) return which.replaceChildren(h("span", { class: "mapname" }, first), about);
   const options = maps.map((name) => h("option", { value: name, selected: name === first }, name));

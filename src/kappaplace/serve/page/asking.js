@@ -1,21 +1,21 @@
-// Ways to give a photo: drop it, paste it, pick it, or take one of the demo's.
+// Input of photos: drop, paste, select a file, or choose a sample image.
 
 import { getBlob } from "./api.js";
 import { h } from "./dom.js";
 import { picture } from "./picture.js";
 import { file } from "./format.js";
 
-/** `ask(blob, name)` hears of every photo, `failed(error)` of what cannot be one. */
+/** `ask(blob, name)` receives every photo, `failed(error)` an error if a file is not a photo. */
 export function askingPanel(world, ask, failed) {
   const input = h("input", { id: "photo", type: "file", accept: "image/*", class: "unseen-input" });
   const take = (blob) => {
     if (!blob) return;
-    if (blob.type && !blob.type.startsWith("image/")) failed(new Error(`${blob.name || "This"} is not a photo. Please choose a JPEG, PNG or WebP image.`));
+    if (blob.type && !blob.type.startsWith("image/")) failed(new Error(`${blob.name || "This"} is not a photo. Choose a JPEG, PNG or WebP image.`));
     else ask(blob, blob.name || "pasted photo");
   };
   input.addEventListener("change", () => {
     take(input.files[0]);
-    input.value = ""; // the same photo may be chosen again
+    input.value = ""; // the same photo can be selected again
   });
   const zone = h(
     "label",
@@ -25,14 +25,14 @@ export function askingPanel(world, ask, failed) {
   );
   acceptDrops(zone, take);
   document.addEventListener("paste", (event) => {
-    const found = [...(event.clipboardData?.files ?? [])][0];
-    if (found && zone.isConnected) take(found);
+    const photo = [...(event.clipboardData?.files ?? [])][0];
+    if (photo && zone.isConnected) take(photo);
   });
   return h("section", { class: "panel asking", "aria-label": "Your photo" }, h("div", { class: "field" }, input, zone), demos(world, ask, failed));
 }
 
 function acceptDrops(zone, take) {
-  // Anywhere on the page: a photo dropped beside the field would otherwise replace the page.
+  // On the whole page, because a photo that is dropped next to the field would replace the page.
   addEventListener("dragover", (event) => {
     event.preventDefault();
     zone.classList.add("over");
@@ -49,21 +49,21 @@ function acceptDrops(zone, take) {
 
 function demos(world, ask, failed) {
   if (!world.demo.length) return null;
-  let wanted = null;
-  const chosen = (button, image, name) => async () => {
-    wanted = image;
+  let latest = null;
+  const select = (button, image, name) => async () => {
+    latest = image;
     for (const other of button.parentElement.parentElement.querySelectorAll("[aria-pressed=true]")) other.setAttribute("aria-pressed", "false");
     button.setAttribute("aria-pressed", "true");
     try {
       const photo = await getBlob(image);
-      if (wanted === image) ask(photo, file(name)); // else another one was chosen meanwhile
+      if (latest === image) ask(photo, file(name)); // otherwise another one was selected in the meantime
     } catch (error) {
       failed(error);
     }
   };
   const items = world.demo.map(({ name, image }, i) => {
     const button = h("button", { type: "button", class: "demo", "aria-pressed": "false", title: name }, picture(image, `Demo query ${i + 1}`));
-    button.addEventListener("click", chosen(button, image, name));
+    button.addEventListener("click", select(button, image, name));
     return h("li", {}, button);
   });
   return h("div", {}, h("h2", { class: "small" }, "Or try one of these"), h("ul", { class: "demos" }, items));

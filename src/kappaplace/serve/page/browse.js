@@ -1,4 +1,4 @@
-// The map by uncertainty: where would more images help?
+// The map colored by uncertainty: where would more images help?
 
 import { get } from "./api.js";
 import { h } from "./dom.js";
@@ -8,19 +8,19 @@ import { picture } from "./picture.js";
 import { empty, loading, problem } from "./states.js";
 
 const WORST = 12;
-const LOOKED_AT = 500; // several views of one place come one after the other
+const LOOKED_AT = 500; // several views of the same place follow each other
 const STEPS = 5;
 const APART = 1.7; // metres
 const MEASURES = {
   kappa: {
     name: "Unclear images",
-    words: "κ of each image. A low one says little about its place: blurred, dark, hidden, or a bare wall. Take it again in better light, or from where more can be seen.",
+    words: "κ of each image. Low values mean little information about the place: blur, darkness, occlusion, or a bare wall. Take the image again in better light, or with a wider view.",
     worse: (a, b) => a - b,
     value: (v) => `κ ${number(v)}`,
   },
   distinctiveness: {
     name: "Confusable places",
-    words: "Highest similarity of each image to a far one. A high one can be taken for another place. Views in other directions, towards what exists only there, tell them apart.",
+    words: "How similar each image is to its closest look-alike elsewhere on the map. High values are easily confused; add views that show something unique.",
     worse: (a, b) => b - a,
     value: (v) => `${similarity(v)} to a far image`,
   },
@@ -28,7 +28,7 @@ const MEASURES = {
 
 export function browsePage(world) {
   const offered = Object.keys(MEASURES).filter((key) => world.references.some((r) => known(r[key])));
-  if (!offered.length) return h("div", { class: "reading" }, h("h1", {}, "Where would more images help?"), empty("Nothing is known about single images", "The model of this map gives no κ, and its places were not compared with each other.", "kappaplace map compact MAP"));
+  if (!offered.length) return h("div", { class: "reading" }, h("h1", {}, "Where would more images help?"), empty("No uncertainty for single images", "The model of this map has no κ, and its places were not compared with each other.", "kappaplace map compact MAP"));
   const list = h("ol", { class: "worst" });
   const words = h("p", { class: "muted" });
   const key = h("div", { class: "key" });
@@ -62,21 +62,21 @@ export function browsePage(world) {
     const limits = Array.from({ length: STEPS - 1 }, (_, i) => quantile(sorted, (i + 1) / STEPS));
     const step = (value) => limits.filter((limit) => measure.worse(value, limit) < 0).length + 1;
     const coloured = usable.map((r) => ({ ...r, ...turned(r), colour: `step-${step(r[name])}`, size: step(r[name]) === STEPS ? 1.6 : 1.2 }));
-    // The least sure on top, where dots cover each other.
+    // Draw the least confident images on top.
     drawing.show(coloured.sort((a, b) => measure.worse(b[name], a[name])), world.references);
     words.replaceChildren(measure.words);
     key.replaceChildren(
-      h("span", {}, "surest fifth"),
+      h("span", {}, "most confident fifth"),
       ...Array.from({ length: STEPS }, (_, i) => h("span", { class: `sample step-${i + 1}`, "aria-hidden": "true" })),
-      h("span", {}, "least sure fifth"),
+      h("span", {}, "least confident fifth"),
     );
     detail.replaceChildren();
     find(name).catch((error) => list.replaceChildren(h("li", {}, problem(error, () => use(name)))));
   };
 
-  // The drawing may show a part of a large map; the worst are looked for in the whole of it.
+  // The drawing may show a part of a large map; the service searches all of it for the worst images.
   const find = async (name) => {
-    list.replaceChildren(h("li", {}, loading("Looking for the least sure places…")));
+    list.replaceChildren(h("li", {}, loading("Searching for the least confident places…")));
     const { references } = await get("/v1/map/references", { order: name, limit: LOOKED_AT });
     if (name !== chosenMeasure) return;
     places = apart(references.filter((r) => known(r[name])), world.info.radius);
@@ -98,25 +98,25 @@ export function browsePage(world) {
     h("fieldset", { class: "options" }, h("legend", { class: "unseen" }, "Coloured by"), offered.map(option)),
     words,
     h("div", { class: "browse-map" }, drawing.element, key, detail),
-    h("section", { class: "browse-list" }, h("h2", {}, "Begin here"), list),
+    h("section", { class: "browse-list" }, h("h2", {}, "Start here"), list),
   );
 }
 
-/** Views of one spot lie a little apart, each where it looks to. */
+/** Move views of the same spot apart, each in the direction of its heading. */
 function turned({ x, y, heading }) {
   if (!known(heading)) return { x, y };
   const turn = (heading * Math.PI) / 180;
   return { x: x + APART * Math.sin(turn), y: y + APART * Math.cos(turn) };
 }
 
-/** The worst images, one a place. */
+/** Return the worst images, one per place. */
 function apart(sorted, radius) {
-  const found = [];
+  const worst = [];
   for (const reference of sorted) {
-    if (found.length === WORST) break;
-    if (found.every((other) => !placed(other) || !placed(reference) || distance(other, reference) > radius)) found.push(reference);
+    if (worst.length === WORST) break;
+    if (worst.every((other) => !placed(other) || !placed(reference) || distance(other, reference) > radius)) worst.push(reference);
   }
-  return found;
+  return worst;
 }
 
 function row(place, i, measure, key, choose) {

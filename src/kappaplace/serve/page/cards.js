@@ -1,4 +1,4 @@
-// The matches as cards, framed by what to do with them.
+// The matches as cards, with a frame in the color of the decision.
 
 import { badge, h, WORDS } from "./dom.js";
 import { distance, file, known, metres, number, percent, placed, similarity } from "./format.js";
@@ -6,10 +6,10 @@ import { picture } from "./picture.js";
 
 const fact = (name, value) => h("div", {}, h("dt", {}, name), h("dd", {}, value));
 
-/** A card to be recoloured later: {element, decide(decision), choose(on)}. */
+/** Create a card: {element, decide(decision), choose(on)}. */
 export function matchCard(match, answer, choose) {
   const from = placed(answer.pose) && placed(match) ? distance(answer.pose, match) : null;
-  // The best match is judged as the answer, from more than the pair alone.
+  // The best match has the probability of the answer, which uses more than this pair.
   const probability = match.rank === 1 ? answer.probability : match.probability;
   const sign = h("div", { class: "sign" });
   const button = h("button", { type: "button", class: "choose", onclick: choose, "aria-pressed": "false", "aria-label": `Match ${match.rank}: show it on the map` }, String(match.rank));

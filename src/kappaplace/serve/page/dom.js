@@ -1,4 +1,4 @@
-// Elements without a framework: h("p", {class: "muted"}, "words", child).
+// Create elements without a framework: h("p", {class: "muted"}, "words", child).
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -17,12 +17,12 @@ function fill(element, values, children) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else element.setAttribute(name, value === true ? "" : value);
   }
-  // Text becomes a text node: nothing that a server or a file name says is ever read as HTML.
+  // Text becomes a text node, so that file names and messages are never parsed as HTML.
   element.append(...children.flat(2).filter((child) => child !== null && child !== undefined && child !== false));
   return element;
 }
 
-/** Tell screen readers what has just happened. */
+/** Announce a message to screen readers. */
 export function say(words) {
   document.getElementById("live").textContent = words;
 }
@@ -34,7 +34,7 @@ const ICONS = {
   undecided: ["M7 12h10"],
 };
 
-/** The sign of a decision; the word beside it says the same, so it is hidden from screen readers. */
+/** Icon of a decision; hidden from screen readers, because the word next to it has the same meaning. */
 export function icon(decision) {
   const lines = (ICONS[decision] ?? ICONS.undecided).map((d) => s("path", { d }));
   return s("svg", { class: "icon", viewBox: "0 0 24 24", "aria-hidden": "true" }, lines);

@@ -15,32 +15,32 @@ export const metres = (value) => {
 export const similarity = (value) => (known(value) ? value.toFixed(3) : "–");
 export const seconds = (value) => (value < 1 ? `${Math.max(1, Math.round(value * 1000))} ms` : `${tenth.format(value)} s`);
 
-/** 0.97 → "97 %"; what is not certain is never shown as 0 % or 100 %. */
+/** 0.97 → "97%"; what is not certain is never shown as 0% or 100%. */
 export function percent(value) {
   if (!known(value)) return "–";
   const shown = 100 * value;
-  if (shown > 0 && shown < 0.1) return "< 0.1 %";
-  if (shown < 100 && shown > 99.9) return "> 99.9 %";
+  if (shown > 0 && shown < 0.1) return "< 0.1%";
+  if (shown < 100 && shown > 99.9) return "> 99.9%";
   const digits = (shown > 0 && shown < 10) || (shown > 99 && shown < 100) ? 1 : 0;
-  return `${shown.toFixed(digits).replace(/\.0$/, "")} %`;
+  return `${shown.toFixed(digits).replace(/\.0$/, "")}%`;
 }
 
-/** JSON has no infinity: it comes as a word. */
+/** Convert a number; JSON has no infinity, so it is text. */
 export function real(value) {
   if (value === "inf" || value === "Infinity") return Infinity;
   if (value === "-inf" || value === "-Infinity") return -Infinity;
   return typeof value === "number" ? value : null;
 }
 
-/** Value below which a share of the sorted numbers lies. */
-export function quantile(sorted, share) {
+/** Value below which a fraction of the sorted numbers is. */
+export function quantile(sorted, fraction) {
   if (!sorted.length) return null;
-  const at = share * (sorted.length - 1);
+  const at = fraction * (sorted.length - 1);
   const low = Math.floor(at);
   return sorted[low] + (at - low) * ((sorted[low + 1] ?? sorted[low]) - sorted[low]);
 }
 
-/** Share of the sorted numbers that are below a value. */
+/** Fraction of the sorted numbers below a value. */
 export function rank(sorted, value) {
   let low = 0;
   let high = sorted.length;

@@ -1,7 +1,7 @@
 // Mouse, touch, pen, wheel and keys on a drawing: pan, zoom, pick.
 
-const STEP = 60; // pixels an arrow key moves
-const CLICK = 5; // pixels a hand may tremble in a click
+const STEP = 60; // pixels per arrow key
+const CLICK = 5; // largest movement of a click in pixels
 
 export function listen(canvas, view, { redraw, pick, home }) {
   const down = new Map();
@@ -45,7 +45,7 @@ export function listen(canvas, view, { redraw, pick, home }) {
   canvas.addEventListener(
     "wheel",
     (event) => {
-      // The page scrolls over the map as everywhere; zooming asks for the map to be chosen first, or Ctrl.
+      // The wheel scrolls the page as usual; it zooms if the map has the focus, or with Ctrl.
       if (document.activeElement !== canvas && !event.ctrlKey) return;
       event.preventDefault();
       view.zoom(Math.exp(-event.deltaY / 400), ...at(event));

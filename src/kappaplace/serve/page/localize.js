@@ -1,4 +1,4 @@
-// The first page: a photo in, the place and its certainty out.
+// The first view: a photo in, its place and the confidence out.
 
 import { localize } from "./api.js";
 import { askingPanel } from "./asking.js";
@@ -53,7 +53,7 @@ export function localizePage(world) {
 
   const show = (answer) => {
     if (!answer.matches.length) {
-      answerSlot.replaceChildren(empty("Nothing was found", answer.sentence ?? "There is no reference to compare with."));
+      answerSlot.replaceChildren(empty("No match", answer.sentence ?? "There is no reference to compare with."));
       return;
     }
     const cards = answer.matches.map((match, i) => matchCard(match, answer, () => choose(i)));
@@ -62,7 +62,7 @@ export function localizePage(world) {
     query.append(...certainty(answer, world.habits.kappa));
     paint();
     const decision = decideMatches(answer, risk, world.info.radius)[0];
-    // Where it is not accepted, what else it could be is worth seeing too.
+    // If the answer is not accepted, also show the other candidates.
     const [best, ...others] = answer.matches.slice(0, 3);
     const rivals = others.filter((m) => decision !== "accept" || distance(m, best) <= world.info.radius);
     drawing.lookAt([best, ...rivals, answer.pose ?? {}], 110);
@@ -85,15 +85,15 @@ export function localizePage(world) {
     request = new AbortController();
     const { signal } = request;
     clear();
-    const address = URL.createObjectURL(image);
-    const photo = h("img", { src: address, alt: `Your photo: ${name}` });
-    photo.addEventListener("load", () => URL.revokeObjectURL(address), { once: true });
+    const url = URL.createObjectURL(image);
+    const photo = h("img", { src: url, alt: `Your photo: ${name}` });
+    photo.addEventListener("load", () => URL.revokeObjectURL(url), { once: true });
     photo.addEventListener("error", () => photo.replaceWith(h("p", { class: "gone" }, "This browser cannot show the photo.")));
     query.replaceChildren(h("div", { class: "picture" }, photo));
     answerSlot.replaceChildren(loading(`Comparing with ${count(world.info.references)} references…`));
     cardSlot.replaceChildren(h("ol", { class: "cards", "aria-hidden": "true" }, Array.from({ length: 4 }, () => h("li", { class: "card ghost" }))));
     try {
-      const busy = (wait) => answerSlot.replaceChildren(loading(`The service is busy; trying again in ${number(wait)} s…`));
+      const busy = (wait) => answerSlot.replaceChildren(loading(`The service is busy. Retrying in ${number(wait)} s…`));
       const answer = await localize(image, name, { k: MATCHES }, { signal, busy });
       if (signal.aborted) return;
       show(answer);
@@ -103,8 +103,8 @@ export function localizePage(world) {
   };
 
   answerSlot.append(welcome(world));
-  const slider = riskSlider(world, (found) => {
-    risk = found;
+  const slider = riskSlider(world, (changed) => {
+    risk = changed;
     paint();
   });
   return h(
@@ -121,7 +121,7 @@ function welcome(world) {
     "section",
     { class: "panel welcome" },
     h("h2", {}, "Where was this photo taken?"),
-    h("p", {}, `Give a photo, and it is compared with the ${count(world.info.references)} images of this map. The answer comes with how sure it is, and what to do with it.`),
+    h("p", {}, `Upload a photo to find where it was taken, among the ${count(world.info.references)} images of this map. You also see how confident the answer is, and a decision: accept, doubtful or reject.`),
   );
 }
 
@@ -134,12 +134,12 @@ const legend = () =>
     ),
   );
 
-/** The query's own κ, before any match is looked at. */
+/** κ of the query, independent of its matches. */
 function certainty(answer, sorted) {
-  if (!known(answer.kappa)) return [h("p", { class: "muted small" }, "The model of this map gives no κ.")];
+  if (!known(answer.kappa)) return [h("p", { class: "muted small" }, "The model of this map has no κ.")];
   const above = percent(rank(sorted, answer.kappa));
   return [
     h("div", { class: "row between" }, h("h2", { class: "small" }, "The photo itself"), h("span", { class: "big" }, `κ ${number(answer.kappa)}`)),
-    ...(sorted.length ? [kappaStrip(sorted, answer.kappa), h("p", { class: "muted small" }, `Surer than ${above} of this map's own images (the bars).`)] : []),
+    ...(sorted.length ? [kappaStrip(sorted, answer.kappa), h("p", { class: "muted small" }, `Higher than ${above} of this map's images (the bars).`)] : []),
   ];
 }

@@ -6,11 +6,11 @@ import { listen } from "./gestures.js";
 import { attribution, drawTiles, utmZone } from "./tiles.js";
 import { boundsOf, scaleBar, View } from "./view.js";
 
-const NEAR = 14; // pixels between a click and what it means
-const STREET = 0.24; // half the breadth of a street, in the map's radius
+const NEAR = 14; // largest distance in pixels between a click and a marker
+const STREET = 0.24; // half the width of a street, as a fraction of the map's radius
 
 export class MapDrawing {
-  /** `label` says what is drawn; `pick(thing)` hears of a marker or reference that was clicked. */
+  /** `label` describes the drawing; `pick(thing)` receives the marker or reference that was clicked. */
   constructor({ label, tiles = null, frame = "", radius = 25, pick = () => {} }) {
     this.view = new View();
     this.references = [];
@@ -30,12 +30,12 @@ export class MapDrawing {
       h(
         "div",
         { class: "mapkeys" },
-        key("+", "Closer", () => this.view.zoom(1.6)),
-        key("−", "Farther", () => this.view.zoom(1 / 1.6)),
+        key("+", "Zoom in", () => this.view.zoom(1.6)),
+        key("−", "Zoom out", () => this.view.zoom(1 / 1.6)),
         key("⤢", "Whole map", () => this.home()),
       ),
       h("p", { class: "nowhere" }, "The references of this map have no positions, so there is nothing to draw."),
-      h("p", { class: "maphint" }, "Drag to move. With the map chosen: wheel or + and − to zoom, arrows to move, 0 for all."),
+      h("p", { class: "maphint" }, "Drag to move. Click the map, then use the wheel or + and − to zoom, arrow keys to move, 0 to show all."),
       this.tiles?.attribution ? attribution(this.tiles.attribution) : null,
     );
     listen(this.canvas, this.view, { redraw: () => this.redraw(), pick: (x, y) => this.clicked(x, y), home: () => this.home() });
@@ -43,7 +43,7 @@ export class MapDrawing {
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.redraw());
   }
 
-  /** `references` are {x, y} with an optional colour and size, drawn in this order; `route`: as they were taken. */
+  /** `references` are {x, y} with an optional colour and size, drawn in this order; `route` is their original order. */
   show(references, route = references) {
     this.references = references.filter(placed);
     this.streets = streets(route.filter(placed), this.radius);
@@ -63,7 +63,7 @@ export class MapDrawing {
     if (all) this.view.fit(all);
   }
 
-  /** Look at some things, with enough around them to know where that is. */
+  /** Show some things with their surroundings. */
   lookAt(things, least = 120) {
     const box = boundsOf(things.filter(placed));
     if (!box) return;
@@ -120,10 +120,10 @@ export class MapDrawing {
     if (this.tiles) drawTiles(pen, this.view, { ...this.tiles, shown: Number(colour("tiles")) }, ratio, () => this.redraw());
     this.drawReferences(pen, colour);
     if (this.estimate) this.drawEstimate(pen, colour);
-    // The best match last, so that it lies on top.
+    // The best match last, so that it is on top.
     for (const marker of [...this.markers].reverse()) this.drawMarker(pen, marker, colour);
     this.drawScale(pen, colour);
-    // Tests and screen readers ask here what the drawing shows.
+    // Tests and screen readers read here what the drawing shows.
     this.canvas.dataset.markers = this.markers.map((m) => m.decision ?? "place").join(" ");
     this.canvas.dataset.scale = this.view.scale.toPrecision(6);
     this.canvas.dataset.centre = `${this.view.x.toFixed(2)} ${this.view.y.toFixed(2)}`;
@@ -143,11 +143,11 @@ export class MapDrawing {
       pen.beginPath();
       pen.arc(x, y, radius * (reference.size ?? 1), 0, 7);
       pen.fill();
-      if (this.tiles) pen.stroke(); // a rim, as nobody knows what colour the tiles have there
+      if (this.tiles) pen.stroke(); // a rim, because the colour of the tiles is unknown
     }
   }
 
-  /** A broad soft trace along the references: photographs are mostly taken along streets. */
+  /** Draw a wide trace along the references, because photos are mostly taken along streets. */
   drawStreets(pen, colour) {
     pen.strokeStyle = colour;
     pen.lineWidth = Math.max(2 * STREET * this.radius * this.view.scale, 6);
@@ -240,7 +240,7 @@ export class MapDrawing {
   }
 }
 
-/** Neighbours in the order of the map that are close enough to have a street between them. */
+/** Pairs of consecutive references that are close enough to be on the same street. */
 function streets(route, radius) {
   const spots = route.filter((r, i) => i === 0 || distance(r, route[i - 1]) > 0.01);
   return spots.map((spot, i) => [spot, i > 0 && distance(spot, spots[i - 1]) <= radius ? spots[i - 1] : spot]);
@@ -257,7 +257,7 @@ function cross(pen, x, y, size, colour, width) {
   pen.stroke();
 }
 
-/** A shape for each decision, for those who do not see colours: disc, triangle, square. */
+/** A shape per decision, for people who cannot distinguish colours: disc, triangle, square. */
 function outline(pen, decision, x, y, size) {
   pen.beginPath();
   if (decision === "doubtful") {

@@ -1,4 +1,4 @@
-// Plots as SVG: a frame with axes in percent, and what is drawn into it.
+// Plots as SVG: a frame with axes in percent, and its content.
 
 import { h, s } from "./dom.js";
 import { count, number, percent, quantile, rank } from "./format.js";
@@ -7,7 +7,7 @@ const WIDE = 460;
 const HIGH = 340;
 const ROOM = { left: 66, right: 26, top: 12, bottom: 50 };
 
-/** Round numbers from 0 on, four or five of them. */
+/** Four or five round numbers, starting at 0. */
 function ticks(most) {
   const step = [0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25].find((size) => most / size <= 5) ?? 0.25;
   return Array.from({ length: Math.floor(most / step + 1e-9) + 1 }, (_, i) => i * step);
@@ -36,30 +36,30 @@ function frame(title, xName, yName, yMost) {
   return { plot, x, y };
 }
 
-/** Stated probability against how often it came true; a disc's area is the number of queries. */
+/** Predicted probability against observed frequency; the area of a disc is the number of queries. */
 export function reliability(bins) {
   const used = bins.filter((bin) => bin.count > 0);
   const { plot, x, y } = frame(
-    "Reliability: how often answers of each stated probability were right", "stated probability", "really right", 1,
+    "Reliability: fraction of correct answers for each predicted probability", "predicted probability", "fraction correct", 1,
   );
   plot.append(s("line", { class: "ideal", x1: x(0), y1: y(0), x2: x(1), y2: y(1) }));
-  plot.append(s("text", { class: "tick", x: x(0.985), y: y(0.035), "text-anchor": "end" }, "dashed: exactly as promised"));
+  plot.append(s("text", { class: "tick", x: x(0.985), y: y(0.035), "text-anchor": "end" }, "dashed: perfect calibration"));
   const most = Math.max(...used.map((bin) => bin.count), 1);
   plot.append(s("polyline", { class: "line", points: used.map((b) => `${x(b.probability)},${y(b.observed)}`).join(" ") }));
   for (const bin of used) {
     const radius = 3 + 6 * Math.sqrt(bin.count / most);
     plot.append(
       s("circle", { class: "point", cx: x(bin.probability), cy: y(bin.observed), r: radius },
-        s("title", {}, `stated ${percent(bin.probability)}, right ${percent(bin.observed)} of ${count(bin.count)} queries`)),
+        s("title", {}, `predicted ${percent(bin.probability)}, correct ${percent(bin.observed)} of ${count(bin.count)} queries`)),
     );
   }
   return plot;
 }
 
-/** Share of wrong answers among the accepted, against the share of queries that is accepted. */
+/** Fraction of incorrect answers among accepted ones, against the fraction of accepted queries. */
 export function riskCoverage(points, limit) {
   const most = Math.min(1, Math.max(0.04, limit, ...points.map((p) => p.risk)) * 1.08);
-  const { plot, x, y } = frame("Risk and coverage: how many accepted answers were wrong", "coverage: share of queries accepted", "risk: wrong among them", most);
+  const { plot, x, y } = frame("Risk and coverage: fraction of incorrect answers among accepted ones", "coverage: fraction of accepted queries", "risk: fraction incorrect", most);
   const line = points.map((p) => `${x(p.coverage)},${y(p.risk)}`).join(" ");
   if (points.length) {
     const [first, last] = [points[0], points[points.length - 1]];
@@ -76,7 +76,7 @@ export function riskCoverage(points, limit) {
   return plot;
 }
 
-/** The κ of a map's own images as a small skyline, and where a query stands in it. */
+/** Histogram of κ over the images of a map, with the value of a query. */
 export function kappaStrip(sorted, value) {
   const [low, high] = [Math.log(quantile(sorted, 0.005)), Math.log(quantile(sorted, 0.995))];
   const span = Math.max(high - low, 1e-6);
@@ -98,7 +98,7 @@ export function kappaStrip(sorted, value) {
   return plot;
 }
 
-/** The same numbers for those who read them: a table that opens on demand. */
+/** The same numbers as a table that opens on demand. */
 export function numbers(caption, header, rows) {
   const cells = (tag, values) => values.map((value) => h(tag, tag === "th" ? { scope: "col" } : {}, value));
   return h("details", { class: "numbers" }, h("summary", {}, caption), h("div", { class: "scroll" },

@@ -1,4 +1,4 @@
-// The slider: how many wrong answers among the accepted may there be?
+// The slider for the risk limit: the fraction of accepted answers that may be incorrect.
 
 import { get } from "./api.js";
 import { h } from "./dom.js";
@@ -6,28 +6,27 @@ import { percent } from "./format.js";
 
 const RISKS = [0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5];
 const USUAL = 0.05;
-const REST = 150; // milliseconds that the slider must lie still before the service is asked
+const REST = 150; // milliseconds without movement before the service is called
 
-
-/** The steps of the slider; the risk that was proven at calibration is always one of them. */
+/** The steps of the slider; the guaranteed risk of the calibration is always one of them. */
 const stepsWith = (own) => [...new Set([...RISKS, own])].sort((a, b) => a - b);
 
-/** `changed(risk)` hears what /v1/map/risk says of the chosen one; null for a map that is not calibrated. */
+/** `changed(risk)` receives the answer of /v1/map/risk; it is not called for a map without calibration. */
 export function riskSlider(world, changed) {
   if (!world.calibration.calibrated) {
     return h(
       "section",
       { class: "panel risk" },
       h("h2", {}, "Accepted risk"),
-      h("p", {}, "This map is not calibrated: matches are ranked, but nobody knows how often they are right, so nothing is accepted or rejected."),
+      h("p", {}, "This map is not calibrated. Matches are ranked, but it is unknown how often they are correct, so nothing is accepted or rejected."),
       h("pre", {}, h("code", {}, "kappaplace calibrate MAP --self")),
     );
   }
   const own = world.calibration.max_risk ?? USUAL;
   const steps = stepsWith(own);
   const chosen = h("output", { class: "big", for: "risk" });
-  const covered = h("p", { class: "coverage", "aria-live": "polite" });
-  const proof = h("p", { class: "muted small" });
+  const coverage = h("p", { class: "coverage", "aria-live": "polite" });
+  const basis = h("p", { class: "muted small" });
   const bar = h("div", { class: "fill" });
   const slider = h("input", { id: "risk", type: "range", min: 0, max: steps.length - 1, step: 1, value: steps.indexOf(own), "aria-describedby": "risk-help" });
   let timer = 0;
@@ -41,22 +40,22 @@ export function riskSlider(world, changed) {
     } catch (error) {
       if (error.name === "AbortError") return;
       bar.style.width = 0;
-      covered.replaceChildren("What to expect at this risk is not known; the colours still show the risk before.");
-      proof.replaceChildren(error.message);
+      coverage.replaceChildren("Could not load the expected results. The colours still show the previous risk.");
+      basis.replaceChildren(error.message);
     }
   };
 
   const show = (risk) => {
     bar.style.width = `${100 * (risk.coverage ?? 0)}%`;
-    covered.replaceChildren(...expected(risk.coverage));
-    proof.replaceChildren(risk.guaranteed ? "Proven on labelled queries of this map." : "An estimate from the calibration, not a guarantee.");
+    coverage.replaceChildren(...expected(risk.coverage));
+    basis.replaceChildren(risk.guaranteed ? "Guaranteed by labelled queries of this map." : "An estimate from the calibration, not a guarantee.");
     changed(risk);
   };
 
   const moved = () => {
     const words = percent(steps[slider.value]);
     chosen.replaceChildren(words);
-    slider.setAttribute("aria-valuetext", `${words} of the accepted answers may be wrong`);
+    slider.setAttribute("aria-valuetext", `${words} of the accepted answers may be incorrect`);
     clearTimeout(timer);
     timer = setTimeout(read, REST);
   };
@@ -69,15 +68,15 @@ export function riskSlider(world, changed) {
     h("div", { class: "row between" }, h("label", { for: "risk" }, h("h2", {}, "Accepted risk")), chosen),
     slider,
     h("div", { class: "row between ends", "aria-hidden": "true" }, h("span", {}, "strict"), h("span", {}, "generous")),
-    h("p", { id: "risk-help", class: "muted small" }, "How many of the accepted answers may be wrong."),
+    h("p", { id: "risk-help", class: "muted small" }, "Fraction of the accepted answers that may be incorrect."),
     h("div", { class: "track", "aria-hidden": "true" }, bar),
-    covered,
-    proof,
+    coverage,
+    basis,
   );
 }
 
 function expected(coverage) {
-  if (coverage === null) return ["How many queries will be accepted is not known."];
-  if (coverage === 0) return ["At this risk nothing would be accepted."];
-  return ["Expect ", h("strong", {}, percent(coverage)), " of the queries to be accepted."];
+  if (coverage === null) return ["The fraction of accepted queries is unknown."];
+  if (coverage === 0) return ["At this risk, nothing is accepted."];
+  return ["About ", h("strong", {}, percent(coverage)), " of the queries are accepted."];
 }

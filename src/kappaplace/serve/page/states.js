@@ -1,4 +1,4 @@
-// What is shown while something is missing: waiting, wrong, or empty.
+// Messages for loading, errors and empty views.
 
 import { h, say } from "./dom.js";
 
@@ -7,9 +7,9 @@ export function loading(words) {
   return h("div", { class: "state loading" }, h("div", { class: "spinner", "aria-hidden": "true" }), h("p", {}, words));
 }
 
-/** One sentence of what went wrong, and a way on. */
+/** An error message, with a button to try again. */
 export function problem(error, again = null) {
-  const words = error?.message || "Something went wrong on this page. Please load it again.";
+  const words = error?.message || "Something went wrong on this page. Reload it.";
   return h(
     "div",
     { class: "state problem", role: "alert" },

@@ -1,4 +1,4 @@
-// A background of map tiles, only where whoever runs the service gave an address, and only for UTM frames.
+// A background of map tiles, only if the operator configured a URL, and only for UTM frames.
 
 import { h } from "./dom.js";
 
@@ -6,7 +6,7 @@ const MOST_TILES = 80;
 const EARTH = 6378137;
 const cache = new Map();
 
-/** Draws under the references; each tile is placed by three of its corners, as UTM and tiles are turned a little. */
+/** Draw below the references; each tile is placed by three corners, because UTM and tiles are slightly rotated. */
 export function drawTiles(pen, view, { url, frame, shown, largest = 19 }, ratio, redraw) {
   const zone = utmZone(frame);
   if (!zone) return;
@@ -14,8 +14,8 @@ export function drawTiles(pen, view, { url, frame, shown, largest = 19 }, ratio,
   const latitude = corners[0][1];
   const perPixel = (2 * Math.PI * EARTH * Math.cos((latitude * Math.PI) / 180)) / 256;
   const level = Math.min(Math.max(Math.round(Math.log2(perPixel * view.scale)), 0), largest);
-  const found = corners.map(([lon, lat]) => toTile(lon, lat, level));
-  const [columns, rows] = [0, 1].map((i) => found.map((place) => Math.floor(place[i])));
+  const places = corners.map(([lon, lat]) => toTile(lon, lat, level));
+  const [columns, rows] = [0, 1].map((i) => places.map((place) => Math.floor(place[i])));
   const [left, right] = [Math.min(...columns), Math.max(...columns)];
   const [top, bottom] = [Math.min(...rows), Math.max(...rows)];
   if ((right - left + 1) * (bottom - top + 1) > MOST_TILES) return;
@@ -29,28 +29,28 @@ export function drawTiles(pen, view, { url, frame, shown, largest = 19 }, ratio,
       pen.setTransform(
         ...[(b[0] - a[0]) / 256, (b[1] - a[1]) / 256, (c[0] - a[0]) / 256, (c[1] - a[1]) / 256, a[0], a[1]].map((v) => v * ratio),
       );
-      pen.drawImage(image, 0, 0, 256.5, 256.5); // half a pixel more hides the seams
+      pen.drawImage(image, 0, 0, 256.5, 256.5); // half a pixel more hides seams
       pen.restore();
     }
   }
 }
 
-/** Whose the tiles are, as the operator says it; addresses in the text can be followed. */
+/** Attribution of the operator; URLs in the text become links. */
 export function attribution(words) {
   const parts = words.split(/(https?:\/\/[^\s,;()]+)/);
   return h("p", { class: "attribution" }, parts.map((part, i) => (i % 2 ? h("a", { href: part, target: "_blank", rel: "noopener noreferrer" }, part.replace(/^https?:\/\//, "")) : part)));
 }
 
 function tile(url, z, x, y, redraw) {
-  const address = url.replace("{z}", z).replace("{x}", x).replace("{y}", y);
-  if (!cache.has(address)) {
+  const source = url.replace("{z}", z).replace("{x}", x).replace("{y}", y);
+  if (!cache.has(source)) {
     const image = new Image();
     image.referrerPolicy = "strict-origin-when-cross-origin";
     image.onload = redraw;
-    image.src = address;
-    cache.set(address, image);
+    image.src = source;
+    cache.set(source, image);
   }
-  const image = cache.get(address);
+  const image = cache.get(source);
   return image.complete && image.naturalWidth ? image : null;
 }
 

@@ -1,4 +1,4 @@
-// The answer in one look: decision, place, probability, and why not more.
+// The answer: decision, place, probability, and the reasons if it is not accepted.
 
 import { h, icon, WORDS } from "./dom.js";
 import { known, metres, percent, placed, seconds } from "./format.js";
@@ -6,15 +6,15 @@ import { reasons } from "./reasons.js";
 
 const ADVICE = {
   accept: "Use it.",
-  doubtful: "Slow down, or ask another sensor.",
+  doubtful: "Slow down, or use another sensor.",
   reject: "Do not use it.",
-  undecided: "This map is not calibrated: the best match is shown, but nobody knows how sure it is.",
+  undecided: "This map is not calibrated, so the probability of the best match is unknown.",
 };
 
 const coordinate = new Intl.NumberFormat("en-GB", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
 
-/** One match alone says nothing of how far it may be off. */
-const precision = ({ matches, spread }) => (matches > 1 ? `± ${metres(spread)}, from ${matches} matches that agree` : "where match 1 was taken; no other match agrees");
+/** A single match has no spread. */
+const precision = ({ matches, spread }) => (matches > 1 ? `± ${metres(spread)}, from ${matches} matches that agree` : "position of match 1; no other match agrees");
 
 export function verdict(answer, decision, habits) {
   const { pose } = answer;
@@ -34,7 +34,7 @@ export function verdict(answer, decision, habits) {
       known(answer.probability) ? h("div", { class: "chance" }, h("span", { class: "big" }, percent(answer.probability)), h("span", { class: "muted small" }, "probability")) : null,
     ),
     where,
-    why.length ? h("div", { class: "why" }, h("h3", {}, decision === "undecided" ? "What speaks against it" : `Why ${decision === "reject" ? "is it rejected" : "is it doubtful"}?`), h("ul", {}, why.map(({ title, words }) => h("li", {}, h("strong", {}, title), h("span", {}, words))))) : null,
+    why.length ? h("div", { class: "why" }, h("h3", {}, decision === "undecided" ? "Possible problems" : `Why is it ${decision === "reject" ? "rejected" : "doubtful"}?`), h("ul", {}, why.map(({ title, words }) => h("li", {}, h("strong", {}, title), h("span", {}, words))))) : null,
     (answer.notes ?? []).length ? h("details", { class: "notes" }, h("summary", {}, "Notes on this answer"), h("ul", {}, answer.notes.map((note) => h("li", {}, note)))) : null,
     time > 0 ? h("p", { class: "muted small" }, `Answered in ${seconds(time)}.`) : null,
   );

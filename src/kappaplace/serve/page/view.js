@@ -1,14 +1,14 @@
-// Where the drawing looks: map metres ↔ pixels. North is up.
+// The visible part of the map: metres ↔ pixels. North is up.
 
-const CLOSEST = 60; // pixels a metre
+const CLOSEST = 60; // pixels per metre
 
 export class View {
   constructor() {
     this.width = this.height = 1;
     this.bounds = { west: 0, south: 0, east: 1, north: 1 };
     this.scale = 1;
-    this.x = this.y = 0; // what is in the middle
-    this.moved = false; // by hand: a new size then keeps the place
+    this.x = this.y = 0; // centre of the view
+    this.moved = false; // by the user: a new size then keeps the centre
   }
 
   resize(width, height) {
@@ -30,7 +30,7 @@ export class View {
     this.moved = false;
   }
 
-  /** Rather more of the map than white paper beside it; the right side is wider for the buttons. */
+  /** Keep the map in view; the right margin is wider for the buttons. */
   keepInside(bounds, margin = 34, right = 96) {
     const within = (value, low, high, half) => (low + half < high - half ? Math.min(Math.max(value, low + half), high - half) : (low + high) / 2);
     const beside = margin / this.scale;
@@ -52,7 +52,7 @@ export class View {
     this.moved = true;
   }
 
-  /** Closer or farther; what lies under the pixel stays there. */
+  /** Zoom; the point below the pixel stays there. */
   zoom(factor, px = this.width / 2, py = this.height / 2) {
     const [x, y] = this.toMap(px, py);
     this.scale = Math.min(Math.max(this.scale * factor, this.least / 8), CLOSEST);
@@ -62,7 +62,7 @@ export class View {
   }
 }
 
-/** The box around things with a position; null where there is none. */
+/** The box around things with a position; null if there is none. */
 export function boundsOf(things) {
   let [west, south, east, north] = [Infinity, Infinity, -Infinity, -Infinity];
   for (const { x, y } of things) {
@@ -75,7 +75,7 @@ export function boundsOf(things) {
   return west <= east ? { west, south, east, north } : null;
 }
 
-/** A round length that fits into so many pixels: {metres, pixels}. */
+/** A round length that fits into `room` pixels: {metres, pixels}. */
 export function scaleBar(scale, room = 110) {
   const most = room / scale;
   const power = 10 ** Math.floor(Math.log10(most));

@@ -3,7 +3,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,21 @@ import pytest
 from kappaplace.errors import KappaPlaceError
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.slam import ClosingSettings, LoopCloser
-from kappaplace.slam.stream import WAITING, ClosureStream
 from kappaplace.types import Embeddings
 from tests.slam.synthetic import calibration
 
+
+def _load() -> ModuleType:
+    file = Path(__file__).parents[2] / "examples" / "ros2_node.py"
+    spec = importlib.util.spec_from_file_location("ros2_node", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+NODE = _load()
 ROUND = 30
 """Frames of one round of a small circle, a metre apart."""
 
@@ -34,12 +45,12 @@ def _circle(row: float) -> np.ndarray:
     )
 
 
-def _stream(**options: Any) -> ClosureStream:
+def _stream(**options: Any) -> Any:
     settings = ClosingSettings(recent=10.0, radius=3.0, fewest=2, tolerance=2.0, max_risk=0.5)
-    return ClosureStream(LoopCloser(calibration(), settings, embed=_embed), every=0.5, **options)
+    return NODE.ClosureStream(LoopCloser(calibration(), settings, embed=_embed), every=0.5, **options)
 
 
-def test_messages_name_the_times_of_both_frames() -> None:
+def test_messages_have_the_times_of_both_frames() -> None:
     sent: list[dict[str, Any]] = []
     stream = _stream(send=sent.append)
     for row in range(2 * ROUND):
@@ -63,7 +74,7 @@ def test_a_standing_camera_adds_nothing() -> None:
 
 def test_images_without_odometry_are_dropped_not_kept_for_ever() -> None:
     stream = _stream()
-    for row in range(WAITING + 5):
+    for row in range(NODE.WAITING + 5):
         assert stream.on_image(row, row) == []
     assert stream.dropped == 5
     with pytest.raises(KappaPlaceError, match="in order"):
@@ -72,24 +83,13 @@ def test_images_without_odometry_are_dropped_not_kept_for_ever() -> None:
     assert stream.on_odometry(9, _circle(0)) == []  # late
 
 
-def _node() -> Any:
-    file = Path(__file__).parents[2] / "examples" / "ros2_node.py"
-    spec = importlib.util.spec_from_file_location("ros2_node", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_the_ros_node_works_without_ros(tmp_path: Path, tiny: PlaceModel) -> None:
     from kappaplace.calibration.sources import save_calibration
     from kappaplace.models.checkpoint import save_model
 
     save_model(tiny, tmp_path / "model")
     save_calibration(calibration(), tmp_path / "closures.json")
-    node = _node()
-    stream = node.make_stream(str(tmp_path / "model"), str(tmp_path / "closures.json"))
+    stream = NODE.make_stream(str(tmp_path / "model"), str(tmp_path / "closures.json"))
     rng = np.random.default_rng(0)
     texts: list[str] = []
     for row in range(90):
@@ -101,8 +101,8 @@ def test_the_ros_node_works_without_ros(tmp_path: Path, tiny: PlaceModel) -> Non
         at = SimpleNamespace(x=2.0 * row, y=0.0, z=0.0)
         turned = SimpleNamespace(x=0.0, y=0.0, z=0.0, w=1.0)
         pose = SimpleNamespace(pose=SimpleNamespace(position=at, orientation=turned))
-        texts += node.on_odometry(stream, SimpleNamespace(header=header, pose=pose))
-        texts += node.on_image(stream, image)
+        texts += NODE.on_odometry(stream, SimpleNamespace(header=header, pose=pose))
+        texts += NODE.on_image(stream, image)
     assert len(stream.times) == 90
     assert stream.dropped == 0
     assert texts
