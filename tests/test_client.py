@@ -124,5 +124,5 @@ def test_what_is_no_service_is_told_in_a_sentence(serve: Serve) -> None:
         Client(url).maps()
     with pytest.raises(ServiceError, match="status 500"):
         Client(url).maps()
-    with pytest.raises(KappaPlaceError, match="nothing to send"):
+    with pytest.raises(KappaPlaceError, match="at least one image"):
         Client(url).localize_batch([])

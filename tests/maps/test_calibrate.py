@@ -67,7 +67,7 @@ def test_labelled_queries(many, ready, tmp_path):
     near = again.localize(many.image_path(0), area=(tuple(many.positions[0]), 40.0))
     assert any("Only the area asked for" in n and "no risk is guaranteed" in n for n in near.notes)
     outside = again.localize(many.image_path(0), outside_rate=0.9)
-    assert any("not for 90 %" in note for note in outside.notes)
+    assert any("not for 90%" in note for note in outside.notes)
     assert not any("from outside the map" in n for n in again.localize(many.image_path(0)).notes)
     again.remove(list(again.store.names())[:20])
     assert any("do it again" in note for note in again.localize(many.image_path(0)).notes)

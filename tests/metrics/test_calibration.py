@@ -155,7 +155,11 @@ def test_match_pairs_keep_pairs_together() -> None:
 
 @pytest.mark.parametrize(
     ("shape", "k", "sentence"),
-    [((2, 3), 4, "3 are given"), ((2, 2), 1, "one score a match"), ((0, 3), 1, "one score a match")],
+    [
+        ((2, 3), 4, "between 1 and 3, got 4"),
+        ((2, 2), 1, "one score per match"),
+        ((0, 3), 1, "one score per match"),
+    ],
 )
 def test_match_level_needs_its_matches(shape: tuple[int, int], k: int, sentence: str) -> None:
     with pytest.raises(KappaPlaceError, match=sentence):

@@ -132,7 +132,7 @@ def test_recall_grows_with_k() -> None:
 
 @pytest.mark.parametrize("k", [0, 11])
 def test_recall_needs_that_many_matches(k: int) -> None:
-    with pytest.raises(KappaPlaceError, match="10 are given"):
+    with pytest.raises(KappaPlaceError, match="must be between 1 and 10"):
         success_at(np.zeros((3, 10), bool), k)
 
 

@@ -64,7 +64,7 @@ def test_all_k_matches_may_be_asked_for() -> None:
     hits = np.array([[False, True], [False, False]])
     assert success_at(hits, 2).tolist() == [True, False]
     for k in (0, 3):
-        with pytest.raises(KappaPlaceError, match=f"needs the {k} best matches, 2 are given"):
+        with pytest.raises(KappaPlaceError, match=f"must be between 1 and 2, got {k}"):
             success_at(hits, k)
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.checks import checked_hits, checked_scores
+from kappaplace.checks import checked_hits, outcomes
 from kappaplace.errors import KappaPlaceError
 
 BINS = 10
@@ -63,7 +63,7 @@ def reliability_curve(
     and spreads the bins anew below it; what lies above falls out of the sum, but not out of N. Where no edge
     of the grid does it, the grid stays as it is; a crowd on the lowest score may leave nothing but it.
     """
-    scores, outcome = checked_scores(uncertainty, success)
+    scores, outcome = outcomes(uncertainty, success)
     every, right = np.sort(scores), np.sort(scores[outcome])
     limits = _limits(every, clamp)
     return _curve(np.clip(every, *limits), np.clip(right, *limits), bins, zoom)
@@ -95,7 +95,7 @@ def match_pairs(
     scores = np.asarray(uncertainty)
     if scores.shape != np.shape(hits):
         raise KappaPlaceError(
-            f"Match-level metrics need one score a match, got the shapes {scores.shape} and {np.shape(hits)}."
+            f"Match-level metrics need one score per match, got shapes {scores.shape} and {np.shape(hits)}."
         )
     top = checked_hits(hits, k, f"Match level at K = {k}")
     return scores[:, :k].ravel(), top.ravel()
@@ -145,7 +145,7 @@ def ece_surface(
     array([[0.1 , 0.22],
            [0.1 , 0.22]])
     """
-    scores, outcome = checked_scores(uncertainty, success)
+    scores, outcome = outcomes(uncertainty, success)
     every, right = np.sort(scores), np.sort(scores[outcome])  # sorted once for all cells
     values = np.empty((2, len(clamp), len(bins)))
     for i, percent in enumerate(clamp):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.checks import checked_scores
+from kappaplace.checks import outcomes
 from kappaplace.errors import KappaPlaceError
 
 NAN = float("nan")
@@ -111,7 +111,7 @@ def acceptance_curve(uncertainty: NDArray[np.floating], success: NDArray[np.bool
     >>> curve.coverage.tolist(), curve.risk.round(3).tolist()
     ([0.25, 0.5, 0.75, 1.0], [0.0, 0.0, 0.333, 0.25])
     """
-    scores, outcome = checked_scores(uncertainty, success)
+    scores, outcome = outcomes(uncertainty, success)
     order = np.argsort(scores)
     ordered = scores[order]
     last = np.append(np.flatnonzero(ordered[1:] != ordered[:-1]), len(ordered) - 1)  # of each tied group
@@ -147,7 +147,7 @@ def random_auc_pr(success: NDArray[np.bool_]) -> float:
     >>> random_auc_pr(np.array([True, False, True, True]))
     0.75
     """
-    _, outcome = checked_scores(np.zeros(np.shape(success)), success)
+    _, outcome = outcomes(np.zeros(np.shape(success)), success)
     return float(outcome.mean())
 
 
