@@ -216,12 +216,12 @@ def test_pooling_is_one_large_set() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({"queries": 0}, "needs queries"),
-        ({"queries": 5, "resamples": 0}, "needs queries and resamples"),
+        ({"queries": 0}, "queries must be at least 1"),
+        ({"queries": 5, "resamples": 0}, "queries must be at least 1, resamples"),
         ({"queries": 5, "strata": np.zeros(4)}, "each of 5 queries"),
         ({"queries": 39, "block": 20}, "39 frames is too short"),
-        ({"queries": 5, "block": 0}, "at least one query"),
-        ({"queries": 2, "strata": np.array(["a", "b"]), "block": {"a": 1}}, "set 'b'"),
+        ({"queries": 5, "block": 0}, "block must be at least 1"),
+        ({"queries": 2, "strata": np.array(["a", "b"]), "block": {"a": 1}}, "dataset 'b'"),
     ],
 )
 def test_impossible_plans(arguments: dict, sentence: str) -> None:
@@ -235,7 +235,7 @@ def test_the_ends_of_what_a_plan_may_be() -> None:
     assert Resampling.of(40, block=20).strata[0][1] == 20
     assert Resampling.of(7).resamples == 1000
     for refused in ({"resamples": 1_000_001}, {"seed": -1}):
-        with pytest.raises(KappaPlaceError, match="needs queries and resamples"):
+        with pytest.raises(KappaPlaceError, match="queries must be at least 1, resamples"):
             Resampling.of(5, **refused)
 
 
@@ -291,5 +291,5 @@ def test_a_level_is_a_share(level: float) -> None:
     "sets", [[], [(np.zeros(2), np.zeros(3))], [(np.zeros(2),), (np.zeros(2), np.zeros(2))]]
 )
 def test_sets_that_cannot_be_pooled(sets: list) -> None:
-    with pytest.raises(KappaPlaceError, match=r"at least one set|arrays of one length"):
+    with pytest.raises(KappaPlaceError, match=r"at least one dataset|arrays of the same length"):
         pool(sets)
