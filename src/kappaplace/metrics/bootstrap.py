@@ -92,7 +92,8 @@ class Resampling:
                 raise KappaPlaceError(f"block must be at least 1, got {length}.")
             if length > 1 and len(rows) < 2 * length:
                 raise KappaPlaceError(
-                    f"A route of {len(rows)} frames is too short for blocks of {length}. Pass a smaller block."
+                    f"A route of {len(rows)} frames is too short for blocks of {length}. "
+                    "Pass a smaller block."
                 )
             parts.append((rows, length))
         return cls(queries, tuple(parts), resamples, seed)
