@@ -149,7 +149,7 @@ def test_a_second_run_writes_only_what_is_missing(city, few, tmp_path):
 
 def test_another_data_set_in_the_folder_is_refused(city, few, tmp_path):
     write_city(city, tmp_path, 16, views=few)
-    with pytest.raises(KappaPlaceError, match="another data set"):
+    with pytest.raises(KappaPlaceError, match="another dataset"):
         write_city(city, tmp_path, 24, views=few)
 
 
@@ -171,7 +171,7 @@ def test_bad_cities_are_refused():
     for options, words in (
         ({"seed": -1}, "seed"),
         ({"blocks": (0, 2)}, "blocks"),
-        ({"aliased": 0.7, "featureless": 0.7}, "shares"),
+        ({"aliased": 0.7, "featureless": 0.7}, "sum of at most 1"),
     ):
         with pytest.raises(KappaPlaceError, match=words):
             SyntheticCity(**options)
@@ -188,7 +188,7 @@ def test_bad_renders_are_refused(city):
         ({"poses": pose + 1e5}, "not on a street"),
         ({"poses": pose + np.array([20, 20, 0])}, "not on a street"),  # inside a building
         ({"poses": pose * np.nan}, "not on a street"),
-        ({"poses": np.array([[*pose[0, :2], np.inf]])}, "finite headings"),
+        ({"poses": np.array([[*pose[0, :2], np.inf]])}, "finite numbers"),
         ({"poses": pose[:, :2]}, "N × 3"),
         ({"poses": pose, "conditions": Conditions.clear(2)}, "as many conditions"),
         ({"poses": pose, "image_seeds": np.array([-1])}, "image seeds"),
@@ -201,11 +201,11 @@ def test_bad_renders_are_refused(city):
 def test_bad_views_are_refused(city):
     for options, words in (
         ({"split": "holdout"}, "Unknown split"),
-        ({"split": "val", "spacing": 0}, "apart"),
+        ({"split": "val", "spacing": 0}, "spacing"),
         ({"split": "val", "headings": 5}, "headings"),
         ({"split": "val", "queries": -1}, "queries"),
-        ({"split": "train", "per_class": 0}, "per class"),
-        ({"split": "val", "query_strength": 1.5}, "strengths"),
+        ({"split": "train", "per_class": 0}, "per_class"),
+        ({"split": "val", "query_strength": 1.5}, "query_strength"),
     ):
         with pytest.raises(KappaPlaceError, match=words):
             city.views(**options)

@@ -6,7 +6,7 @@ A score is sorted once for all its metrics, so that a bootstrap is fast.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,7 +83,7 @@ def probability_summary(
 class Pooled(NamedTuple):
     """The queries of several datasets, one dataset after the other."""
 
-    arrays: tuple[NDArray[np.generic], ...]
+    arrays: tuple[NDArray[Any], ...]
     """Joined arrays, with one row per query."""
     strata: NDArray[np.int64]
     """Number of the dataset of each query, for ``Resampling.of``."""
