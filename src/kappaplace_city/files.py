@@ -24,7 +24,7 @@ _CHUNK = 256  # images rendered before they are written
 
 
 def _fingerprints(views: CityViews, size: tuple[int, int]) -> list[str]:
-    """Return a short hash of each image's content; an existing file is skipped only if the hash is the same."""
+    """Return a short hash of each image's content; an existing file is skipped only if its hash is equal."""
     city = views.city
     common = repr((city.seed, city.blocks, city.aliased, city.featureless, city.camera, size)).encode()
     table = np.column_stack([views.poses, views.conditions.levels(), views.image_seeds]).astype(np.float64)

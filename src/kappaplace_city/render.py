@@ -170,7 +170,7 @@ def _draw_walls(scenery: Scenery, camera: Camera, rays: _Rays) -> tuple[np.ndarr
 
 
 def _visible_objects(scenery: Scenery, camera: Camera, local: np.ndarray, heading: np.ndarray) -> np.ndarray:
-    """Return the nearest visible objects, N × K × (right, depth, width, height, sprite); depth inf is none."""
+    """Return the nearest visible objects, N × K × (right, depth, width, height, sprite); none: depth inf."""
     objects = scenery.objects
     angle = np.radians(heading.astype(np.float64))[:, None]
     east = objects[:, 0] - local[:, :1]
