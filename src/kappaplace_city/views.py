@@ -77,9 +77,7 @@ class ViewOptions:
 
     def __post_init__(self) -> None:
         if not 1 <= self.spacing <= 30:
-            raise KappaPlaceError(
-                f"spacing must be between 1 and 30 m so queries have references, got {self.spacing}."
-            )
+            raise KappaPlaceError(f"spacing must be between 1 and 30 m, got {self.spacing}.")
         if self.headings not in (1, 2, 3, 4, 6, 12):
             raise KappaPlaceError(f"headings must be 1, 2, 3, 4, 6 or 12, got {self.headings}.")
         if self.per_class < 1 or self.queries < 0:
