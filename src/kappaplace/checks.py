@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import get_args
 
 import numpy as np
@@ -24,9 +25,7 @@ def finite(values: npt.ArrayLike, name: str) -> Floats:
         raise KappaPlaceError(f"The {name} must be numbers, got {type(values).__name__}.") from None
     bad = int((~np.isfinite(array)).sum())
     if bad:
-        raise KappaPlaceError(
-            f"The {name} must be finite, but {bad:,} of {array.size:,} are NaN or infinite."
-        )
+        raise KappaPlaceError(f"The {name} must be finite, {bad:,} of {array.size:,} are NaN or infinite.")
     return array
 
 
@@ -34,9 +33,7 @@ def booleans(values: npt.ArrayLike, shape: tuple[int, ...], name: str) -> Bools:
     """Return values as booleans of a shape; fail for numbers, because 0.7 is neither true nor false."""
     array = np.asarray(values)
     if array.dtype != np.bool_ or array.shape != shape:
-        raise KappaPlaceError(
-            f"The {name} must be booleans of shape {shape}, got {array.dtype} of shape {array.shape}."
-        )
+        raise KappaPlaceError(f"The {name} must be booleans {shape}, got {array.dtype} {array.shape}.")
     return array
 
 
@@ -46,7 +43,7 @@ def outcomes(scores: npt.ArrayLike, success: npt.ArrayLike) -> tuple[Floats, Boo
     shape = np.shape(success)
     if values.ndim != 1 or not len(values) or values.shape != shape:
         raise KappaPlaceError(
-            f"Expected one score and one outcome per query, got shapes {values.shape} and {shape}."
+            f"Expected one score and one outcome per query, got {values.shape} and {shape}."
         )
     return values, booleans(success, values.shape, "outcomes (correct or incorrect)")
 
@@ -72,9 +69,15 @@ def checked_hits(hits: NDArray[np.bool_], k: int, name: str) -> Bools:
             f"{name} needs hits as booleans, one row per query and one column per match, "
             f"got {flags.dtype} of shape {flags.shape}."
         )
-    if not 1 <= k <= flags.shape[1]:
-        raise KappaPlaceError(f"k of {name} must be between 1 and {flags.shape[1]}, got {k}.")
+    within(k, "k", 1, flags.shape[1])
     return flags[:, :k]
+
+
+def within(value: float, name: str, low: float, high: float = math.inf) -> None:
+    """Fail unless a number is between two limits or equal to one of them."""
+    if not low <= value <= high:
+        limits = f"{low:,} or more" if high == math.inf else f"between {low:,} and {high:,}"
+        raise KappaPlaceError(f"{name} must be {limits}, got {value}.")
 
 
 def share(value: float, name: str, *, ends: bool = False) -> float:
@@ -94,15 +97,13 @@ def choice(value: str, options: Hint, name: str) -> None:
 
 def checked_seed(value: int) -> int:
     """Return a random seed that every generator accepts."""
-    if not 0 <= value < 2**32:
-        raise KappaPlaceError(f"seed must be between 0 and {2**32 - 1:,}, got {value}.")
+    within(value, "seed", 0, 2**32 - 1)
     return value
 
 
 def check_compared(count: int) -> None:
     """Fail if the number of matches to compare patch by patch is negative."""
-    if count < 0:
-        raise KappaPlaceError(f"rerank must be 0 or more, got {count}.")
+    within(count, "rerank", 0)
 
 
 def percent(value: float) -> str:

@@ -81,7 +81,7 @@ class Client:
             raise KappaPlaceError(f"url must begin with http:// or https://, got {url!r}.")
         if not timeout > 0 or tries < 1:
             raise KappaPlaceError(
-                f"timeout must be above 0 seconds and tries at least 1, got {timeout:g} and {tries}."
+                f"timeout must be above 0 and tries 1 or more, got {timeout:g} and {tries}."
             )
         self.url, self.map, self.timeout, self.tries = url.rstrip("/"), map, timeout, tries
         self._token = token

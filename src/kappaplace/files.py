@@ -38,7 +38,7 @@ def make_folder(folder: str | Path) -> Path:
         probe.unlink(missing_ok=True)  # a process with the same number in another container may be faster
     except OSError as error:
         raise KappaPlaceError(
-            f"Cannot write to the folder {folder}: {why(error)}. Choose another folder."
+            f"Cannot write to the folder {folder}: {why(error)}. Choose another one."
         ) from None
     return folder
 

@@ -75,7 +75,7 @@ class Repository:
         """Download one file to the same relative path below a folder."""
         if checked_name(name) not in self.files:
             raise KappaPlaceError(
-                f"The repository {self.name} has no {name}, so it does not contain a {_NOUNS[self.kind]}."
+                f"The repository {self.name} has no {name}: it is not a {_NOUNS[self.kind]}."
             )
         with _hub_errors(self.name, self.kind):
             file = _api().hf_hub_download(

@@ -9,6 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
+from kappaplace.checks import within
 from kappaplace.errors import KappaPlaceError
 from kappaplace_city import weather
 from kappaplace_city.render import Camera, Photos, Scenery, draw, paint_scenery, to_image, wall_kinds
@@ -64,15 +65,12 @@ class SyntheticCity:
         featureless: float = 0.15,
         camera: Camera | None = None,
     ) -> None:
-        if seed < 0:
-            raise KappaPlaceError(f"seed must be 0 or more, got {seed}.")
+        within(seed, "seed", 0)
         if len(blocks) != 2 or not all(1 <= count <= 64 for count in blocks):
             raise KappaPlaceError(f"blocks must be two numbers between 1 and 64, got {blocks}.")
-        if not (aliased >= 0 and featureless >= 0 and aliased + featureless <= 1):
-            raise KappaPlaceError(
-                "aliased and featureless must be 0 or more with a sum of at most 1, "
-                f"got {aliased} and {featureless}."
-            )
+        within(aliased, "aliased", 0, 1)
+        within(featureless, "featureless", 0, 1)
+        within(aliased + featureless, "aliased + featureless", 0, 1)
         self.seed = seed
         self.blocks = (int(blocks[0]), int(blocks[1]))
         self.aliased = aliased
@@ -157,9 +155,7 @@ class SyntheticCity:
         """
         positions = np.asarray(positions, np.float64)
         if positions.ndim != 2 or positions.shape[1] != 2:
-            raise KappaPlaceError(
-                f"positions must be an N × 2 array of (east, north), got shape {positions.shape}."
-            )
+            raise KappaPlaceError(f"positions must be N × 2 (east, north), got shape {positions.shape}.")
         number = np.full(len(positions), -1)
         local = np.zeros_like(positions)
         for candidate, district in enumerate(self._districts):
@@ -170,9 +166,7 @@ class SyntheticCity:
         lost = np.flatnonzero(number < 0)
         if len(lost):
             east, north = positions[lost[0]]
-            raise KappaPlaceError(
-                f"Pose {lost[0]} (east {east:.1f}, north {north:.1f}) is not on a street of the city."
-            )
+            raise KappaPlaceError(f"Pose {lost[0]} ({east:.1f} east, {north:.1f} north) is not on a street.")
         return number, local
 
     def ambiguity(self, positions: np.ndarray, heading: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -221,9 +215,7 @@ class SyntheticCity:
         """
         poses = np.asarray(poses, np.float64)
         if poses.ndim != 2 or poses.shape[1] != 3:
-            raise KappaPlaceError(
-                f"poses must be an N × 3 array of (east, north, heading), got shape {poses.shape}."
-            )
+            raise KappaPlaceError(f"poses must be N × 3 (east, north, heading), got shape {poses.shape}.")
         height, width = checked_size(size)
         count = len(poses)
         conditions = conditions if conditions is not None else Conditions.clear(count)
@@ -321,8 +313,8 @@ class SyntheticCity:
 def checked_size(size: int | tuple[int, int]) -> tuple[int, int]:
     """Return (height, width) in pixels; fail if out of range."""
     height, width = (size, size) if isinstance(size, int | np.integer) else size
-    if not (4 <= height <= 4096 and 4 <= width <= 4096):
-        raise KappaPlaceError(f"The image size must be between 4 and 4096 pixels, got {height} × {width}.")
+    within(min(height, width), "image size", 4)
+    within(max(height, width), "image size", 4, 4096)
     return int(height), int(width)
 
 
@@ -330,8 +322,7 @@ def checked_workers(workers: int | None) -> int:
     """Return the number of threads, by default one per core."""
     if workers is None:
         return os.cpu_count() or 1
-    if workers < 1:
-        raise KappaPlaceError(f"workers must be at least 1, got {workers}.")
+    within(workers, "workers", 1)
     return workers
 
 

@@ -26,8 +26,8 @@ import torch
 from numpy.typing import NDArray
 
 from kappaplace import vmf
+from kappaplace.checks import within
 from kappaplace.data.poses import Poses, between, chain, wrap_angle
-from kappaplace.errors import KappaPlaceError
 from kappaplace.types import Embeddings
 from kappaplace_city import SyntheticCity
 from kappaplace_city.world import ALIASED, FEATURELESS, PITCH, ROAD_WIDTH, split_number
@@ -97,10 +97,8 @@ def drive_through(
     Raises:
         KappaPlaceError: If legs or step is out of range.
     """
-    if legs < 1 or not 0.5 <= step <= 20:
-        raise KappaPlaceError(
-            f"legs must be at least 1 and step between 0.5 and 20 m, got {legs} and {step:g}."
-        )
+    within(legs, "legs", 1)
+    within(step, "step", 0.5, 20)
     rng = np.random.default_rng([seed, 71])
     if corners is None:
         corners = _corners(city.blocks, legs, rng)

@@ -95,9 +95,7 @@ def _check_contents(folder: Path, paths: list[Path]) -> None:
     if any(
         path.name not in expected for parent in {p.parent for p in paths} for path in parent.glob("*.jpg")
     ):
-        raise KappaPlaceError(
-            f"The folder {folder} contains images of another dataset. Choose an empty folder."
-        )
+        raise KappaPlaceError(f"{folder} contains images of another dataset. Choose an empty folder.")
 
 
 def _write_table(folder: Path, table: list[list[str]]) -> None:

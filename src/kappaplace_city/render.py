@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kappaplace.errors import KappaPlaceError
+from kappaplace.checks import within
 from kappaplace_city.facades import LEAF, SKY, TEXELS, paint_face
 from kappaplace_city.scenery import (
     BUSES,
@@ -45,11 +45,8 @@ class Camera:
     field_of_view: float = 80.0  # degrees, horizontal
 
     def __post_init__(self) -> None:
-        if not (0.5 <= self.height <= 5 and 10 <= self.field_of_view <= 150):
-            raise KappaPlaceError(
-                "A camera needs a height of 0.5 to 5 m and a field of view of 10° to 150°, "
-                f"got {self.height:g} m and {self.field_of_view:g}°."
-            )
+        within(self.height, "height", 0.5, 5)
+        within(self.field_of_view, "field_of_view", 10, 150)
 
     def focal(self, width: int) -> float:
         """Focal length in pixels."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kappaplace.checks import within
 from kappaplace.errors import KappaPlaceError
 from kappaplace_city.weather import Conditions, harsh, mild
 from kappaplace_city.world import CELL, EAST, NORTH, PITCH, ROAD_WIDTH, split_number
@@ -76,19 +77,13 @@ class ViewOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.spacing <= 30:
-            raise KappaPlaceError(f"spacing must be between 1 and 30 m, got {self.spacing}.")
+        within(self.spacing, "spacing", 1, 30)
+        within(self.per_class, "per_class", 1)
+        within(self.queries, "queries", 0)
+        within(self.strength, "strength", 0, 1)
+        within(self.query_strength, "query_strength", 0, 1)
         if self.headings not in (1, 2, 3, 4, 6, 12):
             raise KappaPlaceError(f"headings must be 1, 2, 3, 4, 6 or 12, got {self.headings}.")
-        if self.per_class < 1 or self.queries < 0:
-            raise KappaPlaceError(
-                f"per_class must be at least 1 and queries 0 or more, got {self.per_class} and {self.queries}."
-            )
-        if not (0 <= self.strength <= 1 and 0 <= self.query_strength <= 1):
-            raise KappaPlaceError(
-                "strength and query_strength must be between 0 and 1, "
-                f"got {self.strength} and {self.query_strength}."
-            )
 
     @property
     def bins(self) -> np.ndarray:

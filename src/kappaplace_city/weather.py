@@ -44,15 +44,11 @@ class Conditions:
         for item in fields(self):
             levels = np.asarray(getattr(self, item.name), np.float32)
             if levels.ndim != 1 or not np.all((levels >= 0) & (levels <= 1)):
-                raise KappaPlaceError(
-                    f"The condition '{item.name}' must be a 1-D array of levels between 0 and 1."
-                )
+                raise KappaPlaceError(f"'{item.name}' must be a 1-D array of levels from 0 to 1.")
             lengths.add(len(levels))
             object.__setattr__(self, item.name, levels)
         if len(lengths) > 1:
-            raise KappaPlaceError(
-                f"Conditions must have one level per image, but their lengths {sorted(lengths)} differ."
-            )
+            raise KappaPlaceError(f"Conditions must have one level per image, got lengths {sorted(lengths)}.")
 
     def __len__(self) -> int:
         return len(self.night)
@@ -101,7 +97,7 @@ class Conditions:
         unknown = set(levels) - set(CONDITION_NAMES)
         if unknown:
             raise KappaPlaceError(
-                f"Unknown condition {min(unknown)!r}. Choose from: {', '.join(CONDITION_NAMES)}."
+                f"Unknown condition {min(unknown)}. Choose from: {', '.join(CONDITION_NAMES)}."
             )
         return cls(**{name: np.full(count, levels.get(name, 0.0), np.float32) for name in CONDITION_NAMES})
 

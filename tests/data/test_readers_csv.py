@@ -57,7 +57,7 @@ def test_csv_named_columns_and_errors(tmp_path):
     images(tmp_path, "a.jpg", "x/b.jpg", "y/b.jpg")
     file = tmp_path / "poses.csv"
     file.write_text("f,lat,lon,B\na.jpg,1,2,3\n", encoding="utf-8")
-    with pytest.raises(KappaPlaceError, match="no column of file names"):
+    with pytest.raises(KappaPlaceError, match="Name the column of file names"):
         read_layout("csv", tmp_path)
     assert read_layout("csv", tmp_path, columns="path=f,heading=B").heading[0] == 3
     with pytest.raises(KappaPlaceError, match="one of the meanings path"):
@@ -137,7 +137,11 @@ def test_named_columns_decide_the_coordinates(tmp_path):
         ("file,lat,lon\na.jpg,1,2\n", "lat=lon,lon=", "none for lon"),
         ("file,x,y\na.jpg,1,2\nb.jpg,one,2\n", "", "poses.csv row 2, column x: 'one' is not a number"),
         ("file,x,y,yaw\na.jpg,1,2,N\n", "", "row 1, column yaw: 'N' is not a number"),
-        ("file,split\na.jpg,train\nb.jpg,val\n", "", "row 2, column split: 'val' is not a role"),
+        (
+            "file,split\na.jpg,train\nb.jpg,val\n",
+            "",
+            "row 2, column split: 'val' is neither query nor reference",
+        ),
         ("file,gps\na.jpg,Paris\n", "", "row 1, column gps: 'Paris' is not a latitude and longitude"),
         ("file,x,y\n,1,2\n", "", "row 1: expected exactly one image ''"),
     ],

@@ -146,5 +146,5 @@ def test_bad_scores_are_one_sentence(scores: np.ndarray, sentence: str) -> None:
 
 
 def test_one_bin_is_refused() -> None:
-    with pytest.raises(KappaPlaceError, match="bins must be at least 2"):
+    with pytest.raises(KappaPlaceError, match="bins must be 2 or more"):
         reliability_curve(np.zeros(3), np.ones(3, bool), bins=1)

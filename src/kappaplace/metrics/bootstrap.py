@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.typing import NDArray
 
-from kappaplace.checks import share
+from kappaplace.checks import share, within
 from kappaplace.errors import KappaPlaceError
 
 ROUTE_BLOCK = 20
@@ -72,24 +72,19 @@ class Resampling:
         Raises:
             KappaPlaceError: If an argument is out of range, or a route has fewer frames than two blocks.
         """
-        if queries < 1 or not 1 <= resamples <= MOST_RESAMPLES or seed < 0:
-            raise KappaPlaceError(
-                f"queries must be at least 1, resamples between 1 and {MOST_RESAMPLES:,} and seed 0 or more, "
-                f"got {queries}, {resamples} and {seed}."
-            )
+        within(queries, "queries", 1)
+        within(resamples, "resamples", 1, MOST_RESAMPLES)
+        within(seed, "seed", 0)
         labels = np.zeros(queries, dtype=np.int64) if strata is None else np.asarray(strata)
         if labels.shape != (queries,):
-            raise KappaPlaceError(
-                f"strata must name the dataset of each of {queries} queries, got shape {labels.shape}."
-            )
+            raise KappaPlaceError(f"strata must have shape ({queries},), got {labels.shape}.")
         parts = []
         for label in np.unique(labels).tolist():
             rows = np.flatnonzero(labels == label)
             if isinstance(block, Mapping) and label not in block:
                 raise KappaPlaceError(f"block must contain a length for the dataset {label!r}.")
             length = block[label] if isinstance(block, Mapping) else block
-            if length < 1:
-                raise KappaPlaceError(f"block must be at least 1, got {length}.")
+            within(length, "block", 1)
             if length > 1 and len(rows) < 2 * length:
                 raise KappaPlaceError(
                     f"A route of {len(rows)} frames is too short for blocks of {length}. "
@@ -184,9 +179,7 @@ def bootstrap_many(
     """
     for array in arrays:
         if len(array) != plan.queries:
-            raise KappaPlaceError(
-                f"The plan resamples {plan.queries} queries, got an array of {len(array)} rows."
-            )
+            raise KappaPlaceError(f"arrays must have {plan.queries} rows, as the plan, got {len(array)}.")
     values = metrics(*arrays)
     samples = np.empty((len(values), plan.resamples))
     for i, rows in enumerate(plan.rows()):

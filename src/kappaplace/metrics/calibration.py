@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.checks import checked_hits, outcomes
+from kappaplace.checks import checked_hits, outcomes, within
 from kappaplace.errors import KappaPlaceError
 
 BINS = 10
@@ -249,8 +249,7 @@ def _curve(
     every: NDArray[np.float64], correct: NDArray[np.float64], bins: int, zoom: bool
 ) -> ReliabilityCurve:
     """Return the curve from the sorted scores of all queries, and of the correct queries."""
-    if bins < 2:
-        raise KappaPlaceError(f"bins must be at least 2, got {bins}.")
+    within(bins, "bins", 2)
     edges = np.linspace(every[0], every[-1], bins + 1)
     if zoom:
         edges = _zoomed(every, edges)

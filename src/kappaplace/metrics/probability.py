@@ -7,8 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.checks import checked_probabilities
-from kappaplace.errors import KappaPlaceError
+from kappaplace.checks import checked_probabilities, within
 
 BINS = 15
 LEAST = 1e-12
@@ -46,8 +45,7 @@ def mass_bins(probability: NDArray[np.floating], success: NDArray[np.bool_], bin
     array([0.15, 0.85])
     """
     values, outcome = checked_probabilities(probability, success)
-    if bins < 1:
-        raise KappaPlaceError(f"bins must be at least 1, got {bins}.")
+    within(bins, "bins", 1)
     _, group, ties = np.unique(values, return_inverse=True, return_counts=True)
     twice_the_middle = 2 * np.cumsum(ties) - ties  # integers, so that rounding has no effect
     position = (twice_the_middle * bins // (2 * len(values)))[group]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kappaplace.checks import within
 from kappaplace.errors import KappaPlaceError
 from kappaplace.vmf.amos import as_tensors, check_dim
 
@@ -38,15 +39,10 @@ def sample(
     """
     dim = mean_direction.shape[-1] if mean_direction.ndim else 0
     check_dim(dim)
-    if n < 0:
-        raise KappaPlaceError(f"n must be 0 or more, got {n}.")
+    within(n, "n", 0)
     mean_direction, kappa = as_tensors(mean_direction, kappa)
-    if not bool(
-        ((kappa >= 0) & (kappa <= MAX_KAPPA)).all()
-    ):  # NaN fails too
-        raise KappaPlaceError(
-            f"kappa must be between 0 and {MAX_KAPPA:g}, but some values are negative, larger or NaN."
-        )
+    if not bool(((kappa >= 0) & (kappa <= MAX_KAPPA)).all()):  # NaN fails too
+        raise KappaPlaceError(f"kappa must be between 0 and {MAX_KAPPA:g}, got other values or NaN.")
     with torch.no_grad():
         shape = torch.broadcast_shapes(mean_direction.shape[:-1], kappa.shape)
         mean = torch.nn.functional.normalize(mean_direction.double(), dim=-1).unsqueeze(-2)

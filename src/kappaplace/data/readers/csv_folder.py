@@ -71,7 +71,7 @@ def understand(header: list[str], columns: str, file: Path) -> tuple[dict[str, s
     meaning = {m: c for m, c in (guessed | named).items() if c}
     if "path" not in meaning:
         raise KappaPlaceError(
-            f"{file} has no column of file names, only {', '.join(header)}. Name it with columns=path=…."
+            f"Name the column of file names with columns=path=…. {file} has {', '.join(header)}."
         )
     kind = _coordinate_kind(meaning, {m for m, c in named.items() if c}, file)
     unused = {m for other, needed in _KINDS.items() if other != kind for m in needed}
@@ -83,9 +83,7 @@ def _named(columns: str, header: list[str], file: Path) -> dict[str, str]:
     for part in filter(None, (part.strip() for part in columns.split(","))):
         meaning, equals, column = (word.strip() for word in part.partition("="))
         if not equals:
-            raise KappaPlaceError(
-                f"columns={part} has no column. Write meaning=column, for example path=file."
-            )
+            raise KappaPlaceError(f"columns={part} has no column. Write meaning=column, as in path=file.")
         if meaning not in NAMES or (column and column not in header):
             raise KappaPlaceError(
                 f"columns={part} must name one of the meanings {', '.join(NAMES)} and a column of {file}, "
@@ -98,9 +96,7 @@ def _named(columns: str, header: list[str], file: Path) -> dict[str, str]:
 def _coordinate_kind(meaning: dict[str, str], named: set[str], file: Path) -> str:
     named_kinds = [kind for kind, needed in _KINDS.items() if named.intersection(needed)]
     if len(named_kinds) > 1:
-        raise KappaPlaceError(
-            f"columns=… names two kinds of coordinates ({', '.join(named_kinds)}). Name only one."
-        )
+        raise KappaPlaceError(f"columns=… names two kinds of coordinates: {', '.join(named_kinds)}.")
     kinds = named_kinds or list(_KINDS)
     for kind in kinds:
         if all(m in meaning for m in _KINDS[kind]):
@@ -236,9 +232,7 @@ def _positions(sheet: Sheet, frame: str) -> tuple[NDArray[np.float64] | None, st
         return project(*np.array(sheet.column("latlon", _degrees), dtype=np.float64).T)
     if sheet.kind == UTM:
         if not frame:
-            raise KappaPlaceError(
-                "UTM coordinates need their zone. Pass frame=EPSG:32610 (326 north, 327 south, zone)."
-            )
+            raise KappaPlaceError("UTM coordinates need their zone. Pass it as in frame=EPSG:32610.")
         return pair("east", "north"), frame
     if sheet.kind == LOCAL:
         return pair("x", "y"), frame or "local"
@@ -248,9 +242,7 @@ def _positions(sheet: Sheet, frame: str) -> tuple[NDArray[np.float64] | None, st
 def _degrees(cell: str) -> tuple[float, float]:
     match = _PAIR.fullmatch(cell)
     if cell and not match:
-        raise ValueError(
-            f"{cell!r} is not a latitude and longitude (exclude the column with columns=latlon=)"
-        )
+        raise ValueError(f"{cell!r} is not a latitude and longitude (exclude it with columns=latlon=)")
     return (float(match[1]), float(match[2])) if match else (np.nan, np.nan)
 
 
@@ -262,9 +254,7 @@ def is_query(cell: str) -> bool:
     """
     word = cell.lower()
     if word not in _QUERY | _REFERENCE:
-        raise ValueError(
-            f"{cell!r} is not a role: use query or reference, 1 or 0, or exclude it with columns=query="
-        )
+        raise ValueError(f"{cell!r} is neither query nor reference, 1 nor 0 (exclude it with columns=query=)")
     return word in _QUERY
 
 

@@ -74,9 +74,7 @@ def _load(file: Path) -> tuple[Mapping[str, Json], list[Json]]:
     except (ValueError, RecursionError) as error:  # also for bytes that are not UTF-8
         raise KappaPlaceError(f"{file} is not valid JSON ({error}).") from None
     if not isinstance(truth, dict) or not isinstance(truth.get("positives"), list):
-        raise KappaPlaceError(
-            f'{file} must be an object with "positives": one list of reference indices per query.'
-        )
+        raise KappaPlaceError(f'{file} must be an object whose "positives" has one list per query.')
     return truth, truth["positives"]
 
 

@@ -121,9 +121,7 @@ def _read_role(folder: Path, root: Path, city: str, subtask: str) -> _Columns:
     sequence = read_rows(folder / "seq_info.csv") if (folder / "seq_info.csv").is_file() else []
     for other in (post, sequence, index):
         if other and len(other) != len(raw):
-            raise KappaPlaceError(
-                f"The CSV files in {folder} differ in length ({len(raw)} and {len(other)} rows)."
-            )
+            raise KappaPlaceError(f"CSV files in {folder} differ: {len(raw)} and {len(other)} rows.")
     keep = np.array([row.get("pano") != "True" for row in raw], dtype=bool)
     if subtask:
         if index and subtask not in index[0]:

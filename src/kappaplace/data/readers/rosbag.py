@@ -259,9 +259,7 @@ def _encoded(message: RawImage | CompressedImage) -> tuple[bytes, str]:
 
 def _pixels(message: RawImage) -> NDArray[np.uint8]:
     if message.encoding not in _ENCODINGS:
-        raise KappaPlaceError(
-            f"Unknown encoding of raw images {message.encoding!r}. Supported: {', '.join(_ENCODINGS)}."
-        )
+        raise KappaPlaceError(f"Unknown encoding {message.encoding!r}. Supported: {', '.join(_ENCODINGS)}.")
     depth, order = _ENCODINGS[message.encoding]
     rows = np.frombuffer(bytes(message.data), dtype=np.uint8).reshape(message.height, message.step)
     pixels = rows[:, : message.width * depth].reshape(message.height, message.width, depth)[:, :, order]

@@ -120,9 +120,7 @@ def read(
     positions = path.at(clock)
     rows = sample_by_distance(positions, every)
     if not len(rows):
-        raise KappaPlaceError(
-            f"{file.name} has no frame within the time of the trajectory. Set offset=… in seconds."
-        )
+        raise KappaPlaceError(f"{file.name} has no frame within the trajectory. Set offset=… in seconds.")
     out = frames_folder(Path(frames) if frames else root / "frames" / file.stem, file)
     names = _write_frames(file, rows, out)
     return PlaceImages.create(
@@ -173,9 +171,7 @@ def _write_frames(file: Path, rows: NDArray[np.int64], out: Path) -> list[str]:
         for number in range(max(missing) + 1):
             if not capture.grab():
                 capture.release()
-                raise KappaPlaceError(
-                    f"{file} ends at frame {number}, before its trajectory ends. It may be damaged."
-                )
+                raise KappaPlaceError(f"{file} is damaged: it ends at frame {number}.")
             if number in missing:
                 _write_frame(capture.retrieve()[1][:, :, ::-1], out / missing[number])
             bar.advance()
