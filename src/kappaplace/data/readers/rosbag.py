@@ -14,11 +14,11 @@ from PIL import Image
 
 from kappaplace.data.geodesy import project
 from kappaplace.data.readers.layout import Reader
-from kappaplace.data.readers.trajectory import Trajectory, headings, sample_by_distance
-from kappaplace.data.readers.video import frames_folder
+from kappaplace.data.readers.trajectory import Trajectory, sample_by_distance
+from kappaplace.data.readers.video import frames_folder, frames_table
 from kappaplace.data.table import DEFAULT_RADIUS, PlaceImages
 from kappaplace.errors import KappaPlaceError, MissingExtra
-from kappaplace.files import reason, replace_file
+from kappaplace.files import reason, write_file
 from kappaplace.progress import track
 
 if TYPE_CHECKING:
@@ -79,26 +79,13 @@ def read_bag(
         poses = _connections(reader, pose_topic, _POSES, "pose_topic")
         path = _trajectory(reader, poses)
         stamps = np.array([time for _, time in _messages(reader, images, "Reading image times")])
-        positions = path.at(stamps)
-        rows = sample_by_distance(positions, every)
+        rows = sample_by_distance(path.at(stamps), every)
         if not len(rows):
             raise KappaPlaceError(f"{bag} has no image within the time of {poses[0].topic}.")
         folder = Path(frames) if frames else bag.parent / f"{bag.stem}_frames"
         out = frames_folder(folder, bag, images[0].topic)
-        names = _write_images(reader, images, set(rows.tolist()), out)
-    return PlaceImages.create(
-        names,
-        positions[rows],
-        heading=headings(positions[rows]),
-        timestamp=stamps[rows],
-        condition=[bag.stem] * len(rows),
-        frame_number=rows,
-        accuracy=path.accuracy_at(stamps[rows]),
-        root=out,
-        frame=path.frame,
-        name=bag.stem,
-        radius=radius,
-    )
+        files = _write_images(reader, images, set(rows.tolist()), out)
+    return frames_table(files, path, stamps, rows, bag, radius)
 
 
 def unpack_images(bag: Path, folder: Path, image_topic: str = "") -> tuple[list[str], NDArray[np.float64]]:
@@ -116,7 +103,8 @@ def unpack_images(bag: Path, folder: Path, image_topic: str = "") -> tuple[list[
         images = _connections(reader, image_topic, _IMAGES, "image_topic")
         stamps = np.array([time for _, time in _messages(reader, images, "Reading image times")])
         out = frames_folder(folder, bag, images[0].topic)
-        return _write_images(reader, images, set(range(len(stamps))), out), stamps
+        files = _write_images(reader, images, set(range(len(stamps))), out)
+    return [file.name for file in files], stamps
 
 
 def whole_poses(bag: Path, pose_topic: str = "") -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
@@ -217,17 +205,16 @@ def _trajectory(reader: AnyReader, connections: list[Connection]) -> Trajectory:
     )
 
 
-def _write_images(reader: AnyReader, connections: list[Connection], rows: set[int], out: Path) -> list[str]:
-    names = []
+def _write_images(reader: AnyReader, connections: list[Connection], rows: set[int], out: Path) -> list[Path]:
+    files = []
     for row, (message, _) in enumerate(_messages(reader, connections, "Writing images")):
         if row not in rows:
             continue
         data, suffix = _encoded(message)
-        name = f"{row:07d}{suffix}"
-        if not (out / name).is_file():
-            replace_file(out / name, lambda part, data=data: part.write_bytes(data))  # type: ignore[misc]
-        names.append(name)
-    return names
+        files.append(out / f"{row:07d}{suffix}")
+        if not files[-1].is_file():
+            write_file(files[-1], data)
+    return files
 
 
 def image_of_message(message: RawImage | CompressedImage) -> Image.Image:

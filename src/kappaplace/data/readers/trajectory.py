@@ -45,9 +45,8 @@ class Trajectory:
 
     def at(self, time: NDArray[np.float64]) -> NDArray[np.float64]:
         """Interpolate positions; NaN outside the trajectory."""
-        axes = [np.interp(time, self.time, self.positions[:, axis]) for axis in (0, 1)]
-        inside = (np.asarray(time) >= self.time[0]) & (np.asarray(time) <= self.time[-1])
-        return np.where(inside[:, None], np.column_stack(axes), np.nan)
+        axes = [np.interp(time, self.time, axis, left=np.nan, right=np.nan) for axis in self.positions.T]
+        return np.column_stack(axes)
 
     def accuracy_at(self, time: NDArray[np.float64]) -> NDArray[np.float64] | None:
         """Interpolate the accuracy; None if it is unknown."""
@@ -212,8 +211,8 @@ class TimedPoses:
         inside = (times >= self.time[0]) & (times <= self.time[-1])
         moment = np.clip(np.where(np.isnan(times), self.time[0], times), self.time[0], self.time[-1])
         size = self.poses.shape[1]
-        axes = range(2 if size == PLANAR else 3)
-        position = np.stack([np.interp(moment, self.time, self.poses[:, axis]) for axis in axes], axis=1)
+        axes = self.poses[:, : 2 if size == PLANAR else 3].T
+        position = np.column_stack([np.interp(moment, self.time, axis) for axis in axes])
         if size == PLANAR:
             yaw = np.interp(moment, self.time, np.unwrap(self.poses[:, 2]))
             return np.column_stack([position, wrap_angle(yaw)]), inside

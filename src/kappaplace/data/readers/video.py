@@ -11,17 +11,50 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from kappaplace.data.near import Neighborhood
 from kappaplace.data.readers.layout import Reader, check_folder, select_file
-from kappaplace.data.readers.trajectory import headings, read_trajectory, sample_by_distance
+from kappaplace.data.readers.trajectory import Trajectory, headings, read_trajectory, sample_by_distance
 from kappaplace.data.table import DEFAULT_RADIUS, PlaceImages
 from kappaplace.errors import KappaPlaceError, MissingExtra
-from kappaplace.files import make_folder, replace_file
+from kappaplace.files import make_folder, replace_file, write_file
 from kappaplace.progress import track
 from kappaplace.types import Json
 
 _STAMP = ".source.json"
 _WRITTEN = re.compile(r"\d{7}\.(jpg|png)")  # names of the images that the readers write
+
+
+def frames_table(
+    files: list[Path],
+    path: Trajectory,
+    time: NDArray[np.float64],
+    rows: NDArray[np.int64],
+    source: Path,
+    radius: float,
+) -> PlaceImages:
+    """Return the table of frames sampled from a video or a bag.
+
+    Args:
+        files: Image files of the sampled frames.
+        path: Trajectory of the camera.
+        time: Time of every frame.
+        rows: Numbers of the sampled frames.
+        source: The video or bag.
+        radius: Distance in metres within which a reference is a positive.
+    """
+    positions = path.at(time[rows])
+    return PlaceImages.create(
+        [file.name for file in files],
+        positions,
+        heading=headings(positions),
+        timestamp=None if path.by_frame else time[rows],
+        condition=[source.stem] * len(rows),
+        frame_number=rows,
+        accuracy=path.accuracy_at(time[rows]),
+        root=files[0].parent,
+        frame=path.frame,
+        name=source.stem,
+        radius=radius,
+    )
 
 
 def frames_folder(folder: Path, source: Path, topic: str = "") -> Path:
@@ -57,7 +90,7 @@ def frames_folder(folder: Path, source: Path, topic: str = "") -> Path:
         )
     for file in images:
         file.unlink()
-    replace_file(folder / _STAMP, lambda part: part.write_text(json.dumps(stamp), encoding="utf-8"))
+    write_file(folder / _STAMP, json.dumps(stamp))
     return folder
 
 
@@ -115,27 +148,12 @@ def read(
     path = read_trajectory(poses, plane)
     count, rate = _length_and_rate(file)
     start = path.time[0] if np.isnan(offset) else offset
-    seconds = np.arange(count) / rate
-    clock = np.arange(float(count)) if path.by_frame else start + seconds
-    positions = path.at(clock)
-    rows = sample_by_distance(positions, every)
+    time = np.arange(float(count)) if path.by_frame else start + np.arange(count) / rate
+    rows = sample_by_distance(path.at(time), every)
     if not len(rows):
         raise KappaPlaceError(f"{file.name} has no frame within the trajectory. Set offset=… in seconds.")
     out = frames_folder(Path(frames) if frames else root / "frames" / file.stem, file)
-    names = _write_frames(file, rows, out)
-    return PlaceImages.create(
-        names,
-        positions[rows],
-        heading=headings(positions[rows]),
-        timestamp=None if path.by_frame else clock[rows],
-        condition=[file.stem] * len(rows),
-        frame_number=rows,
-        root=out,
-        frame=path.frame,
-        name=file.stem,
-        radius=radius,
-        neighborhood=Neighborhood("metres", radius),
-    )
+    return frames_table(_write_frames(file, rows, out), path, time, rows, file, radius)
 
 
 def _with_suffix(root: Path, suffixes: tuple[str, ...]) -> list[Path]:
@@ -161,11 +179,11 @@ def _length_and_rate(file: Path) -> tuple[int, float]:
     return count, rate
 
 
-def _write_frames(file: Path, rows: NDArray[np.int64], out: Path) -> list[str]:
-    names = [f"{row:07d}.jpg" for row in rows]
-    missing = {int(row): name for row, name in zip(rows, names, strict=True) if not (out / name).is_file()}
+def _write_frames(file: Path, rows: NDArray[np.int64], out: Path) -> list[Path]:
+    files = [out / f"{row:07d}.jpg" for row in rows]
+    missing = {int(row): image for row, image in zip(rows, files, strict=True) if not image.is_file()}
     if not missing:
-        return names
+        return files
     capture = _opencv().VideoCapture(str(file))
     with track("Writing frames", max(missing) + 1) as bar:
         for number in range(max(missing) + 1):
@@ -173,10 +191,10 @@ def _write_frames(file: Path, rows: NDArray[np.int64], out: Path) -> list[str]:
                 capture.release()
                 raise KappaPlaceError(f"{file} is damaged: it ends at frame {number}.")
             if number in missing:
-                _write_frame(capture.retrieve()[1][:, :, ::-1], out / missing[number])
+                _write_frame(capture.retrieve()[1][:, :, ::-1], missing[number])
             bar.advance()
     capture.release()
-    return names
+    return files
 
 
 def _write_frame(pixels: NDArray[np.uint8], file: Path) -> None:
