@@ -229,11 +229,11 @@ class SyntheticCity:
 
         def draw_block(job: tuple[np.ndarray, int]) -> None:
             rows, district = job
-            now = conditions.take(rows)
-            photos = Photos(local[rows], heading[rows], now.occlusion, now.season, seeds[rows])
-            picture = draw(self._painted(district), self.camera, photos, (height, width))
-            depth = np.ascontiguousarray(picture.depth.transpose(0, 2, 1))
-            out[rows] = weather.apply(to_image(picture.texels), depth, now, seeds[rows])
+            levels = conditions.take(rows)
+            photos = Photos(local[rows], heading[rows], levels.occlusion, levels.season, seeds[rows])
+            rendering = draw(self._painted(district), self.camera, photos, (height, width))
+            depth = np.ascontiguousarray(rendering.depth.transpose(0, 2, 1))
+            out[rows] = weather.apply(to_image(rendering.texels), depth, levels, seeds[rows])
 
         jobs = [
             (rows[start : start + per_block], district)

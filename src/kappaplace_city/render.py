@@ -77,7 +77,7 @@ class Photos:
 
 
 @dataclass(frozen=True)
-class Picture:
+class Rendering:
     """Packed colours and materials, and depth in metres, both N × width × height (columns first)."""
 
     texels: np.ndarray
@@ -248,7 +248,7 @@ def _draw_sprites(
         depth[row] = np.where(solid, at[:, None], depth[row])
 
 
-def draw(scenery: Scenery, camera: Camera, photos: Photos, size: tuple[int, int]) -> Picture:
+def draw(scenery: Scenery, camera: Camera, photos: Photos, size: tuple[int, int]) -> Rendering:
     """Draw photographs with vehicles and without fallen leaves, in the colours of a clear summer day.
 
     Args:
@@ -270,7 +270,7 @@ def draw(scenery: Scenery, camera: Camera, photos: Photos, size: tuple[int, int]
     fallen = (np.clip(photos.season - 0.3, 0, 1) / 0.6 * 128).astype(np.uint32)  # all leaves at 0.9
     _draw_sprites(scenery, camera, rays, things, wall_depth, fallen, texels, depth)
     shape = (count, width, height)
-    return Picture(texels.reshape(shape), depth.reshape(shape))
+    return Rendering(texels.reshape(shape), depth.reshape(shape))
 
 
 def wall_kinds(district: District, camera: Camera, local: np.ndarray, heading: np.ndarray) -> np.ndarray:

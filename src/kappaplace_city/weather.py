@@ -259,22 +259,26 @@ def apply(pixels: np.ndarray, depth: np.ndarray, conditions: Conditions, seeds: 
     """
     out = np.ascontiguousarray(pixels[..., :3])
     material = pixels[..., 3]
-    in_air = [getattr(conditions, name) for name in CONDITION_NAMES if name != "occlusion"]  # drawn before
+    in_air = [
+        getattr(conditions, name) for name in CONDITION_NAMES if name != "occlusion"
+    ]  # `render` draws occlusion
     changed = np.flatnonzero(np.any(in_air, axis=0))
     if not len(changed):
         return out
-    now = conditions.take(changed)
+    weather = conditions.take(changed)
     rgb = out[changed].astype(np.float32)
     material = material[changed]
-    for part, effect in ((now.season, season), (now.night, night)):
-        some = np.flatnonzero(part)
-        if len(some):
-            rgb[some] = effect(rgb[some], material[some], part[some])
-    some = np.flatnonzero(now.fog)
-    if len(some):
-        brightness = 1 - np.float32(0.85) * now.night[some]
-        rgb[some] = fog(rgb[some], depth[changed[some]], now.fog[some], brightness)
+    for part, effect in ((weather.season, season), (weather.night, night)):
+        rows = np.flatnonzero(part)
+        if len(rows):
+            rgb[rows] = effect(rgb[rows], material[rows], part[rows])
+    rows = np.flatnonzero(weather.fog)
+    if len(rows):
+        brightness = 1 - np.float32(0.85) * weather.night[rows]
+        rgb[rows] = fog(rgb[rows], depth[changed[rows]], weather.fog[rows], brightness)
     for number, row in enumerate(changed):
-        levels = {name: float(getattr(now, name)[number]) for name in ("night", "rain", "blur", "exposure")}
+        levels = {
+            name: float(getattr(weather, name)[number]) for name in ("night", "rain", "blur", "exposure")
+        }
         out[row] = _sensor(rgb[number], levels, int(seeds[row]))
     return out

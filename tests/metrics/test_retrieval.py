@@ -12,11 +12,11 @@ from kappaplace.metrics import average_precision_at, mean_average_precision_at, 
 
 
 def average_precision_by_hand(row: list[bool], positives: int, k: int) -> float:
-    total, found = Fraction(0), 0
+    total, hits = Fraction(0), 0
     for place, hit in enumerate(row[:k], start=1):
         if hit:
-            found += 1
-            total += Fraction(found, place)
+            hits += 1
+            total += Fraction(hits, place)
     return float(total / min(k, positives)) if positives else 0.0
 
 

@@ -196,9 +196,9 @@ def test_float32_nll_keeps_value_and_sign_of_the_gradient(exact: bool, dim: int)
     clear = expected.abs() > 1e-6 * torch.minimum(ratio(k, dim), 1 - ratio(k, dim))
     assert torch.equal(slope.sign()[clear], expected.sign()[clear])
     partition = vmf.exact_log_partition if exact else vmf.log_partition
-    wanted = partition(k, dim) - k * c
+    expected = partition(k, dim) - k * c
     scale = torch.minimum(k, partition(k, dim) + k * (1 - c).abs())
-    assert ((value.double() - wanted).abs() <= 1e-6 * torch.maximum(wanted.abs(), scale)).all()
+    assert ((value.double() - expected).abs() <= 1e-6 * torch.maximum(expected.abs(), scale)).all()
 
 
 @BOTH
