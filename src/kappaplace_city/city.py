@@ -313,8 +313,8 @@ class SyntheticCity:
 def checked_size(size: int | tuple[int, int]) -> tuple[int, int]:
     """Return (height, width) in pixels; fail if out of range."""
     height, width = (size, size) if isinstance(size, int | np.integer) else size
-    within(min(height, width), "image size", 4)
-    within(max(height, width), "image size", 4, 4096)
+    for side in (height, width):
+        within(side, "image size", 4, 4096)
     return int(height), int(width)
 
 
