@@ -15,29 +15,29 @@ import pytest
 from kappaplace import Client, KappaPlaceError
 from kappaplace.client import ServiceError
 
-Said = tuple[int, dict[str, str], bytes]
+Reply = tuple[int, dict[str, str], bytes]
 Serve = Callable[..., tuple[str, list[Any]]]
-MAPS: Said = (200, {}, b'{"maps": ["town"]}')
+MAPS: Reply = (200, {}, b'{"maps": ["town"]}')
 
 
 @pytest.fixture
 def serve() -> Iterator[Serve]:
-    """A service that gives these answers, one after the other; what was asked is noted."""
+    """A service that gives these answers, one after the other; requests are recorded."""
     running: list[ThreadingHTTPServer] = []
 
-    def start(*answers: Said) -> tuple[str, list[Any]]:
-        left, asked = list(answers), []
+    def start(*answers: Reply) -> tuple[str, list[Any]]:
+        remaining, requests = list(answers), []
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                asked.append((self.path, self.headers, body))
-                status, headers, said = left.pop(0)
+                requests.append((self.path, self.headers, body))
+                status, headers, content = remaining.pop(0)
                 self.send_response(status)
-                for name, value in {**headers, "Content-Length": str(len(said))}.items():
+                for name, value in {**headers, "Content-Length": str(len(content))}.items():
                     self.send_header(name, value)
                 self.end_headers()
-                self.wfile.write(said)
+                self.wfile.write(content)
 
             do_POST = do_GET
 
@@ -46,7 +46,7 @@ def serve() -> Iterator[Serve]:
 
         running.append(ThreadingHTTPServer(("127.0.0.1", 0), Handler))
         threading.Thread(target=running[-1].serve_forever, args=(0.01,), daemon=True).start()
-        return f"http://127.0.0.1:{running[-1].server_address[1]}", asked
+        return f"http://127.0.0.1:{running[-1].server_address[1]}", requests
 
     yield start
     for server in running:
@@ -54,51 +54,51 @@ def serve() -> Iterator[Serve]:
         server.server_close()
 
 
-def error(status: int, sentence: str, **headers: str) -> Said:
+def error(status: int, sentence: str, **headers: str) -> Reply:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return status, named, json.dumps({"error": sentence}).encode()
 
 
 @pytest.mark.parametrize("status", [409, 429, 503])
 def test_a_busy_service_is_asked_again_when_it_says(serve: Serve, status: int) -> None:
-    url, asked = serve(error(status, "busy", Retry_After="0.2"), MAPS)
+    url, requests = serve(error(status, "busy", Retry_After="0.2"), MAPS)
     start = time.monotonic()
     assert Client(url).maps() == ["town"]
     assert time.monotonic() - start >= 0.2
-    assert len(asked) == 2
+    assert len(requests) == 2
 
 
 def test_patience_ends(serve: Serve) -> None:
-    url, asked = serve(*[error(429, "The queue is full.", Retry_After="0")] * 3)
+    url, requests = serve(*[error(429, "The queue is full.", Retry_After="0")] * 3)
     with pytest.raises(ServiceError, match="The queue is full") as refused:
         Client(url, tries=3).maps()
     assert refused.value.status == 429
-    assert len(asked) == 3
+    assert len(requests) == 3
 
 
 def test_what_will_not_change_is_asked_once(serve: Serve) -> None:
     for answer in (error(422, "Not an image."), error(503, "Broken.")):  # no word of coming back
-        url, asked = serve(answer, MAPS)
+        url, requests = serve(answer, MAPS)
         with pytest.raises(ServiceError):
             Client(url).maps()
-        assert len(asked) == 1
+        assert len(requests) == 1
 
 
 def test_the_token_goes_into_the_header_and_not_to_other_hosts(serve: Serve) -> None:
-    elsewhere, heard = serve(MAPS)
-    url, asked = serve((302, {"Location": f"{elsewhere}/v1/maps"}, b""))
+    elsewhere, redirected = serve(MAPS)
+    url, requests = serve((302, {"Location": f"{elsewhere}/v1/maps"}, b""))
     Client(url, token="a-long-secret-token").maps()
-    (path, headers, _), (_, other, _) = asked[0], heard[0]
+    (path, headers, _), (_, other, _) = requests[0], redirected[0]
     assert headers["Authorization"] == "Bearer a-long-secret-token"
     assert "secret" not in path
     assert other["Authorization"] is None
 
 
 def test_images_and_options_are_one_form(serve: Serve) -> None:
-    found = {"descriptors": [[1.0, 0.0]] * 2, "kappa": None}
-    url, asked = serve((200, {}, json.dumps(found).encode()))
+    embeddings = {"descriptors": [[1.0, 0.0]] * 2, "kappa": None}
+    url, requests = serve((200, {}, json.dumps(embeddings).encode()))
     assert Client(url, map="harbour").embed([b"one", b"\r\n--two--"]).descriptor.shape == (2, 2)
-    body = asked[0][2]
+    body = requests[0][2]
     assert body.count(b'; name="image"') == 2
     assert b"\r\n\r\none\r\n--" in body
     assert b"\r\n\r\n\r\n--two--\r\n--" in body
@@ -124,5 +124,5 @@ def test_what_is_no_service_is_told_in_a_sentence(serve: Serve) -> None:
         Client(url).maps()
     with pytest.raises(ServiceError, match="status 500"):
         Client(url).maps()
-    with pytest.raises(KappaPlaceError, match="nothing to send"):
+    with pytest.raises(KappaPlaceError, match="at least one image"):
         Client(url).localize_batch([])

@@ -1,4 +1,4 @@
-"""``python -m kappaplace``: the same as the command, for ``accelerate launch -m kappaplace`` and friends."""
+"""``python -m kappaplace``: the command line, for example for ``accelerate launch -m kappaplace``."""
 
 from kappaplace.cli.main import main
 

@@ -1,4 +1,4 @@
-"""Old names that the documentation had: they work for one release and warn."""
+"""Old names from the documentation, which work for one release and warn."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ NAMES = {"EmbeddingCache": "EmbeddingStore", "KINDS": "DEGRADATIONS", "Neighbour
 
 
 class Finder:
-    """Finds an old module after all other finders failed: an empty module that forwards its names."""
+    """Import an old module name as an empty module that forwards to the new one; runs after other finders."""
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
         if fullname not in MODULES:
@@ -56,7 +56,7 @@ class Finder:
         return ModuleSpec(fullname, self, is_package=True)  # type: ignore[arg-type]
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """Leave this to Python."""
+        """Use Python's default."""
 
     def exec_module(self, module: ModuleType) -> None:
         new = MODULES[module.__name__]
@@ -71,7 +71,7 @@ def _attribute(new: str, name: str) -> object:
 
 
 def old_name(name: str) -> object:
-    """Return what had this name at the top of the package; raise `AttributeError` for any other name."""
+    """Return the object that `kappaplace` exported under an old name; otherwise raise `AttributeError`."""
     new = {"Neighbourhood": "kappaplace.data", "search": "kappaplace.retrieval"}.get(name)
     if new is None:
         raise AttributeError(f"module 'kappaplace' has no attribute '{name}'")
@@ -81,7 +81,7 @@ def old_name(name: str) -> object:
 
 
 def renamed(**names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Accept old keywords of a function for one release; each warns and names the new one."""
+    """Accept old keywords (``old="new"``) of a function for one release, with a warning."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @wraps(function)

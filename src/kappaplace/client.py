@@ -1,11 +1,11 @@
-"""A service of `kappaplace serve`, as a Python object.
+"""HTTP client for `kappaplace serve`.
 
     town = Client("http://robot-base:8000", token=os.environ["KAPPAPLACE_READ_TOKEN"])
     answer = town.localize("query.jpg", k=5)          # the same `Localization` as from `PlaceMap`
     if answer.decision == "accept":
         drive_to(answer.pose)
 
-Needs nothing beyond what comes with Python and this package; one object may be used by several threads.
+It needs only Python's standard library and this package. Several threads can share one client.
 """
 
 from __future__ import annotations
@@ -19,13 +19,17 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode, urlsplit
 
 from kappaplace._moved import renamed
 from kappaplace.errors import KappaPlaceError
+from kappaplace.files import why
+from kappaplace.records import R
+from kappaplace.types import Json
 
 if TYPE_CHECKING:
     from kappaplace.data.images import Source
@@ -34,32 +38,50 @@ if TYPE_CHECKING:
     from kappaplace.types import Embeddings
 
 TRIES = 4
-"""How often a busy service is asked before giving up."""
+"""Number of attempts when the service is busy."""
 BUSY = (409, 429, 503)
-"""What a service answers that is asked again when it says so."""
+"""HTTP statuses of a busy service; the request is repeated if the service sends ``Retry-After``."""
 LONGEST_WAIT = 10.0
-"""Seconds that a service may ask us to wait."""
+"""Longest wait between two attempts in seconds, whatever the service requests."""
 
 
 class ServiceError(KappaPlaceError):
-    """What the service answered instead; ``status`` is that of HTTP, 0 where it was not reached."""
+    """The service reports an error or cannot be reached.
 
-    def __init__(self, sentence: str, status: int) -> None:
-        super().__init__(sentence)
+    Args:
+        message: The service's message.
+        status: HTTP status; 0 if the service was not reached.
+    """
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
         self.status = status
 
 
 class Client:
-    """Asks one service; ``map`` is the map that is meant unless a call names another."""
+    """HTTP client for `kappaplace serve`.
+
+    All methods raise `ServiceError` if the service reports an error or cannot be reached.
+
+    Args:
+        url: URL of the service.
+        token: Token of the service. Default: none.
+        map: Name of the map for all calls. Default: the first map of the service.
+        timeout: Seconds to wait for an answer.
+        tries: Number of attempts when the service is busy.
+
+    Raises:
+        KappaPlaceError: If an argument is invalid.
+    """
 
     def __init__(
         self, url: str, *, token: str = "", map: str | None = None, timeout: float = 60.0, tries: int = TRIES
     ) -> None:
         if urlsplit(url).scheme not in ("http", "https"):
-            raise KappaPlaceError(f"The address of a service begins with http:// or https://, not {url!r}.")
+            raise KappaPlaceError(f"url must begin with http:// or https://, got {url!r}.")
         if not timeout > 0 or tries < 1:
             raise KappaPlaceError(
-                f"A client needs a timeout above 0 s and a try, not {timeout:g} and {tries}."
+                f"timeout must be above 0 and tries 1 or more, got {timeout:g} and {tries}."
             )
         self.url, self.map, self.timeout, self.tries = url.rstrip("/"), map, timeout, tries
         self._token = token
@@ -76,22 +98,22 @@ class Client:
         max_risk: float | None = None,
         map: str | None = None,
     ) -> Localization:
-        """Find where an image was taken.
+        """Estimate where an image was taken.
 
         Args:
-            image: A file, bytes, an array or a PIL image.
+            image: A path, the bytes of a file, a NumPy array or a Pillow image.
             k: Number of matches.
-            area: Search only this circle: x, y and radius in meters of the map.
-            order: Order of the matches: similarity or probability.
-            rerank: Number of top matches to compare patch by patch. Default: as at calibration.
-            max_risk: Decide for this risk instead of the calibrated one; estimated, not proven.
-            map: Name of the map. Default: that of the client, or the first one.
+            area: Search only this circle: x, y and radius in metres of the map's frame.
+            order: Order of the matches: "similarity" or "probability".
+            rerank: Number of top matches to compare patch by patch. Default: the value used for calibration.
+            max_risk: Decide for this risk instead of the calibrated one. It is an estimate, not a guarantee.
+            map: Name of the map. Default: the map of the client.
 
         Returns:
             The answer.
 
         Raises:
-            ServiceError: If the service refuses the request.
+            ServiceError: If the service rejects the request.
         """
         options = {"k": k, "area": _circle(area), "order": order, "rerank": rerank, "max_risk": max_risk}
         return localization_of(self._post("/v1/localize", [image], options, map))
@@ -108,20 +130,44 @@ class Client:
         max_risk: float | None = None,
         map: str | None = None,
     ) -> list[Localization]:
-        """Find where several images were taken; arguments are those of `localize`."""
+        """Estimate where several images were taken.
+
+        Args:
+            images: Paths, bytes of files, NumPy arrays or Pillow images.
+            k: Number of matches per image.
+            area: Search only this circle: x, y and radius in metres of the map's frame.
+            order: Order of the matches: "similarity" or "probability".
+            rerank: Number of top matches to compare patch by patch. Default: the value used for calibration.
+            max_risk: Decide for this risk instead of the calibrated one. It is an estimate, not a guarantee.
+            map: Name of the map. Default: the map of the client.
+
+        Returns:
+            One answer per image, in the same order.
+
+        Raises:
+            ServiceError: If the service rejects the request.
+        """
         options = {"k": k, "area": _circle(area), "order": order, "rerank": rerank, "max_risk": max_risk}
-        found = self._post("/v1/localize/batch", list(images), options, map)
-        return [localization_of(answer) for answer in found["answers"]]
+        answers = self._post("/v1/localize/batch", list(images), options, map)["answers"]
+        return [localization_of(answer) for answer in answers]
 
     def embed(self, images: Iterable[Source], *, map: str | None = None) -> Embeddings:
-        """Descriptors and κ of images, from the map's model."""
+        """Embed images with the map's model.
+
+        Args:
+            images: Paths, bytes of files, NumPy arrays or Pillow images.
+            map: Name of the map. Default: the map of the client.
+
+        Returns:
+            Descriptors (N×d) and κ (N; None if the model has no κ head).
+        """
         import numpy as np
 
         from kappaplace.types import Embeddings
 
-        found = self._post("/v1/embed", list(images), {}, map)
-        kappa = None if found["kappa"] is None else np.array(found["kappa"], np.float32)
-        return Embeddings(np.array(found["descriptors"], np.float32), kappa)
+        answer = self._post("/v1/embed", list(images), {}, map)
+        kappa = None if answer["kappa"] is None else np.array(answer["kappa"], np.float32)
+        return Embeddings(np.array(answer["descriptors"], np.float32), kappa)
 
     def append(
         self,
@@ -132,20 +178,51 @@ class Client:
         heading: float | None = None,
         time: float | None = None,
         map: str | None = None,
-    ) -> dict[str, Any]:
-        """Put an image into the map; needs the write token. Says its name, number and whether it is new."""
-        return self._post("/v1/references", [image], {"x": x, "y": y, "heading": heading, "time": time}, map)
+    ) -> dict[str, Json]:
+        """Add a reference image to the map; the client needs the write token.
+
+        Args:
+            image: A path, the bytes of a file, a NumPy array or a Pillow image.
+            x: Position along east in metres of the map's frame. Default: unknown.
+            y: Position along north in metres.
+            heading: Direction of view in degrees clockwise from north.
+            time: Seconds since 1970.
+            map: Name of the map. Default: the map of the client.
+
+        Returns:
+            Name and number of the reference, and whether it is new.
+        """
+        pose: dict[str, Json] = {"x": x, "y": y, "heading": heading, "time": time}
+        return self._post("/v1/references", [image], pose, map)
 
     def maps(self) -> list[str]:
-        """Names of the maps."""
+        """Return the names of the service's maps.
+
+        Returns:
+            The names; the first map is the default.
+        """
         return list(self._get("/v1/maps")["maps"])
 
-    def info(self, *, map: str | None = None) -> dict[str, Any]:
-        """What a map is."""
+    def info(self, *, map: str | None = None) -> dict[str, Json]:
+        """Describe a map: its size, frame, model and settings.
+
+        Args:
+            map: Name of the map. Default: the map of the client.
+
+        Returns:
+            The description, as `kappaplace serve` documents it.
+        """
         return self._get("/v1/map", map=map or self.map)
 
-    def calibration(self, *, map: str | None = None) -> dict[str, Any]:
-        """What the map was calibrated on and what it promises."""
+    def calibration(self, *, map: str | None = None) -> dict[str, Json]:
+        """Describe the calibration of a map: its data and its guarantee.
+
+        Args:
+            map: Name of the map. Default: the map of the client.
+
+        Returns:
+            The description, as `kappaplace serve` documents it.
+        """
         return self._get("/v1/map/calibration", map=map or self.map)
 
     def references(
@@ -155,87 +232,91 @@ class Client:
         limit: int = 2000,
         order: str = "map",
         map: str | None = None,
-    ) -> list[dict[str, Any]]:
-        """References of an area (x0, y0, x1, y1), at most ``limit`` of them."""
+    ) -> list[dict[str, Json]]:
+        """List references of a map.
+
+        Args:
+            bbox: Only references in this rectangle: x0, y0, x1, y1 in metres of the map's frame.
+            limit: Largest number of references.
+            order: Selection if there are more: "map" (spread evenly over the map), "kappa" (least certain
+                first) or "distinctiveness" (most ambiguous first).
+            map: Name of the map. Default: the map of the client.
+
+        Returns:
+            One description per reference.
+        """
         area = None if bbox is None else ",".join(repr(float(value)) for value in bbox)
-        found = self._get("/v1/map/references", bbox=area, limit=limit, order=order, map=map or self.map)
-        return list(found["references"])
+        answer = self._get("/v1/map/references", bbox=area, limit=limit, order=order, map=map or self.map)
+        return list(answer["references"])
 
     def ready(self) -> bool:
-        """Whether the service can answer."""
+        """Check whether the service can answer.
+
+        Returns:
+            True if it is ready; False if it is not, or cannot be reached.
+        """
         try:
             self._send(self._request("/readyz", {}), 1)
         except ServiceError:
             return False
         return True
 
-    def _get(self, path: str, **values: Any) -> dict[str, Any]:
+    def _get(self, path: str, **values: Json) -> Any:
         return self._send(self._request(path, values), self.tries)
 
-    def _post(
-        self, path: str, images: Sequence[Source], values: dict[str, Any], map: str | None
-    ) -> dict[str, Any]:
+    def _post(self, path: str, images: Sequence[Source], values: Mapping[str, Json], map: str | None) -> Any:
         if not images:
-            raise KappaPlaceError("There is nothing to send: the list of images is empty.")
-        fields = {**values, "map": map or self.map}
-        boundary = uuid.uuid4().hex
+            raise KappaPlaceError("images must contain at least one image, got none.")
+        boundary, form = uuid.uuid4().hex, {**values, "map": map or self.map}
         request = self._request(path, {})
-        request.data = _form([_file_bytes(image) for image in images], fields, boundary)
+        request.data = _form([_file_bytes(image) for image in images], form, boundary)
         request.add_header("Content-Type", f"multipart/form-data; boundary={boundary}")
         return self._send(request, self.tries)
 
-    def _request(self, path: str, values: dict[str, Any]) -> urllib.request.Request:
+    def _request(self, path: str, values: Mapping[str, Json]) -> urllib.request.Request:
         query = urlencode({name: value for name, value in values.items() if value is not None})
         request = urllib.request.Request(f"{self.url}{path}{'?' if query else ''}{query}")
         if self._token:
-            # Not sent on to another host should the service redirect, which it never does itself.
+            # Not sent to another host after a redirect; the service itself never redirects.
             request.add_unredirected_header("Authorization", f"Bearer {self._token}")
         return request
 
-    def _send(self, request: urllib.request.Request, tries: int) -> dict[str, Any]:
+    def _send(self, request: urllib.request.Request, tries: int) -> Any:
         for left in reversed(range(tries)):
             try:
                 with urllib.request.urlopen(request, timeout=self.timeout) as answer:
-                    found: dict[str, Any] = json.loads(answer.read())
-                    return found
+                    return json.loads(answer.read())
             except urllib.error.HTTPError as error:
                 with error:
                     wait = _seconds(error.headers.get("Retry-After"))
                     if error.code in BUSY and wait is not None and left:
                         time.sleep(min(wait, LONGEST_WAIT))
                         continue
-                    raise ServiceError(_sentence(error), error.code) from None
-            except (OSError, ValueError, http.client.HTTPException) as error:  # not HTTP, or no JSON
+                    raise ServiceError(_message(error), error.code) from None
+            except (OSError, ValueError, http.client.HTTPException) as error:  # not HTTP, or not JSON
                 reason = getattr(error, "reason", error)
                 raise ServiceError(f"The service at {self.url} does not answer: {reason}.", 0) from None
         raise AssertionError("unreachable")
 
 
-def localization_of(values: dict[str, Any]) -> Localization:
-    """An answer of the service as the one of a map; null becomes NaN again where a number is meant."""
+def localization_of(answer: Mapping[str, Any]) -> Localization:
+    """Return an answer of the service as a `Localization`; null becomes NaN for numbers."""
     from kappaplace.maps.answer import Localization, Match, Pose
 
-    matches = tuple(Match(**_match(match)) for match in values["matches"])
-    pose = values["pose"]
-    same = ("query", "probability", "inside", "decision", "in_map", "seconds", "calibration")
-    return Localization(
-        **{key: values[key] for key in same},
-        kappa=_number(values["kappa"]),
-        uncertainty=_number(values["uncertainty"]),
-        pose=None if pose is None else Pose(**{**pose, "heading": _number(pose["heading"])}),
-        matches=matches,
-        signals={name: _number(value) for name, value in values["signals"].items()},
-        notes=tuple(values["notes"]),
-    )
+    pose = answer["pose"]
+    parts = {
+        "pose": None if pose is None else _record(Pose, pose),
+        "matches": tuple(_record(Match, {**match, "image": ""}) for match in answer["matches"]),
+        "signals": {name: _number(value) for name, value in answer["signals"].items()},
+        "notes": tuple(answer["notes"]),
+    }
+    return _record(Localization, {**answer, **parts})
 
 
-_NUMBERS = ("x", "y", "heading", "time", "similarity", "kappa", "uncertainty")
-_MATCH = {"rank", "name", "probability", "decision", "reference", *_NUMBERS}
-
-
-def _match(values: dict[str, Any]) -> dict[str, Any]:
-    known = {key: value for key, value in values.items() if key in _MATCH}
-    return {**known, **{key: _number(known[key]) for key in _NUMBERS}, "image": ""}
+def _record(cls: type[R], values: Mapping[str, Any]) -> R:
+    """Build a dataclass from values by name; fields of type float that are null become NaN."""
+    names = [(field.name, field.type == "float") for field in fields(cls) if field.name in values]
+    return cls(**{name: _number(values[name]) if number else values[name] for name, number in names})
 
 
 def _number(value: float | None) -> float:
@@ -250,14 +331,14 @@ def _circle(area: Circle | None) -> str | None:
 
 
 def _file_bytes(image: Source) -> bytes:
-    """A file as it is; pixels as a PNG, which loses nothing."""
+    """Return a file as it is, and pixels as a PNG file, which is lossless."""
     if isinstance(image, bytes):
         return image
     if isinstance(image, str | os.PathLike):
         try:
             return Path(image).read_bytes()
         except OSError as error:
-            raise KappaPlaceError(f"The image {image} cannot be read: {error.strerror}.") from None
+            raise KappaPlaceError(f"The image {image} cannot be read: {why(error)}.") from None
     from kappaplace.data.images import decode
 
     buffer = io.BytesIO()
@@ -265,15 +346,14 @@ def _file_bytes(image: Source) -> bytes:
     return buffer.getvalue()
 
 
-def _form(images: Sequence[bytes], fields: dict[str, Any], boundary: str) -> bytes:
+def _form(images: Iterable[bytes], values: Mapping[str, Json], boundary: str) -> bytes:
     parts = [
         f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'.encode()
-        for name, value in fields.items()
+        for name, value in values.items()
         if value is not None
     ]
-    for image in images:
-        head = f'--{boundary}\r\nContent-Disposition: form-data; name="image"; filename="image"\r\n\r\n'
-        parts.append(head.encode() + image + b"\r\n")
+    head = f'--{boundary}\r\nContent-Disposition: form-data; name="image"; filename="image"\r\n\r\n'
+    parts += [head.encode() + image + b"\r\n" for image in images]
     return b"".join([*parts, f"--{boundary}--\r\n".encode()])
 
 
@@ -284,7 +364,7 @@ def _seconds(text: str | None) -> float | None:
         return None
 
 
-def _sentence(error: urllib.error.HTTPError) -> str:
+def _message(error: urllib.error.HTTPError) -> str:
     try:
         return str(json.loads(error.read())["error"])
     except (OSError, ValueError, KeyError, TypeError):

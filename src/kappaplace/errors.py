@@ -1,20 +1,20 @@
-"""The exceptions that users are meant to see."""
+"""Exceptions with a message for the user."""
 
 from __future__ import annotations
 
 
 class KappaPlaceError(Exception):
-    """Bad input or an unusable environment, in one clear message: what, where, what to do.
+    """Bad input or an unusable environment; the message states the problem and what to do.
 
-    The command line prints the message and exits with code 2; library users catch this class.
+    The command line prints the message and exits with code 2. Catch this class in your own code.
     """
 
 
 class MissingExtra(KappaPlaceError):
-    """A feature needs packages of an extra that is not installed.
+    """A feature needs an extra that is not installed.
 
     Args:
-        feature: What needs them, as the subject of a sentence: "Reading videos".
+        feature: What needs it, as the subject of a sentence: "Reading videos".
         extra: Name of the extra.
     """
 
@@ -23,12 +23,12 @@ class MissingExtra(KappaPlaceError):
 
 
 def install_command(extra: str) -> str:
-    """Return the command that installs the packages of an extra, wherever kappaplace itself came from."""
+    """Return the command that installs the packages of an extra, however kappaplace itself was installed."""
     from importlib.metadata import PackageNotFoundError, requires
 
     try:
         lines = [text.partition(";") for text in requires("kappaplace") or ()]
-    except PackageNotFoundError:  # a source tree without installation
+    except PackageNotFoundError:  # a source tree that is not installed
         lines = []
     packages = [name.strip() for name, _, rule in lines if f'extra == "{extra}"' in rule.replace("'", '"')]
     if not packages:

@@ -1,12 +1,8 @@
-"""Writing without losing anything: a file is complete or it is the one that was there before.
+"""Files: complete or unchanged when written, locked against a second writer, checked when read.
 
-One writer at a time: a lock that dies with its process.
-
-Arrays onto the disk, with the disk's own words where it refuses.
-
-Files that others wrote fail in a hundred ways: one border that turns each of them into one sentence.
-
-Checksums of files and of weights in memory.
+- `replace_file`, `write_file` and `save_array` write; a reader or a killed process never sees half a file.
+- `writing` locks a folder; the lock ends with its process.
+- `telling` turns what a damaged or foreign file raises into one message.
 """
 
 from __future__ import annotations
@@ -24,53 +20,63 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from tokenize import TokenError
-from typing import Any
+from typing import BinaryIO
 
 import numpy as np
-from numpy.typing import NDArray
+import numpy.typing as npt
 
 from kappaplace.errors import KappaPlaceError
 
 
 def make_folder(folder: str | Path) -> Path:
-    """Create a folder that can be written to, or say in one sentence why not."""
+    """Create a folder, and check that it can be written to."""
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".write-test-{os.getpid()}"
         probe.touch()
-        probe.unlink(missing_ok=True)  # of another process with the same number, in another container
+        probe.unlink(missing_ok=True)  # a process with the same number in another container may be faster
     except OSError as error:
         raise KappaPlaceError(
-            f"Cannot write to the folder {folder}: {os.strerror(error.errno or 0)}; choose another folder."
+            f"Cannot write to the folder {folder}: {why(error)}. Choose another one."
         ) from None
     return folder
 
 
-def reserve_array(file: Path, shape: tuple[int, ...], dtype: Any) -> None:
-    """An .npy file of zeros with its disk space: writing to a map on a full disk would kill the process."""
-    import numpy as np
+def reserve_array(file: Path, shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
+    """Create an .npy file of zeros and reserve its disk space.
 
-    np.lib.format.open_memmap(file, mode="w+", dtype=dtype, shape=shape).flush()
+    Without the space, a full disk would kill the process that writes to the memory map.
+
+    Args:
+        file: The file to create.
+        shape: Shape of the array.
+        dtype: Type of its elements.
+    """
+    np.lib.format.open_memmap(file, mode="w+", dtype=np.dtype(dtype), shape=shape).flush()
     if hasattr(os, "posix_fallocate"):
         with open(file, "r+b") as stream:
             os.posix_fallocate(stream.fileno(), 0, os.path.getsize(file))
 
 
 def not_written(file: Path, error: OSError) -> Exception:
-    """The disk's reason in one sentence; an error that is not the disk's (a broken download) as it is."""
+    """Return the message for a disk error; an error without a number (a broken download) stays as it is."""
     if error.errno is None:
         return error
-    return KappaPlaceError(
-        f"Cannot write {file}: {os.strerror(error.errno)}; what was there before is unchanged."
-    )
+    return KappaPlaceError(f"Cannot write {file}: {why(error)}. Its previous content is unchanged.")
 
 
 def replace_file(file: Path, write: Callable[[Path], object], *, sync: bool = True) -> None:
-    """Write beside the target, then swap: readers and killed processes never see half a file.
+    """Write a temporary file in the same folder, then put it in place of the target in one step.
 
-    ``sync`` waits for the disk, so that a power cut does no harm either; leave it out for thousands of small
-    files that can be made again.
+    Args:
+        file: The target.
+        write: Writes the content to the path that it gets.
+        sync: Wait for the disk, so that a power cut does no harm. Turn it off for thousands of small files
+            that can be created again.
+
+    Raises:
+        KappaPlaceError: If the disk reports an error. The target is then unchanged.
     """
     part = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:
@@ -82,12 +88,12 @@ def replace_file(file: Path, write: Callable[[Path], object], *, sync: bool = Tr
     except OSError as error:
         raise not_written(file, error) from None
     finally:
-        with suppress(OSError):  # where it could not be made there is nothing to remove
+        with suppress(OSError):  # the temporary file may not exist
             part.unlink(missing_ok=True)
 
 
 def write_file(file: Path, content: str | bytes, *, sync: bool = True) -> None:
-    """Replace the content of a file in one step; text is written as UTF-8, see `replace_file`."""
+    """Replace the content of a file in one step, see `replace_file`; text is written as UTF-8."""
     data = content.encode() if isinstance(content, str) else content
     replace_file(file, lambda part: part.write_bytes(data), sync=sync)
 
@@ -96,25 +102,27 @@ LOCK = "writer.lock"
 
 
 @contextmanager
-def writing(folder: Path, what: str = "map") -> Iterator[None]:
-    """Hold a map (or a run) for writing; a second writer is refused with one sentence.
+def writing(folder: Path, kind: str = "map") -> Iterator[None]:
+    """Lock a folder for writing; a second writer gets an error.
 
-    The lock is the kernel's (flock), which frees it when a process dies in whatever way. What stands in the
-    file only tells the others whom they wait for.
+    The kernel holds the lock (flock) and releases it when the process ends for any reason. The content of
+    the file only tells other processes who holds it.
     """
+    import fcntl  # not on Windows, where maps can still be read
+
     file = folder / LOCK
     try:
         handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
-        raise KappaPlaceError(
-            f"The {what} {folder} cannot be written to: {os.strerror(error.errno or 0)}; nothing was changed."
-        ) from None
+        raise KappaPlaceError(f"Cannot write to the {kind} {folder}: {why(error)}.") from None
     try:
-        if not _take(handle):
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
             raise KappaPlaceError(
-                f"The {what} {folder} is being written by {_owner(file)}; wait until it is done, or stop it: "
-                f"a {what} has one writer at a time."
-            )
+                f"The {kind} {folder} is being written by {_owner(file)}, and only one writer is allowed. "
+                "Wait until it has finished, or stop it."
+            ) from None
         owner = json.dumps({"pid": os.getpid(), "host": socket.gethostname()})
         with suppress(OSError):  # a full disk must not keep anyone from removing things
             os.ftruncate(handle, 0)
@@ -123,42 +131,32 @@ def writing(folder: Path, what: str = "map") -> Iterator[None]:
         with suppress(OSError):
             os.ftruncate(handle, 0)
     finally:
-        os.close(handle)  # frees the lock; the file stays, for removing it would race with the next writer
-
-
-def _take(handle: int) -> bool:
-    import fcntl
-
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
+        os.close(handle)  # releases the lock; the file stays: removing it would race with the next writer
 
 
 def _owner(file: Path) -> str:
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        return f"process {int(found['pid'])} on {found['host']}"
+        owner = json.loads(file.read_text(encoding="utf-8"))
+        return f"process {int(owner['pid'])} on {owner['host']}"
     except (OSError, ValueError, KeyError, TypeError):
         return "another process"
 
 
-class _Plain:
-    """NumPy writes into real files past Python, and then a full disk has no error number."""
+class _Stream:
+    """Only the ``write`` of a file: NumPy bypasses Python for real files and then loses the error number."""
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: BinaryIO) -> None:
         self.write = stream.write
 
 
-def save_array(file: Path, values: NDArray[Any]) -> None:
-    """``np.save`` that raises what the disk says."""
+def save_array(file: Path, values: npt.NDArray[np.generic]) -> None:
+    """Write an .npy file as ``np.save`` does, but raise the disk's own error."""
     with open(file, "wb") as stream:
-        np.lib.format.write_array(_Plain(stream), np.ascontiguousarray(values), allow_pickle=False)
+        np.lib.format.write_array(_Stream(stream), np.ascontiguousarray(values), allow_pickle=False)
 
 
 def why(error: OSError) -> str:
-    """An error of the disk in words."""
+    """Return the text of a disk error."""
     return os.strerror(error.errno) if error.errno else str(error)
 
 
@@ -166,52 +164,52 @@ DAMAGED_ARRAYS = (
     *(OSError, ValueError, KeyError, TypeError, EOFError, MemoryError, ArithmeticError, RuntimeError),
     *(SyntaxError, TokenError, struct.error, zlib.error, zipfile.BadZipFile),
 )
-"""What NumPy raises at a file that is not whole: its header is Python text, an .npz is a zip file, and a
-flipped bit may ask for more memory than there is or for a compression that nobody knows."""
-_LONGEST = 200  # characters of a foreign message; libraries may quote a whole row
+"""What NumPy raises for a damaged file: its header is Python text, an .npz is a zip file, and a flipped bit
+can request more memory than there is or an unknown compression."""
+_LONGEST = 200  # characters of another library's message, which may quote a whole row
 
 
 @contextmanager
-def telling(what: str) -> Iterator[None]:
-    """What damaged or foreign input raises inside becomes ``WHAT (reason).``; our own sentences pass.
+def telling(subject: str) -> Iterator[None]:
+    """Turn what damaged or foreign input raises inside into the message ``SUBJECT (reason).``.
 
-    Only what bad input is known to raise is caught, so that most mistakes of ours stay visible, and the
-    cause stays chained for those who debug.
+    Only errors that bad input is known to cause are caught, so that most programming errors stay visible.
+    A `KappaPlaceError` passes, and the cause stays chained for debugging.
     """
     try:
         yield
     except _failures() as error:
-        raise KappaPlaceError(printable(f"{what} ({reason(error)}).")) from error
+        raise KappaPlaceError(printable(f"{subject} ({reason(error)}).")) from error
 
 
 def reason(error: BaseException) -> str:
-    """What an exception says, on one line; its kind where the words alone would be empty or a bare key."""
+    """Return an exception's message on one line, or its class if the message is empty or only a key."""
     words = " ".join(str(error).split()).rstrip(".")[:_LONGEST]
     kind = type(error).__name__
     return kind if not words else f"{kind} {words}" if isinstance(error, KeyError) else words
 
 
 def printable(text: str) -> str:
-    """Text that any terminal takes: a file name that is no UTF-8 carries bytes that cannot be printed."""
+    """Escape what a terminal cannot print: a file name that is not UTF-8 contains such bytes."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _failures() -> tuple[type[BaseException], ...]:
-    """Evaluated only when something was raised, so that pyarrow and pyproj load no earlier than needed."""
+    """Evaluated only after something was raised, so that pyarrow and pyproj load no earlier than needed."""
     foreign: list[type[BaseException]] = []
     for module, name in (("pyarrow", "ArrowException"), ("pyproj.exceptions", "ProjError")):
-        with suppress(ImportError):  # what is not installed has raised nothing
+        with suppress(ImportError):  # a package that is not installed has raised nothing
             foreign.append(getattr(import_module(module), name))
     return (*DAMAGED_ARRAYS, LookupError, AttributeError, csv.Error, *foreign)
 
 
 def sha256_of(file: Path) -> str:
-    """Checksum of a file's content."""
+    """Return the SHA-256 checksum of a file's content."""
     digest = hashlib.sha256()
     try:
         with open(file, "rb") as stream:
             while block := stream.read(1 << 20):
                 digest.update(block)
     except OSError as error:
-        raise KappaPlaceError(f"Cannot read {file}: {os.strerror(error.errno or 0)}.") from None
+        raise KappaPlaceError(f"Cannot read {file}: {why(error)}.") from None
     return digest.hexdigest()

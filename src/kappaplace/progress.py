@@ -1,7 +1,4 @@
-"""One progress bar for everything that may take more than two seconds.
-
-It appears only on a terminal and only after two seconds, so quick calls and logs stay quiet.
-"""
+"""A progress bar that appears only on a terminal and only after two seconds."""
 
 from __future__ import annotations
 
@@ -15,10 +12,15 @@ PATIENCE_SECONDS = 2.0
 
 
 class track:
-    """Used like a function, ``with track("Embedding", total) as bar: bar.advance()``."""
+    """Progress bar: ``with track("Embedding", total) as bar: bar.advance()``.
 
-    def __init__(self, what: str, total: int) -> None:
-        self.what, self.total, self.done = what, total, 0
+    Args:
+        task: Text before the bar.
+        total: Number of items.
+    """
+
+    def __init__(self, task: str, total: int) -> None:
+        self.task, self.total, self.done = task, total, 0
         self._console = Console(stderr=True)
         self._bar: Progress | None = None
 
@@ -40,7 +42,7 @@ class track:
             )
             self._bar = Progress(*columns, console=self._console, transient=True)
             self._bar.start()
-            self._task = self._bar.add_task(self.what, total=self.total)
+            self._task = self._bar.add_task(self.task, total=self.total)
         if self._bar is not None:
             self._bar.update(self._task, completed=self.done)
 

@@ -1,7 +1,7 @@
-"""Records: frozen dataclasses to plain JSON values and back, checked by their own type hints.
+"""Records: convert frozen dataclasses to JSON values and back, checked by their type hints.
 
-A field may carry metadata: ``stored("name")`` gives it another name in the file, and ``optional()`` leaves it
-out of the file while it has its default.
+Field metadata: ``stored("name")`` sets another name in the file, and ``optional()`` omits the field from the
+file if it has its default value.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import (
 from kappaplace.types import Json
 
 LARGEST = 2**53
-"""Largest whole number that every reader of JSON keeps exactly."""
+"""Largest integer that every JSON reader preserves exactly."""
 
 
 class Record(Protocol):
@@ -52,11 +52,11 @@ class Help:
 
     text: str
     flags: tuple[str, ...] = ()
-    """Flags of the command line, the first one being the name. Default: made from the name of the field."""
+    """Flags of the command line, the main one first. Default: derived from the field's name."""
 
 
 class RecordError(ValueError):
-    """What is wrong with a stored value, and where: ``rule.accepted.bound: expected a number, got 'x'``."""
+    """A stored value is invalid: ``rule.accepted.bound: expected a number, got 'x'``."""
 
 
 def stored(name: str, *, optional: bool = False) -> dict[str, object]:
@@ -65,12 +65,12 @@ def stored(name: str, *, optional: bool = False) -> dict[str, object]:
 
 
 def optional() -> dict[str, object]:
-    """Return metadata for a field that is left out of the file while it has its default."""
+    """Return metadata for a field that is omitted from the file if it has its default value."""
     return {"optional": True}
 
 
 def kind(base: type, name: str) -> Callable[[type[C]], type[C]]:
-    """Register a subclass, which is written with ``"name": name`` and read back as that subclass."""
+    """Register a subclass of a record: it is stored with ``"name": name`` and read back as this subclass."""
 
     def register(cls: type[C]) -> type[C]:
         _KINDS.setdefault(base, {})[name] = cls
@@ -81,7 +81,7 @@ def kind(base: type, name: str) -> Callable[[type[C]], type[C]]:
 
 
 def to_plain(record: Record) -> dict[str, Json]:
-    """Return the JSON object of a record: tuples become lists, records objects, infinities text."""
+    """Return a record as a JSON object: tuples become lists, records objects, infinities text."""
     parts = {_name(f): _plain(getattr(record, f.name)) for f in fields(record) if not _omitted(f, record)}
     name = _NAMES.get(type(record))
     return parts if name is None else {"name": name, **parts}
@@ -103,40 +103,38 @@ def _plain(value: object) -> Json:
     raise TypeError(f"{value!r} of {type(value).__name__} cannot be stored in a record")
 
 
-def from_plain(cls: type[R], values: Json, where: str = "", *, newer: bool = False) -> R:
-    """Return the record that `to_plain` wrote.
+def from_plain(cls: type[R], values: Json, path: str = "", *, newer: bool = False) -> R:
+    """Return a record from the JSON object that `to_plain` returned.
 
     Args:
-        cls: Class of the record, or the base of several kinds.
-        values: The stored object.
-        where: Path of the record inside the file, for messages.
+        cls: Class of the record, or the base class of several kinds.
+        values: The JSON object.
+        path: Path of the record inside the file, for messages.
         newer: Ignore fields that this version does not have.
+
+    Returns:
+        The record.
 
     Raises:
         RecordError: If a value is missing, unknown or of another type.
     """
     if not isinstance(values, Mapping):
-        _wrong(where or cls.__name__, "an object", values)
+        _fail(path or cls.__name__, "an object", values)
     if cls in _KINDS:
         name = values.get("name")
         if name not in _KINDS[cls]:
-            _wrong(f"{where}.name".lstrip("."), f"one of {', '.join(_KINDS[cls])}", name)
+            _fail(f"{path}.name".lstrip("."), f"one of {', '.join(_KINDS[cls])}", name)
         cls, values = _KINDS[cls][str(name)], {key: part for key, part in values.items() if key != "name"}
-    known = {_name(f): f for f in fields(cls) if f.init}
-    for name in values:
-        if name not in known and not newer:
-            raise RecordError(f"{where or cls.__name__}: unknown field {name!r}")
-    for name, field in known.items():
+    own = {_name(f): f for f in fields(cls) if f.init}
+    unknown = [name for name in values if name not in own]
+    if unknown and not newer:
+        raise RecordError(f"{path or cls.__name__}: unknown field {unknown[0]!r}")
+    for name, field in own.items():
         if name not in values and field.default is field.default_factory is MISSING:
-            raise RecordError(f"{where or cls.__name__}: the field {name!r} is missing")
-    hints = _hints(cls)
-    return cls(
-        **{
-            known[name].name: _value(hints[known[name].name], part, f"{where}.{name}".lstrip("."))
-            for name, part in values.items()
-            if name in known
-        }
-    )
+            raise RecordError(f"{path or cls.__name__}: the field {name!r} is missing")
+    hints, head = _hints(cls), f"{path}." if path else ""
+    stored_fields = [(name, field.name) for name, field in own.items() if name in values]
+    return cls(**{to: _value(hints[to], values[name], head + name) for name, to in stored_fields})
 
 
 @cache
@@ -153,8 +151,8 @@ def _omitted(field: Field[object], record: object) -> bool:
     return bool(field.metadata.get("optional")) and getattr(record, field.name) == default
 
 
-def _value(hint: Hint, value: Json, where: str) -> object:
-    """The value as its type hint wants it."""
+def _value(hint: Hint, value: Json, path: str) -> object:
+    """Return a stored value as the type of its hint."""
     origin: Hint = get_origin(hint)
     args = get_args(hint)
     if hint is Any or hint is Json or (origin is Union and set(args) >= {bool, str, type(None)}):
@@ -162,56 +160,52 @@ def _value(hint: Hint, value: Json, where: str) -> object:
     if origin in (Union, types.UnionType):
         if value is None and type(None) in args:
             return None
-        return _value(next(each for each in args if each is not type(None)), value, where)
+        return _value(next(each for each in args if each is not type(None)), value, path)
     if origin is Literal:
-        return value if value in args else _wrong(where, f"one of {', '.join(map(str, args))}", value)
+        return value if value in args else _fail(path, f"one of {', '.join(map(str, args))}", value)
     if origin is tuple:
-        return _tuple(args, value, where)
+        return _tuple(args, value, path)
     if (origin or hint) in (dict, Mapping):
         if not isinstance(value, Mapping):
-            _wrong(where, "an object", value)
+            _fail(path, "an object", value)
         inner = args[1] if args else Json
-        return {str(name): _value(inner, part, f"{where}.{name}") for name, part in value.items()}
+        return {str(name): _value(inner, part, f"{path}.{name}") for name, part in value.items()}
     if is_dataclass(hint) or hint in _KINDS:
-        return from_plain(hint, value, where)
+        return from_plain(hint, value, path)
     if issubclass(hint, Enum):
-        return _member(hint, value, where)
-    return _plain_value(hint, value, where)
+        names = ", ".join(str(each.value) for each in hint)
+        members = [each for each in hint if each.value == value]
+        return members[0] if members else _fail(path, f"one of {names}", value)
+    return _number(value, path) if hint is float else _scalar(hint, value, path)
 
 
-def _tuple(kinds: Sequence[Hint], value: Json, where: str) -> tuple[object, ...]:
+def _tuple(kinds: Sequence[Hint], value: Json, path: str) -> tuple[object, ...]:
     if not isinstance(value, list | tuple):
-        _wrong(where, "a list", value)
+        _fail(path, "a list", value)
     if len(kinds) == 2 and kinds[1] is ...:
         kinds = [kinds[0]] * len(value)
     if len(kinds) != len(value):
-        _wrong(where, f"{len(kinds)} values", value)
-    return tuple(
-        _value(one, part, f"{where}[{i}]") for i, (one, part) in enumerate(zip(kinds, value, strict=True))
-    )
+        _fail(path, f"{len(kinds)} values", value)
+    parts = enumerate(zip(kinds, value, strict=True))
+    return tuple(_value(hint, part, f"{path}[{i}]") for i, (hint, part) in parts)
 
 
-def _member(hint: type[Enum], value: Json, where: str) -> Enum:
-    try:
-        return hint(value)
-    except ValueError:
-        _wrong(where, f"one of {', '.join(str(each.value) for each in hint)}", value)
+def _number(value: Json, path: str) -> float:
+    number = float(value) if value in ("inf", "-inf") else value
+    if isinstance(number, bool) or not isinstance(number, int | float) or math.isnan(number):
+        _fail(path, "a number", value)
+    return float(number)
 
 
-def _plain_value(hint: type[float | str], value: Json, where: str) -> object:
-    if hint is float:
-        number = float(value) if value in ("inf", "-inf") else value
-        if isinstance(number, bool) or not isinstance(number, int | float) or math.isnan(number):
-            _wrong(where, "a number", value)
-        return float(number)
+def _scalar(hint: type[str], value: Json, path: str) -> Json:
     if type(value) is not hint:
-        _wrong(where, {"int": "a whole number", "str": "text", "bool": "true or false"}[hint.__name__], value)
+        _fail(path, {"int": "a whole number", "str": "text", "bool": "true or false"}[hint.__name__], value)
     if isinstance(value, str) and "\0" in value:
-        _wrong(where, "text without a zero byte", value)
+        _fail(path, "text without a zero byte", value)
     if isinstance(value, int) and not -LARGEST <= value <= LARGEST:
-        _wrong(where, f"a whole number up to {LARGEST}", value)
+        _fail(path, f"a whole number up to {LARGEST}", value)
     return value
 
 
-def _wrong(where: str, wanted: str, value: Json) -> NoReturn:
-    raise RecordError(f"{where}: expected {wanted}, got {value!r}"[:200])
+def _fail(path: str, expected: str, value: Json) -> NoReturn:
+    raise RecordError(f"{path}: expected {expected}, got {value!r}"[:200])

@@ -1,15 +1,10 @@
-"""Files to and from a repository on the Hugging Face hub (extra ``hub``): named ones, and no others.
+"""Models and maps on the Hugging Face hub (extra ``hub``).
 
-What is in a repository was written by somebody else, so nothing but the files that a reader asks for by name
-is ever downloaded, every name is checked before it becomes a path, and what arrives appears at its place
-only when it is whole.
+A repository comes from an untrusted source: only files that a reader requests by name are downloaded, every
+name is checked before it becomes a path, and a download appears at its place only when it is complete.
 
-Models on the Hugging Face hub: the folder that `save_model` writes, and nothing else that lies there.
-
-Maps on the Hugging Face hub: what the manifest names and the model that lies in the map, without images.
-
-Folders of the machine that built it are not told: the images' place is left out, and a model that was used
-from a folder goes with the map.
+A pushed map contains no paths of your machine: the folders of its images are removed, and a model that was
+used from a folder is included. Images are never uploaded.
 """
 
 from __future__ import annotations
@@ -23,18 +18,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from kappaplace.errors import KappaPlaceError, MissingExtra
 from kappaplace.files import make_folder
 from kappaplace.maps.models import keep_model, model_of
-from kappaplace.maps.store.manifest import (
-    MANIFEST,
-    MODEL_FOLDER,
-    Manifest,
-    read_manifest,
-    write_manifest,
-)
+from kappaplace.maps.store.manifest import MANIFEST, MODEL_FOLDER, Manifest, read_manifest, write_manifest
 from kappaplace.maps.store.segments import SEGMENTS
 from kappaplace.maps.store.verify import verified
 from kappaplace.maps.tune.fit_check import FILE as FIT
@@ -42,30 +31,32 @@ from kappaplace.models.checkpoint import CARD, checked_weights, read_card
 from kappaplace.models.published import HUB
 from kappaplace.models.shipped import CALIBRATION, PAGE, is_shipped
 
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
 Kind = Literal["model", "dataset"]
-"""What the hub calls a repository: ours hold a model or, as a dataset, a map."""
+"""The hub's type of a repository: a model, or a dataset, which contains a map."""
+_NOUNS: dict[Kind, str] = {"model": "model", "dataset": "map"}
 SUFFIXES = (".json", ".safetensors", ".npy", ".bin", ".md")
-"""Everything that a model or a map is made of; pickles and code are not among it."""
+"""Suffixes of all files of a model or a map; there are no pickles and no code."""
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 
 
 def checked_name(name: str) -> str:
-    """A relative path of plain parts with a known ending, or an error: no ``..``, no root, no hidden file.
+    """Return a relative path; fail for ``..``, absolute paths, hidden files and unknown suffixes.
 
     >>> checked_name("segments/000000/kappa.npy")
     'segments/000000/kappa.npy'
     """
     plain = all(_PART.fullmatch(part) for part in name.split("/"))
     if not plain or not name.endswith(SUFFIXES):
-        raise KappaPlaceError(
-            f"{name!r} is not a name that a model or a map gives to a file; nothing was downloaded under it."
-        )
+        raise KappaPlaceError(f"{name!r} is not a file name of a model or a map. It was not downloaded.")
     return name
 
 
 @dataclass(frozen=True)
 class Repository:
-    """One repository at one commit, so that all files of a pull belong together."""
+    """One repository at one commit, so that all files of a download belong together."""
 
     name: str
     kind: Kind
@@ -74,35 +65,37 @@ class Repository:
 
     @classmethod
     def find(cls, name: str, kind: Kind, revision: str = "") -> Repository:
-        """Look up the commit that a revision (a branch, a tag, a commit) means now, and its files."""
-        with _telling(name, kind):
-            found = _api().repo_info(name, repo_type=kind, revision=revision or None)
-        files = frozenset(each.rfilename for each in found.siblings or ())
-        return cls(name, kind, str(found.sha), files)
+        """Look up the current commit of a revision (a branch, a tag, a commit), and its files."""
+        with _hub_errors(name, kind):
+            look_up = _api().model_info if kind == "model" else _api().dataset_info
+            info = look_up(name, revision=revision or None)
+        return cls(name, kind, str(info.sha), frozenset(each.rfilename for each in info.siblings or ()))
 
-    def fetch(self, name: str, into: Path) -> Path:
+    def fetch(self, name: str, folder: Path) -> Path:
         """Download one file to the same relative path below a folder."""
         if checked_name(name) not in self.files:
-            raise KappaPlaceError(f"The repository {self.name} holds no {name}: it is no {_what(self.kind)}.")
-        with _telling(self.name, self.kind):
+            raise KappaPlaceError(
+                f"The repository {self.name} has no {name}: it is not a {_NOUNS[self.kind]}."
+            )
+        with _hub_errors(self.name, self.kind):
             file = _api().hf_hub_download(
-                self.name, name, repo_type=self.kind, revision=self.commit, local_dir=into
+                self.name, name, repo_type=self.kind, revision=self.commit, local_dir=folder
             )
         return Path(file)
 
 
 @contextmanager
-def arriving(out: Path) -> Iterator[Path]:
-    """A folder to download into; it becomes ``out`` at the end, and is gone if anything went wrong."""
+def download_folder(out: Path) -> Iterator[Path]:
+    """Yield a temporary folder; it becomes ``out`` at the end and is deleted after an error."""
     if out.exists():
-        raise KappaPlaceError(f"{out} is there already; pull into a new folder.")
+        raise KappaPlaceError(f"{out} already exists. Choose a new folder.")
     make_folder(out.parent)
     part = out.with_name(f".{out.name}.{os.getpid()}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir()
     try:
         yield part
-        shutil.rmtree(part / ".cache", ignore_errors=True)  # the client's own notes on what it downloaded
+        shutil.rmtree(part / ".cache", ignore_errors=True)  # the client's own notes on its downloads
         os.rename(part, out)
     finally:
         shutil.rmtree(part, ignore_errors=True)
@@ -111,82 +104,95 @@ def arriving(out: Path) -> Iterator[Path]:
 def push_files(
     files: Mapping[str, Path], name: str, kind: Kind, *, replaces: tuple[str, ...] = (), public: bool = False
 ) -> str:
-    """Put files into a repository in one commit, made if need be; the address of the repository.
+    """Upload files to a repository in one commit; the repository is created if it does not exist.
 
-    ``replaces`` are patterns of names that belong to us: such files of an earlier push that are not among
-    the new ones go. A new repository is private unless ``public`` is said.
+    Args:
+        files: Name in the repository → local file.
+        name: Repository, as OWNER/NAME.
+        kind: Type of the repository.
+        replaces: Patterns of names. Files of an earlier upload that match one and are not among the new
+            files are deleted.
+        public: Create the repository as public. Default: private.
+
+    Returns:
+        URL of the repository.
     """
     api = _api()
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
     adds = [CommitOperationAdd(checked_name(path), str(file)) for path, file in files.items()]
-    with _telling(name, kind):
-        address = api.create_repo(name, repo_type=kind, private=not public, exist_ok=True)
-        old = [
-            path
+    with _hub_errors(name, kind):
+        url = api.create_repo(name, repo_type=kind, private=not public, exist_ok=True)
+        deletions = [
+            CommitOperationDelete(path)
             for path in api.list_repo_files(name, repo_type=kind)
             if path not in files and any(fnmatchcase(path, pattern) for pattern in replaces)
         ]
-        operations = [*adds, *(CommitOperationDelete(path) for path in old)]
-        message = f"Upload of a {_what(kind)} by kappaplace"
-        api.create_commit(name, operations, commit_message=message, repo_type=kind)
-    return str(address)
+        message = f"Upload of a {_NOUNS[kind]} by kappaplace"
+        api.create_commit(name, [*adds, *deletions], commit_message=message, repo_type=kind)
+    return str(url)
 
 
-def _what(kind: Kind) -> str:
-    return "model" if kind == "model" else "map"
-
-
-def _api() -> Any:
+def _api() -> HfApi:
     try:
         from huggingface_hub import HfApi
     except ImportError:
         raise MissingExtra("The Hugging Face hub", "hub") from None
-    # Read at every call: the client itself looks at its environment only once.
+    # Read for every call: the client itself reads its environment only once.
     return HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, library_name="kappaplace")
 
 
 @contextmanager
-def _telling(name: str, kind: Kind) -> Iterator[None]:
-    """Whatever the client raises as one sentence: it has a dozen classes for it, others with each release."""
+def _hub_errors(name: str, kind: Kind) -> Iterator[None]:
+    """Turn all errors of the client into messages: it has a dozen classes, and they change with releases."""
     from huggingface_hub import errors
 
     try:
         yield
     except errors.HFValidationError:
-        raise KappaPlaceError(f"{name!r} is no repository of the hub; give it as OWNER/NAME.") from None
+        raise KappaPlaceError(f"{name!r} is not a repository name. Pass OWNER/NAME.") from None
     except errors.RevisionNotFoundError:
         raise KappaPlaceError(f"The repository {name} has no such branch, tag or commit.") from None
     except errors.RepositoryNotFoundError:
         raise KappaPlaceError(
-            f"The hub shows no {kind} repository {name}: it is not there, or it is private; in the second "
-            "case log in with `hf auth login` or set HF_TOKEN."
+            f"The hub has no {kind} repository {name}, or it is private. For a private one, log in with "
+            "`hf auth login` or set HF_TOKEN."
         ) from None
     except Exception as error:
         status = getattr(getattr(error, "response", None), "status_code", None)
         if status in (401, 403):
             raise KappaPlaceError(
-                f"The hub refuses access to {name}: log in with `hf auth login`, or set HF_TOKEN to a token "
-                "that may do this."
+                f"The hub denied access to {name}. Log in with `hf auth login`, or set HF_TOKEN to a token "
+                "that has the permission."
             ) from None
         reason = (str(error).strip() or type(error).__name__).partition("\n")[0].rstrip(".")
-        raise KappaPlaceError(
-            f"The hub could not be asked for {name} ({reason}); nothing here was changed."
-        ) from None
+        raise KappaPlaceError(f"The hub request for {name} failed ({reason}). Nothing was changed.") from None
 
 
 WEIGHTS = re.compile(r"model-[0-9a-f]{12}\.safetensors")
-BESIDE = (PAGE, CALIBRATION)
-"""What may lie beside card and weights: the page about the model, and its calibration."""
+OPTIONAL_FILES = (PAGE, CALIBRATION)
+"""Files of a model besides card and weights: the page about the model, and its calibration."""
 
 
 def push_model(folder: str | Path, repo: str, *, public: bool = False) -> str:
-    """Upload a model folder; the address of its repository. A page is written for one that has none."""
+    """Upload a model folder to the hub; a page is written for a model without one.
+
+    Args:
+        folder: Folder written by `save_model`.
+        repo: Repository, as OWNER/NAME.
+        public: Create the repository as public. Default: private.
+
+    Returns:
+        URL of the repository.
+
+    Raises:
+        KappaPlaceError: If the model is damaged or the hub reports an error.
+    """
     folder = Path(folder)
     record = read_card(folder)
     weights = checked_weights(folder, record)
     files = {CARD: folder / CARD, weights.name: weights}
-    files |= {name: folder / name for name in BESIDE if (folder / name).is_file()}
+    files |= {name: folder / name for name in OPTIONAL_FILES if (folder / name).is_file()}
     with tempfile.TemporaryDirectory() as scratch:
         if PAGE not in files:
             files[PAGE] = Path(scratch) / PAGE
@@ -195,28 +201,46 @@ def push_model(folder: str | Path, repo: str, *, public: bool = False) -> str:
 
 
 def pull_model(repo: str, out: str | Path, *, revision: str = "") -> Path:
-    """Download a model into a new folder; it appears there when its checksum is right, and not before."""
+    """Download a model into a new folder, which appears only after its checksum was verified.
+
+    Args:
+        repo: Repository, as OWNER/NAME.
+        out: The new folder.
+        revision: Branch, tag or commit. Default: the main branch.
+
+    Returns:
+        The folder.
+
+    Raises:
+        KappaPlaceError: If the folder exists, the checksum differs or the hub reports an error.
+    """
     out = Path(out)
-    found = Repository.find(repo, "model", revision)
-    with arriving(out) as part:
-        fetch_model(found, part)
+    repository = Repository.find(repo, "model", revision)
+    with download_folder(out) as part:
+        fetch_model(repository, part)
     return out
 
 
-def fetch_model(found: Repository, part: Path, inside: str = "") -> None:
-    """Card, weights and what may lie beside them, from a folder ``inside/`` of a repository; checked."""
-    found.fetch(inside + CARD, part)
+def fetch_model(repository: Repository, part: Path, inside: str = "") -> None:
+    """Download and verify the files of a model.
+
+    Args:
+        repository: The repository.
+        part: Folder to download into.
+        inside: Folder of the model in the repository, with a trailing slash. Default: the top.
+    """
+    repository.fetch(inside + CARD, part)
     folder = part / inside
     record = read_card(folder)
     if not WEIGHTS.fullmatch(str(record["weights"])):
         raise KappaPlaceError(
-            f"The card of {found.name} names {record['weights']!r} as its weights, which is no file that "
-            "kappaplace writes; it was not downloaded."
+            f"The card of {repository.name} names {record['weights']!r} as its weights, which is not a file "
+            "name that kappaplace writes. It was not downloaded."
         )
-    found.fetch(inside + record["weights"], part)
-    for name in BESIDE:
-        if inside + name in found.files:
-            found.fetch(inside + name, part)
+    repository.fetch(inside + record["weights"], part)
+    for name in OPTIONAL_FILES:
+        if inside + name in repository.files:
+            repository.fetch(inside + name, part)
     checked_weights(folder, record)
 
 
@@ -224,7 +248,7 @@ _LICENCES = {"Apache-2.0": "apache-2.0", "MIT": "mit", "GPL-3.0": "gpl-3.0", "BS
 
 
 def _model_page(record: dict[str, Any], repo: str) -> str:
-    """A model card in the hub's form, from our own."""
+    """Return the page of a model in the hub's format."""
     metrics = "\n".join(f"| {name} | {value:g} |" for name, value in record["metrics"].items())
     table = f"\n| metric | value |\n|---|---|\n{metrics}\n" if metrics else ""
     notes = f"\n{record['notes']}\n" if record["notes"] else ""
@@ -235,7 +259,8 @@ tags: [visual-place-recognition, uncertainty-estimation]
 ---
 # {repo.rpartition("/")[2]}
 
-A model for visual place recognition that says how sure it is: descriptor and concentration κ of each image.
+A model for visual place recognition that reports its confidence: a descriptor and its concentration κ for
+each image.
 
 - Trained on: {record["data"]}
 - Licence: {record["licence"]}
@@ -247,53 +272,78 @@ kappaplace map build photos/ --out town.map --model model
 """
 
 
-OURS = (f"{SEGMENTS}/*", "extras/*", "model-*/*")
+MAP_FILES = (f"{SEGMENTS}/*", "extras/*", "model-*/*")
+"""Patterns of the files of a map besides its manifest and page."""
 
 
 def push_map(folder: str | Path, repo: str, *, public: bool = False) -> str:
-    """Upload a map; the address of its repository. A damaged one is refused."""
+    """Upload a map to the hub, without images and without paths of this machine.
+
+    Args:
+        folder: The map.
+        repo: Repository, as OWNER/NAME.
+        public: Create the repository as public. Default: private.
+
+    Returns:
+        URL of the repository.
+
+    Raises:
+        KappaPlaceError: If the map is damaged or the hub reports an error.
+    """
     folder = Path(folder)
     manifest, broken = verified(folder)
     if broken:
         raise KappaPlaceError(f"The map {folder} is damaged and is not uploaded: {broken[0]}")
     with tempfile.TemporaryDirectory() as scratch:
-        told = _to_tell(folder, Path(scratch), manifest)
-        write_manifest(Path(scratch), told)
-        (Path(scratch) / PAGE).write_text(_map_page(told, repo), encoding="utf-8")
+        public_manifest = _public_copy(folder, Path(scratch), manifest)
+        write_manifest(Path(scratch), public_manifest)
+        (Path(scratch) / PAGE).write_text(_map_page(public_manifest, repo), encoding="utf-8")
         files = {name: folder / name for name in data_files(manifest)}
         files |= {str(f.relative_to(scratch)): f for f in Path(scratch).rglob("*") if f.is_file()}
-        return push_files(files, repo, "dataset", replaces=OURS, public=public)
+        return push_files(files, repo, "dataset", replaces=MAP_FILES, public=public)
 
 
 def pull_map(repo: str, out: str | Path, *, revision: str = "") -> Path:
-    """Download a map into a new folder; it appears there when every checksum is right, and not before."""
+    """Download a map into a new folder, which appears only after all checksums were verified.
+
+    Args:
+        repo: Repository, as OWNER/NAME.
+        out: The new folder.
+        revision: Branch, tag or commit. Default: the main branch.
+
+    Returns:
+        The folder.
+
+    Raises:
+        KappaPlaceError: If the folder exists, a checksum differs or the hub reports an error.
+    """
     out = Path(out)
-    found = Repository.find(repo, "dataset", revision)
-    with arriving(out) as part:
-        found.fetch(MANIFEST, part)
+    repository = Repository.find(repo, "dataset", revision)
+    with download_folder(out) as part:
+        repository.fetch(MANIFEST, part)
         manifest = read_manifest(part)
         source = manifest.model.source
         inside = source.startswith("./") and MODEL_FOLDER.fullmatch(source.removeprefix("./"))
         if source and not (inside or source in HUB or is_shipped(source)):
             raise KappaPlaceError(
-                f"The map {repo} names {source!r} as its model, which is neither in it nor a known name; it "
-                "was not downloaded."
+                f"The map {repo} names {source!r} as its model, which is neither in it nor a known name. "
+                "It was not downloaded."
             )
         for name in data_files(manifest):
-            found.fetch(name, part)
-        if source.startswith("./"):
-            kept = f"{source.removeprefix('./')}/"
-            fetch_model(found, part, kept)
-            if kept + FIT in found.files:
-                found.fetch(kept + FIT, part)
+            repository.fetch(name, part)
+        if inside:
+            model_folder = f"{source.removeprefix('./')}/"
+            fetch_model(repository, part, model_folder)
+            if model_folder + FIT in repository.files:
+                repository.fetch(model_folder + FIT, part)
         broken = verified(part)[1]
         if broken:
-            raise KappaPlaceError(f"The map {repo} arrived damaged, or was so before: {broken[0]}")
+            raise KappaPlaceError(f"The downloaded map {repo} is damaged: {broken[0]}")
     return out
 
 
 def data_files(manifest: Manifest) -> list[str]:
-    """The arrays of a map, relative to its folder."""
+    """Return the names of a map's arrays, relative to its folder."""
     extras = (manifest.removed, manifest.distinctiveness, manifest.sample, manifest.codebook)
     return [
         *(f"{SEGMENTS}/{segment.name}/{file}" for segment in manifest.segments for file in segment.files),
@@ -301,8 +351,8 @@ def data_files(manifest: Manifest) -> list[str]:
     ]
 
 
-def _to_tell(folder: Path, scratch: Path, manifest: Manifest) -> Manifest:
-    """The manifest without folders of this machine; a model that came from one is put into ``scratch``."""
+def _public_copy(folder: Path, scratch: Path, manifest: Manifest) -> Manifest:
+    """Return the manifest without folders of this machine; a model from a folder is copied to ``scratch``."""
     segments = tuple(replace(segment, root="") for segment in manifest.segments)
     model = manifest.model
     if model.source.startswith("./"):
@@ -322,7 +372,7 @@ tags: [visual-place-recognition, kappaplace-map]
 # {manifest.name or repo.rpartition("/")[2]}
 
 A map for visual place recognition: descriptors and positions of {manifest.count:,} reference images
-({manifest.frame}), {"small pictures of them" if manifest.thumbnails else "without pictures"}. Model: {model}.
+({manifest.frame}), {"with thumbnails" if manifest.thumbnails else "without images"}. Model: {model}.
 
 ```bash
 kappaplace map pull {repo} --out town.map

@@ -1,4 +1,4 @@
-"""The small types that travel between the rooms of the package."""
+"""Small types that several packages share."""
 
 from __future__ import annotations
 
@@ -9,25 +9,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 Json: TypeAlias = Union[bool, int, float, str, Sequence["Json"], Mapping[str, "Json"], None]  # noqa: UP007
-"""What a JSON file can contain."""
+"""A value of a JSON file."""
 
 
 class Embeddings(NamedTuple):
-    """What a model says of a batch of images.
+    """Output of a model for a batch of images.
 
-    Tensors inside models and training, NumPy float32 arrays everywhere else. A NamedTuple, so that
-    ``torch.compile``, ``torch.export`` and data-parallel wrappers pass it through untouched.
+    Tensors inside models and training, NumPy float32 arrays everywhere else. It is a NamedTuple, so that
+    ``torch.compile``, ``torch.export`` and data-parallel wrappers pass it through unchanged.
     """
 
     descriptor: Any
     """Unit vectors, N×d."""
     kappa: Any = None
-    """Concentration κ > 0 of each descriptor, N; None for a model without a kappa head."""
+    """Concentration κ > 0 of each descriptor, N; None if the model has no κ head."""
     variance: Any = None
-    """Scalar variance of each descriptor, N, from heads that are not von Mises-Fisher (STUN); else None."""
+    """Variance of each descriptor, N, from heads that are not von Mises-Fisher (STUN); otherwise None."""
 
     def take(self, rows: Any) -> Embeddings:
-        """The same embeddings for some rows only.
+        """Return the embeddings of some rows only.
+
+        Args:
+            rows: Row numbers, a slice or a mask, as the arrays accept them.
+
+        Returns:
+            The same fields, one entry per selected row.
 
         >>> Embeddings(np.eye(3), np.array([9.0, 4.0, 1.0])).take([2, 0]).kappa.tolist()
         [1.0, 9.0]
@@ -36,9 +42,9 @@ class Embeddings(NamedTuple):
 
 
 class Matches(NamedTuple):
-    """The K best references of each query, best first."""
+    """The K most similar references of each query, best first."""
 
     indices: NDArray[np.int64]
-    """Rows of the reference set, N×K."""
+    """Rows of the references, N×K."""
     similarities: NDArray[np.float32]
     """Cosine similarity of query and reference, N×K."""

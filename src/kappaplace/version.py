@@ -7,11 +7,11 @@ from functools import cache
 
 @cache
 def package_version() -> str:
-    """Return the version, read from the installed package on first use: importing stays quick."""
+    """Return the version of the installed package, read on first use so that imports stay fast."""
     from importlib.metadata import PackageNotFoundError
     from importlib.metadata import version as installed
 
     try:
         return installed("kappaplace")
-    except PackageNotFoundError:  # used from a source tree without installation
+    except PackageNotFoundError:  # a source tree that is not installed
         return "0+unknown"

@@ -1,4 +1,4 @@
-"""A deterministic street world to train and test place recognition offline, with known levels of difficulty.
+"""A deterministic street world for training and tests without downloads, with known levels of difficulty.
 
 >>> city = SyntheticCity(seed=0, blocks=(2, 2))
 >>> test = city.views("test", queries=100)

@@ -1,4 +1,4 @@
-"""The city: three districts that never see each other, and the camera that photographs them."""
+"""The synthetic city: three separate districts, and the camera that photographs them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from functools import cached_property
 
 import numpy as np
 
+from kappaplace.checks import within
 from kappaplace.errors import KappaPlaceError
 from kappaplace_city import weather
-from kappaplace_city.render import Camera, Scenery, draw, paint_scenery, to_image, wall_kinds
-from kappaplace_city.views import CityViews, sample_views
+from kappaplace_city.render import Camera, Photos, Scenery, draw, paint_scenery, to_image, wall_kinds
+from kappaplace_city.views import CityViews, ViewOptions, sample_views
 from kappaplace_city.weather import Conditions
 from kappaplace_city.world import (
     ALIASED,
@@ -32,23 +33,27 @@ from kappaplace_city.world import (
 ORIGIN = np.array([550_000.0, 4_180_000.0])  # UTM zone 10 S; whole class cells
 UTM_ZONE = (10, "S")
 GAP = 500.0  # metres between districts
-_PIXELS_PER_BLOCK = 32 * 64 * 64  # bounds the memory of one worker to some tens of megabytes
+_PIXELS_PER_BLOCK = 32 * 64 * 64  # limits the memory of one worker to a few tens of megabytes
 _SEEDS_PER_DISTRICT = 1_000_000
 
 
 class SyntheticCity:
-    """A street world made from `seed` alone: the same seed gives the same bytes.
+    """A street world that depends only on a seed: the same seed gives the same bytes.
+
+    Args:
+        seed: Random seed of the city, 0 or more.
+        blocks: Building blocks per district, along east (80 m each) and north (60 m each).
+        aliased: Fraction of street segments that look exactly like another one of the district.
+        featureless: Fraction of street segments between hedges or blank walls.
+        camera: Height above the road and field of view.
+
+    Raises:
+        KappaPlaceError: If an argument is out of range.
 
     >>> views = SyntheticCity(seed=0, blocks=(1, 1)).views("val", spacing=30.0, queries=2)
     >>> images = views.render(16)
     >>> images.shape == (len(views.positions), 16, 16, 3), int(views.is_query.sum())
     (True, 2)
-
-    seed: which city.
-    blocks: building blocks per district, along east (80 m each) and north (60 m each).
-    aliased: share of street segments that look exactly like another one of the district.
-    featureless: share of street segments between hedges or blank walls.
-    camera: height above the road and field of view.
     """
 
     def __init__(
@@ -60,14 +65,12 @@ class SyntheticCity:
         featureless: float = 0.15,
         camera: Camera | None = None,
     ) -> None:
-        if seed < 0:
-            raise KappaPlaceError(f"The city seed must not be negative, got {seed}.")
+        within(seed, "seed", 0)
         if len(blocks) != 2 or not all(1 <= count <= 64 for count in blocks):
-            raise KappaPlaceError(f"A district needs 1 to 64 blocks each way, got {blocks}.")
-        if not (aliased >= 0 and featureless >= 0 and aliased + featureless <= 1):
-            raise KappaPlaceError(
-                "The shares of aliased and featureless streets must be positive and sum to at most 1."
-            )
+            raise KappaPlaceError(f"blocks must be two numbers between 1 and 64, got {blocks}.")
+        within(aliased, "aliased", 0, 1)
+        within(featureless, "featureless", 0, 1)
+        within(aliased + featureless, "aliased + featureless", 0, 1)
         self.seed = seed
         self.blocks = (int(blocks[0]), int(blocks[1]))
         self.aliased = aliased
@@ -81,24 +84,53 @@ class SyntheticCity:
 
     @cached_property
     def origins(self) -> np.ndarray:
-        """UTM (east, north) of the three districts' origins, 3 × 2 float64: side by side with wide gaps."""
+        """UTM (east, north) of the origins of the three districts, 3 × 2 float64."""
         step = np.ceil(((self.blocks[0] + 1) * PITCH[0] + GAP) / 10) * 10
         return ORIGIN + np.arange(len(SPLITS))[:, None] * [step, 0.0]
 
     def district(self, split: str) -> District:
+        """Return the plan of a split's district.
+
+        Args:
+            split: train, val or test.
+
+        Returns:
+            The plan.
+        """
         return self._districts[split_number(split)]
 
     def bounds(self, split: str) -> tuple[np.ndarray, np.ndarray]:
-        """South-west and north-east corner of a district in UTM metres."""
+        """Return the bounds of a split's district.
+
+        Args:
+            split: train, val or test.
+
+        Returns:
+            South-west and north-east corner in UTM metres.
+        """
         district, origin = self.district(split), self.origins[split_number(split)]
         return origin + district.low, origin + district.high
 
     def facade_seeds(self, split: str) -> np.ndarray:
-        """Sorted seeds that the façades of a split are painted from; no two splits share one."""
+        """Return the seeds of a split's façades; no two splits have a seed in common.
+
+        Args:
+            split: train, val or test.
+
+        Returns:
+            Sorted seeds.
+        """
         return np.unique([face.seed for face in self.district(split).faces])
 
     def aliased_shifts(self, split: str) -> np.ndarray:
-        """Repeated segments in pairs, P × 4: UTM middle of one, and the shift (east, north) to its double."""
+        """Return the pairs of street segments that look the same.
+
+        Args:
+            split: train, val or test.
+
+        Returns:
+            P × 4: UTM middle of one segment, and the shift (east, north) to the other.
+        """
         by_seed: dict[tuple[int, int], list[np.ndarray]] = {}
         for segment in self.district(split).segments:
             if segment.kind == ALIASED:
@@ -110,28 +142,43 @@ class SyntheticCity:
         return np.array(rows, np.float64).reshape(-1, 4)
 
     def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """District number (N) and local metres (N × 2) of UTM positions; all must lie on a street."""
+        """Find the district of positions.
+
+        Args:
+            positions: UTM metres, N × 2; all must be on a street.
+
+        Returns:
+            Number of the district (N) and local metres (N × 2).
+
+        Raises:
+            KappaPlaceError: If a position is not on a street.
+        """
         positions = np.asarray(positions, np.float64)
         if positions.ndim != 2 or positions.shape[1] != 2:
-            raise KappaPlaceError(
-                f"Positions must be an N × 2 array of (east, north), got shape {positions.shape}."
-            )
+            raise KappaPlaceError(f"positions must be N × 2 (east, north), got shape {positions.shape}.")
         number = np.full(len(positions), -1)
         local = np.zeros_like(positions)
         for candidate, district in enumerate(self._districts):
-            here = positions - self.origins[candidate]
-            free = on_street(district, here)
+            offset = positions - self.origins[candidate]
+            free = on_street(district, offset)
             number[free] = candidate
-            local[free] = here[free]
+            local[free] = offset[free]
         lost = np.flatnonzero(number < 0)
         if len(lost):
             east, north = positions[lost[0]]
-            where = f"Pose {lost[0]} (east {east:.1f}, north {north:.1f})"
-            raise KappaPlaceError(f"{where} is not on a street of the synthetic city.")
+            raise KappaPlaceError(f"Pose {lost[0]} ({east:.1f} east, {north:.1f} north) is not on a street.")
         return number, local
 
     def ambiguity(self, positions: np.ndarray, heading: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(featureless, aliased) per pose: shares of wall columns that are blank, and that are repeated."""
+        """Measure how ambiguous views are.
+
+        Args:
+            positions: UTM metres, N × 2.
+            heading: Degrees clockwise from north, N.
+
+        Returns:
+            Fractions of wall columns that are featureless, and that are aliased, each N.
+        """
         number, local = self.locate(positions)
         heading = _checked_heading(heading, len(local))
         featureless = np.zeros(len(local), np.float32)
@@ -151,19 +198,24 @@ class SyntheticCity:
         image_seeds: np.ndarray | None = None,
         workers: int | None = None,
     ) -> np.ndarray:
-        """Photographs of `poses`, uint8 N × H × W × 3.
+        """Render photographs. An image does not depend on the number of threads or on the other images.
 
-        poses: N × 3 of east, north (UTM metres) and heading (degrees clockwise from north).
-        conditions: levels per image; none means a clear summer day.
-        size: pixels of a square image, or (height, width).
-        image_seeds: what is random within a condition (traffic, drops, noise); zeros if left out.
-        workers: threads; all cores if left out. Neither they nor the rest of the batch change an image.
+        Args:
+            poses: East, north (UTM metres) and heading (degrees clockwise from north), N × 3.
+            conditions: Levels per image. Default: a clear summer day.
+            size: Pixels of a square image, or (height, width).
+            image_seeds: Random seed per image, for traffic, drops and noise. Default: zeros.
+            workers: Number of threads. Default: all cores.
+
+        Returns:
+            Images, uint8 N × H × W × 3.
+
+        Raises:
+            KappaPlaceError: If a pose is not on a street, or an argument is out of range.
         """
         poses = np.asarray(poses, np.float64)
         if poses.ndim != 2 or poses.shape[1] != 3:
-            raise KappaPlaceError(
-                f"Poses must be an N × 3 array of (east, north, heading), got shape {poses.shape}."
-            )
+            raise KappaPlaceError(f"poses must be N × 3 (east, north, heading), got shape {poses.shape}.")
         height, width = checked_size(size)
         count = len(poses)
         conditions = conditions if conditions is not None else Conditions.clear(count)
@@ -177,27 +229,18 @@ class SyntheticCity:
 
         def draw_block(job: tuple[np.ndarray, int]) -> None:
             rows, district = job
-            now = conditions.take(rows)
-            picture = draw(
-                self._painted(district),
-                self.camera,
-                local[rows],
-                heading[rows],
-                now.occlusion,
-                now.season,
-                seeds[rows],
-                height,
-                width,
-            )
-            depth = np.ascontiguousarray(picture.depth.transpose(0, 2, 1))
-            out[rows] = weather.apply(to_image(picture.texels), depth, now, seeds[rows])
+            levels = conditions.take(rows)
+            photos = Photos(local[rows], heading[rows], levels.occlusion, levels.season, seeds[rows])
+            rendering = draw(self._painted(district), self.camera, photos, (height, width))
+            depth = np.ascontiguousarray(rendering.depth.transpose(0, 2, 1))
+            out[rows] = weather.apply(to_image(rendering.texels), depth, levels, seeds[rows])
 
         jobs = [
             (rows[start : start + per_block], district)
             for rows, district in self._by_district(number)
             for start in range(0, len(rows), per_block)
         ]
-        for district in {job[1] for job in jobs}:  # before any thread starts, so that it is painted once
+        for district in {job[1] for job in jobs}:  # before the threads start, so that it is painted once
             self._painted(district)
         with ThreadPoolExecutor(checked_workers(workers)) as pool:
             list(pool.map(draw_block, jobs))
@@ -215,29 +258,37 @@ class SyntheticCity:
         query_strength: float = 1.0,
         seed: int = 0,
     ) -> CityViews:
-        """Poses and conditions of one split: "train" is dense, without queries; "val" and "test" have both.
+        """Draw poses and conditions of one split.
 
-        spacing: metres between references along a street; in training, metres of road between classes.
-        headings: how many of the twelve 30° bins are photographed (1, 2, 3, 4, 6 or 12).
-        per_class: training images in each cell of 10 m and 30°.
-        queries: how many, off the references' line, turned up to 12° and under their own conditions.
-        strength: highest level of a condition in training; references stay under a quarter of it.
-        query_strength: highest level of a condition of a query; three in ten queries are clear.
+        Args:
+            split: "train" is dense and has no queries; "val" and "test" have references and queries.
+            spacing: Metres between references along a street; for training, metres of road between classes.
+            headings: Number of photographed 30° bins: 1, 2, 3, 4, 6 or 12.
+            per_class: Training images in each cell of 10 m and 30°.
+            queries: Number of queries. They are off the references' line, turned by up to 12°, and have their
+                own conditions.
+            strength: Highest level of a condition in training; references have at most a quarter of it.
+            query_strength: Highest level of a condition of a query; three in ten queries are clear.
+            seed: Random seed of the views.
+
+        Returns:
+            The views, which can be rendered.
+
+        Raises:
+            KappaPlaceError: If an argument is out of range.
         """
-        return sample_views(
-            self,
-            split,
-            spacing=spacing,
-            headings=headings,
-            per_class=per_class,
-            queries=queries,
-            strength=strength,
-            query_strength=query_strength,
-            seed=seed,
-        )
+        options = ViewOptions(spacing, headings, per_class, queries, strength, query_strength, seed)
+        return sample_views(self, split, options)
 
     def road_cells(self, split: str) -> tuple[np.ndarray, np.ndarray]:
-        """South-west corners of all 10 m cells of road (M × 2, UTM), and the axis each one's street runs."""
+        """Return the 10 m cells of road.
+
+        Args:
+            split: train, val or test.
+
+        Returns:
+            South-west corners (M × 2, UTM metres), and the axis of each cell's street.
+        """
         origin = self.origins[split_number(split)]
         span = np.array(self.blocks) * PITCH + ROAD_WIDTH
         columns, rows = np.meshgrid(np.arange(0, span[0], CELL), np.arange(0, span[1], CELL), indexing="ij")
@@ -260,24 +311,24 @@ class SyntheticCity:
 
 
 def checked_size(size: int | tuple[int, int]) -> tuple[int, int]:
-    """(height, width) in pixels."""
+    """Return (height, width) in pixels; fail if out of range."""
     height, width = (size, size) if isinstance(size, int | np.integer) else size
-    if not (4 <= height <= 4096 and 4 <= width <= 4096):
-        raise KappaPlaceError(f"The image size must be between 4 and 4096 pixels, got {height} × {width}.")
+    for side in (height, width):
+        within(side, "image size", 4, 4096)
     return int(height), int(width)
 
 
 def checked_workers(workers: int | None) -> int:
+    """Return the number of threads, by default one per core."""
     if workers is None:
         return os.cpu_count() or 1
-    if workers < 1:
-        raise KappaPlaceError(f"The number of workers must be at least 1, got {workers}.")
+    within(workers, "workers", 1)
     return workers
 
 
 def _checked_heading(heading: np.ndarray, count: int) -> np.ndarray:
     heading = np.asarray(heading, np.float64)
     if heading.shape != (count,) or not np.isfinite(heading).all():
-        raise KappaPlaceError(f"{count} positions need as many finite headings.")
-    turned = np.asarray(heading % 360.0)
-    return np.where(turned == 360.0, 0.0, turned)  # the modulo of a tiny negative heading rounds up to 360
+        raise KappaPlaceError(f"heading must contain {count} finite numbers, got shape {heading.shape}.")
+    degrees = np.asarray(heading % 360.0)
+    return np.where(degrees == 360.0, 0.0, degrees)  # the modulo of a tiny negative heading rounds to 360

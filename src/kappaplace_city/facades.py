@@ -1,6 +1,6 @@
-"""Façade textures: every plot of a street is painted from its own random numbers.
+"""Façade textures: every building is painted from its own random numbers.
 
-A texture is uint8 (along, up, 4): red, green, blue and a material code; index 0 of `up` is the pavement.
+A texture is uint8 (along, up, 4): red, green, blue and a material code. Index 0 of `up` is the pavement.
 """
 
 from __future__ import annotations
@@ -12,41 +12,41 @@ import numpy as np
 from kappaplace_city.world import FEATURELESS, Face
 
 TEXELS = 8  # per metre
-TEXTURE_HEIGHT = 176  # texels: 22 m, of which buildings fill at most 19 m, so that the top row is always sky
+TEXTURE_HEIGHT = 176  # texels: 22 m; buildings are at most 19 m high, so that the top row is always sky
 MAX_BUILDING = 19.0
 
-# Material codes; leaves of trees use LEAF + rank, and fall in the order of their rank.
+# Material codes. Leaves of trees have LEAF + rank, and fall in the order of their rank.
 SKY, PLAIN, LIT, LEDGE, ROAD, PAVED = 0, 1, 2, 3, 4, 5
 LEAF = 128
 
-# How much light the walls west, east, south and north of a street get: shading that tells headings apart.
+# Light on the walls west, east, south and north of a street: shading that distinguishes headings.
 _LIGHT = (1.0, 0.82, 0.72, 0.95)
-
 
 # Hues of brick, sandstone, ochre, plaster, sage, slate and dusty rose.
 _WALL_HUES = (0.0, 0.03, 0.06, 0.09, 0.12, 0.14, 0.3, 0.47, 0.56, 0.61, 0.94)
 
 
 def hsv(hue: float, saturation: float, value: float) -> np.ndarray:
+    """Return a colour as red, green, blue from 0 to 255."""
     return np.array(colorsys.hsv_to_rgb(hue % 1.0, saturation, value)) * 255.0
 
 
 def _grain(rng: np.random.Generator, shape: tuple[int, int], strength: float) -> np.ndarray:
-    """Soft noise that survives distance: a coarse field plus a little fine grain, around 1."""
+    """Return soft noise around 1 that is visible from a distance: a coarse field and some fine grain."""
     coarse = rng.normal(0, 1, (shape[0] // 8 + 1, shape[1] // 8 + 1))
     field = np.kron(coarse, np.ones((8, 8)))[: shape[0], : shape[1]]
     return 1 + strength * (0.6 * field + 0.4 * rng.normal(0, 1, shape))
 
 
 def _stripe_mask(length: int, count: int, fill: float, margin: float = 0.06) -> np.ndarray:
-    """`count` equal stripes over `length` texels, each filling the share `fill` of its bay."""
+    """Return `count` equal stripes over `length` texels; each fills the fraction `fill` of its bay."""
     bay = (np.arange(length) / length - margin) / (1 - 2 * margin) * count
     inside = (bay >= 0) & (bay < count)
     return np.asarray(inside & (np.abs(bay % 1.0 - 0.5) < fill / 2))
 
 
 class _Plot:
-    """A canvas for one building with the few strokes that façades are made of."""
+    """A canvas for one building, with methods to draw parts of façades."""
 
     def __init__(self, width: int, rng: np.random.Generator) -> None:
         self.rng = rng
@@ -57,6 +57,7 @@ class _Plot:
         self.z = np.arange(TEXTURE_HEIGHT)
 
     def fill(self, mask: np.ndarray, colour: np.ndarray, material: int = PLAIN) -> None:
+        """Fill a mask (along × up)."""
         self.rgb[mask] = colour
         self.material[mask] = material
 
@@ -69,6 +70,7 @@ class _Plot:
         self.material[along, rows] = material
 
     def span(self, start: float, stop: float) -> np.ndarray:
+        """Return the mask of the columns from start to stop."""
         return np.asarray((self.u >= start) & (self.u < stop))
 
 
@@ -95,9 +97,9 @@ def _wall(plot: _Plot, height: int, colour: np.ndarray) -> None:
 def _windows(plot: _Plot, bottom: int, storey: int, storeys: int) -> None:
     rng = plot.rng
     columns = max(1, round(plot.width / TEXELS / rng.uniform(1.7, 3.6)))
-    share_wide, share_high = rng.uniform(0.35, 0.8), rng.uniform(0.45, 0.75)
-    bays = _stripe_mask(plot.width, columns, share_wide)
-    frames = _stripe_mask(plot.width, columns, min(share_wide + 0.14, 0.95))
+    wide, tall = rng.uniform(0.35, 0.8), rng.uniform(0.45, 0.75)  # fractions of a bay and of a storey
+    bays = _stripe_mask(plot.width, columns, wide)
+    frames = _stripe_mask(plot.width, columns, min(wide + 0.14, 0.95))
     bay_number = np.clip(((plot.u / plot.width - 0.06) / 0.88 * columns).astype(int), 0, columns - 1)
     mullion = _stripe_mask(plot.width, columns, 0.06) if rng.random() < 0.6 else np.zeros(plot.width, bool)
     frame = hsv(rng.choice(_WALL_HUES), rng.uniform(0, 0.4), rng.choice([0.2, 0.92]))
@@ -107,14 +109,16 @@ def _windows(plot: _Plot, bottom: int, storey: int, storeys: int) -> None:
     shutters = hsv(rng.random(), 0.6, 0.55) if rng.random() < 0.3 else None
     for floor in range(storeys):
         low = bottom + floor * storey + 0.22 * storey
-        high = low + share_high * storey
+        high = low + tall * storey
         if shutters is not None:
-            plot.box(_stripe_mask(plot.width, columns, min(share_wide + 0.35, 1.0)), low, high, shutters)
+            plot.box(_stripe_mask(plot.width, columns, min(wide + 0.35, 1.0)), low, high, shutters)
         plot.box(frames, low - 1, high + 1, frame)
         lit = rng.random(columns)[bay_number] < 0.45
         plot.box(bays & lit, low, high, glass * 1.15, LIT)
         plot.box(bays & ~lit, low, high, glass)
-        plot.box(bays, high - 0.35 * (high - low), high, glass * 1.5, PLAIN)  # the sky in the upper pane
+        plot.box(
+            bays, high - 0.35 * (high - low), high, glass * 1.5, PLAIN
+        )  # sky reflected in the upper pane
         plot.box(mullion, low, high, frame)
         plot.box(frames, low - 2, low - 1, sill, LEDGE)
         if balcony:
@@ -124,7 +128,7 @@ def _windows(plot: _Plot, bottom: int, storey: int, storeys: int) -> None:
 
 
 def _sign(plot: _Plot, start: int, stop: int, low: int, high: int) -> None:
-    """A lit name board: blocks of letters in a colour against the ground."""
+    """Draw a lit sign: blocks of letters on a background."""
     rng = plot.rng
     ground = hsv(rng.random(), rng.uniform(0.5, 1), rng.uniform(0.4, 1))
     plot.box(plot.span(start, stop), low, high, ground, LIT)
@@ -146,7 +150,7 @@ def _ground_floor(plot: _Plot, height: int) -> None:
     use = rng.integers(4)
     door = hsv(rng.random(), rng.uniform(0.4, 1), rng.uniform(0.25, 0.8))
     every = np.ones(width, bool)
-    if use <= 1:  # shop: glass, name board, perhaps a striped awning
+    if use <= 1:  # shop: glass, sign, sometimes a striped awning
         plot.box(every, 0, height, hsv(rng.random(), rng.uniform(0.1, 0.7), rng.uniform(0.2, 0.9)))
         panes = _stripe_mask(width, int(rng.integers(1, 5)), 0.88)
         plot.box(panes, 5, height - 9, hsv(rng.random(), 0.25, rng.uniform(0.3, 0.6)), LIT)
@@ -214,7 +218,7 @@ def _building(width: int, rng: np.random.Generator) -> _Plot:
     _windows(plot, ground, storey, storeys)
     _ground_floor(plot, ground)
     _roof(plot, eaves)
-    if rng.random() < 0.25:  # a blade sign that hangs down the front
+    if rng.random() < 0.25:  # a vertical sign on the front
         start = int(rng.uniform(0.1, 0.8) * width)
         _sign(plot, start, min(start + 9, width), ground, min(eaves, ground + 40))
     if rng.random() < 0.12:  # a mural
@@ -226,7 +230,7 @@ def _building(width: int, rng: np.random.Generator) -> _Plot:
 
 
 def _blank_face(width: int, rng: np.random.Generator) -> np.ndarray:
-    """Hedge, concrete or plaster: one 4 m tile over the whole length, so nothing tells where one stands."""
+    """Paint a hedge, concrete or plaster: a repeated 4 m tile, so that all positions look the same."""
     plot = _Plot(width, rng)
     kind = rng.integers(3)
     height = int(TEXELS * rng.uniform(6, 9))
@@ -241,7 +245,7 @@ def _blank_face(width: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def paint_face(face: Face, city_seed: int) -> np.ndarray:
-    """Texture of one wall, uint8 (length · TEXELS, TEXTURE_HEIGHT, 4), from its seed and side alone."""
+    """Paint one wall, uint8 (length · TEXELS, TEXTURE_HEIGHT, 4); it depends only on seeds and side."""
     rng = np.random.default_rng([city_seed, face.seed, face.side])
     width = round(face.length * TEXELS)
     if face.kind == FEATURELESS:

@@ -1,4 +1,4 @@
-"""Write a city to disk in the public layout of CosPlace, with the known levels beside the images."""
+"""Write a city to disk in the public layout of CosPlace, with a table of its conditions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CHUNK = 256  # images rendered before they are written
 
 
 def _fingerprints(views: CityViews, size: tuple[int, int]) -> list[str]:
-    """A short name for what each image shows: a finished file is skipped only if it shows the same."""
+    """Return a short hash of each image's content; an existing file is skipped only if its hash is equal."""
     city = views.city
     common = repr((city.seed, city.blocks, city.aliased, city.featureless, city.camera, size)).encode()
     table = np.column_stack([views.poses, views.conditions.levels(), views.image_seeds]).astype(np.float64)
@@ -32,7 +32,7 @@ def _fingerprints(views: CityViews, size: tuple[int, int]) -> list[str]:
 
 
 def image_names(views: CityViews, size: int | tuple[int, int]) -> list[str]:
-    """File names with the pose in them.
+    """Return file names that contain the pose:
 
     @east@north@zone@letter@latitude@longitude@pano_id@tile_num@heading@pitch@roll@height@timestamp@note@.jpg
     """
@@ -73,7 +73,7 @@ def _folder_of(views: CityViews, row: int) -> str:
 def _write_images(
     views: CityViews, paths: list[Path], size: int | tuple[int, int], quality: int, workers: int
 ) -> None:
-    """Render and write the missing ones; each file appears only once it is whole."""
+    """Render and write missing images; a file appears only when it is complete."""
 
     def save(path: Path, image: np.ndarray) -> None:
         replace_file(
@@ -89,14 +89,13 @@ def _write_images(
             bar.advance(len(rows))
 
 
-def _refuse_strangers(folder: Path, paths: list[Path]) -> None:
+def _check_contents(folder: Path, paths: list[Path]) -> None:
+    """Fail if the folders contain images of another dataset."""
     expected = {path.name for path in paths}
-    for kept in {path.parent for path in paths}:
-        stranger = next((path for path in kept.glob("*.jpg") if path.name not in expected), None)
-        if stranger is not None:
-            raise KappaPlaceError(
-                f"Folder {folder} already holds images of another data set; choose an empty folder."
-            )
+    if any(
+        path.name not in expected for parent in {p.parent for p in paths} for path in parent.glob("*.jpg")
+    ):
+        raise KappaPlaceError(f"{folder} contains images of another dataset. Choose an empty folder.")
 
 
 def _write_table(folder: Path, table: list[list[str]]) -> None:
@@ -120,33 +119,40 @@ def write_city(
     quality: int = 90,
     workers: int | None = None,
 ) -> Path:
-    """Write train/, val/ and test/ (each database/ and queries/) and `conditions.csv`; returns the folder.
+    """Write train/, val/ and test/ (each with database/ and queries/) and `conditions.csv`.
 
-    views: which photographs, per split; `city.views(split)` of all three splits if left out.
-    A second run writes only what is missing.
+    A second run writes only missing images.
+
+    Args:
+        city: The city.
+        folder: Folder of the dataset.
+        size: Pixels of a square image, or (height, width).
+        views: Photographs of each split. Default: `city.views(split)` of all three splits.
+        quality: JPEG quality.
+        workers: Number of threads. Default: all cores.
+
+    Returns:
+        The folder.
+
+    Raises:
+        KappaPlaceError: If the folder contains another dataset or cannot be written.
     """
     folder = Path(folder)
     checked_size(size)
-    chosen = {split: city.views(split) for split in SPLITS} if views is None else dict(views)
+    views = {split: city.views(split) for split in SPLITS} if views is None else views
     table: list[list[str]] = []
     make_folder(folder)
-    for split, of_split in chosen.items():
-        if of_split.split != split:
-            raise KappaPlaceError(f"Views given for '{split}' were taken in '{of_split.split}'.")
-        names = [
-            f"{_folder_of(of_split, row)}/{name}" for row, name in enumerate(image_names(of_split, size))
-        ]
+    for split, photos in views.items():
+        if photos.split != split:
+            raise KappaPlaceError(f"The views of '{split}' were taken in '{photos.split}'.")
+        names = [f"{_folder_of(photos, row)}/{name}" for row, name in enumerate(image_names(photos, size))]
         paths = [folder / name for name in names]
         for parent in {path.parent for path in paths}:
             make_folder(parent)
-        _refuse_strangers(folder, paths)
-        _write_images(of_split, paths, size, quality, checked_workers(workers))
-        conditions = of_split.conditions
-        known = np.column_stack(
-            [conditions.levels(), conditions.damage, of_split.featureless, of_split.aliased]
-        )
-        for row, name in enumerate(names):
-            numbers = [f"{value:.4f}" for value in known[row]]
-            table.append([name, split, str(int(of_split.is_query[row])), *numbers])
+        _check_contents(folder, paths)
+        _write_images(photos, paths, size, quality, checked_workers(workers))
+        levels = [photos.conditions.levels(), photos.conditions.damage, photos.featureless, photos.aliased]
+        for name, is_query, values in zip(names, photos.is_query, np.column_stack(levels), strict=True):
+            table.append([name, split, str(int(is_query)), *(f"{value:.4f}" for value in values)])
     _write_table(folder, table)
     return folder

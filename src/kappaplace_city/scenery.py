@@ -1,8 +1,9 @@
-"""Flat pictures that stand in the street and turn to the camera: trees, street furniture, vehicles.
+"""Objects and ground of the streets, and the textures for drawing them.
 
-Road, pavement and markings: a pattern across each axis, and a table that crosses the two.
-
-Many textures in one flat array, at several sizes: one gather per pixel fetches the right detail.
+- Sprites are flat images that face the camera: trees, street furniture, vehicles.
+- The ground is a pattern along each axis, and a table that combines the two.
+- An atlas contains many textures in one flat array at several sizes, so that drawing needs one look-up per
+  pixel.
 """
 
 from __future__ import annotations
@@ -27,25 +28,25 @@ def _canvas() -> np.ndarray:
 
 
 def _rectangle(
-    picture: np.ndarray, box: tuple[float, float, float, float], colour: np.ndarray, material: int = PLAIN
+    canvas: np.ndarray, box: tuple[float, float, float, float], colour: np.ndarray, material: int = PLAIN
 ) -> None:
     """Fill (left, right, low, high), all in [0, 1]."""
     left, right, low, high = box
     mask = (left <= _U) & (right > _U) & (low <= _Z) & (high > _Z)
-    picture[mask] = [*np.clip(colour, 0, 255), material]
+    canvas[mask] = [*np.clip(colour, 0, 255), material]
 
 
 def _tree(rng: np.random.Generator) -> np.ndarray:
-    picture = _canvas()
+    canvas = _canvas()
     trunk = rng.uniform(0.02, 0.04)
     bark = hsv(0.08, 0.4, rng.uniform(0.25, 0.4))
-    _rectangle(picture, (0.5 - trunk, 0.5 + trunk, 0, 0.75), bark)
-    for _ in range(14):  # branches, seen once the leaves have fallen
+    _rectangle(canvas, (0.5 - trunk, 0.5 + trunk, 0, 0.75), bark)
+    for _ in range(14):  # branches, visible without leaves
         tip = rng.uniform([0.1, 0.5], [0.9, 0.95])
         base = np.array([0.5, rng.uniform(0.3, 0.65)])
         for step in np.linspace(0, 1, 60):
             u, z = ((base + step * (tip - base)) * (SIZE - 1)).astype(int)
-            picture[u : u + 2, z] = [*bark, PLAIN]
+            canvas[u : u + 2, z] = [*bark, PLAIN]
     crown = np.zeros((SIZE, SIZE), bool)
     for _ in range(int(rng.integers(6, 14))):
         u, z = rng.uniform([0.25, 0.45], [0.75, 0.85])
@@ -54,66 +55,74 @@ def _tree(rng: np.random.Generator) -> np.ndarray:
     leaves = crown & (clump > 0.08)
     light = 0.55 + 0.35 * _Z + 0.25 * clump
     green = hsv(rng.uniform(0.22, 0.36), rng.uniform(0.45, 0.7), rng.uniform(0.4, 0.65))
-    picture[leaves, :3] = np.clip(green * light[..., None], 0, 255)[leaves]
-    picture[leaves, 3] = LEAF + (clump[leaves] * 127).astype(np.uint8)
-    return picture
+    canvas[leaves, :3] = np.clip(green * light[..., None], 0, 255)[leaves]
+    canvas[leaves, 3] = LEAF + (clump[leaves] * 127).astype(np.uint8)
+    return canvas
 
 
 def _lamp(rng: np.random.Generator) -> np.ndarray:
-    picture = _canvas()
+    canvas = _canvas()
     metal = hsv(rng.random(), rng.uniform(0, 0.6), rng.uniform(0.15, 0.5))
-    _rectangle(picture, (0.44, 0.56, 0, 0.92), metal)
-    _rectangle(picture, (0.2, 0.8, 0.9, 1.0), np.array([250.0, 235, 190]), LIT)
+    _rectangle(canvas, (0.44, 0.56, 0, 0.92), metal)
+    _rectangle(canvas, (0.2, 0.8, 0.9, 1.0), np.array([250.0, 235, 190]), LIT)
     if rng.random() < 0.6:  # a banner
-        _rectangle(picture, (0.56, 1.0, 0.5, 0.78), hsv(rng.random(), 0.9, 0.8))
-    return picture
+        _rectangle(canvas, (0.56, 1.0, 0.5, 0.78), hsv(rng.random(), 0.9, 0.8))
+    return canvas
 
 
 def _stall(rng: np.random.Generator) -> np.ndarray:
-    """Kiosk, shelter or letter box, told apart by colour and proportion."""
-    picture = _canvas()
+    """Paint a kiosk, shelter or letter box, which differ in colour and proportion."""
+    canvas = _canvas()
     body = hsv(rng.random(), rng.uniform(0.5, 1), rng.uniform(0.35, 0.9))
-    _rectangle(picture, (0.05, 0.95, 0, 0.85), body)
-    _rectangle(picture, (0.15, 0.85, 0.35, rng.uniform(0.55, 0.75)), hsv(rng.random(), 0.3, 0.8), LIT)
-    _rectangle(picture, (0, 1, 0.85, 0.97), hsv(rng.random(), 0.6, 0.5))
-    return picture
+    _rectangle(canvas, (0.05, 0.95, 0, 0.85), body)
+    _rectangle(canvas, (0.15, 0.85, 0.35, rng.uniform(0.55, 0.75)), hsv(rng.random(), 0.3, 0.8), LIT)
+    _rectangle(canvas, (0, 1, 0.85, 0.97), hsv(rng.random(), 0.6, 0.5))
+    return canvas
 
 
 def _vehicle(
     rng: np.random.Generator, metres: tuple[float, float], roof: float, hood: float, windows: float
 ) -> np.ndarray:
-    """Side view. `hood`: share of the length that ends stay low, up to `roof`; `windows`: their low edge."""
-    picture = _canvas()
+    """Paint the side view of a vehicle.
+
+    Args:
+        rng: Random generator.
+        metres: Length and height.
+        roof: Height of the low ends, as a fraction.
+        hood: Length of the low ends, as a fraction.
+        windows: Lower edge of the windows, as a fraction.
+    """
+    canvas = _canvas()
     paint = hsv(rng.random(), rng.uniform(0, 0.9), rng.uniform(0.2, 0.95))
     glass = hsv(0.58, 0.3, 0.3)
-    _rectangle(picture, (0.01, 0.99, 0.14, roof), paint)
-    _rectangle(picture, (hood, 1 - 0.6 * hood, 0.14, 0.99), paint)
-    _rectangle(picture, (hood + 0.03, 0.97 - 0.6 * hood, windows, 0.9), glass)
+    _rectangle(canvas, (0.01, 0.99, 0.14, roof), paint)
+    _rectangle(canvas, (hood, 1 - 0.6 * hood, 0.14, 0.99), paint)
+    _rectangle(canvas, (hood + 0.03, 0.97 - 0.6 * hood, windows, 0.9), glass)
     for post in np.arange(hood + 0.2, 0.95 - 0.6 * hood, 0.18):
-        _rectangle(picture, (post, post + 0.025, windows, 0.9), paint)
-    _rectangle(picture, (0.01, 0.99, 0.14, 0.2), paint * 0.5)
+        _rectangle(canvas, (post, post + 0.025, windows, 0.9), paint)
+    _rectangle(canvas, (0.01, 0.99, 0.14, 0.2), paint * 0.5)
     for centre in (0.2, 0.8):
         wheel = ((_U - centre) * metres[0]) ** 2 + ((_Z - 0.14) * metres[1]) ** 2 < (
             0.15 * metres[1] + 0.1
         ) ** 2
-        picture[wheel] = [25, 25, 28, PLAIN]
-    _rectangle(picture, (0.01, 0.04, 0.3, 0.4), np.array([250.0, 240, 200]), LIT)
-    _rectangle(picture, (0.96, 0.99, 0.3, 0.4), np.array([200.0, 20, 20]), LIT)
-    return picture
+        canvas[wheel] = [25, 25, 28, PLAIN]
+    _rectangle(canvas, (0.01, 0.04, 0.3, 0.4), np.array([250.0, 240, 200]), LIT)
+    _rectangle(canvas, (0.96, 0.99, 0.3, 0.4), np.array([200.0, 20, 20]), LIT)
+    return canvas
 
 
 def paint_sprites(city_seed: int) -> list[np.ndarray]:
-    """The whole catalogue, in the order of the index ranges above."""
+    """Paint all sprites, in the order of the index ranges above."""
     rng = np.random.default_rng([city_seed, 7])
-    pictures = [_tree(rng) for _ in TREES] + [_lamp(rng) for _ in LAMPS] + [_stall(rng) for _ in STALLS]
-    pictures += [_vehicle(rng, VEHICLE_METRES[0], 0.58, 0.2, 0.58) for _ in CARS]
-    pictures += [_vehicle(rng, VEHICLE_METRES[1], 0.6, 0.08, 0.55) for _ in VANS]
-    pictures += [_vehicle(rng, VEHICLE_METRES[2], 0.95, 0.0, 0.45) for _ in BUSES]
-    return pictures
+    sprites = [_tree(rng) for _ in TREES] + [_lamp(rng) for _ in LAMPS] + [_stall(rng) for _ in STALLS]
+    sprites += [_vehicle(rng, VEHICLE_METRES[0], 0.58, 0.2, 0.58) for _ in CARS]
+    sprites += [_vehicle(rng, VEHICLE_METRES[1], 0.6, 0.08, 0.55) for _ in VANS]
+    sprites += [_vehicle(rng, VEHICLE_METRES[2], 0.95, 0.0, 0.45) for _ in BUSES]
+    return sprites
 
 
 def street_objects(district: District, city_seed: int) -> np.ndarray:
-    """Everything that stands on the pavements, float32 (objects × OBJECT_FIELDS), in local metres."""
+    """Place the objects on the pavements, float32 (objects × OBJECT_FIELDS) in local metres."""
     rows: list[tuple[float, ...]] = []
     for segment in district.segments:
         rng = np.random.default_rng([city_seed, segment.seed, 4])
@@ -130,7 +139,7 @@ def street_objects(district: District, city_seed: int) -> np.ndarray:
 def _row_of_objects(
     rng: np.random.Generator, length: float, kind: int
 ) -> list[tuple[float, float, float, int]]:
-    if kind == FEATURELESS:  # one kind of tree at one distance, again and again
+    if kind == FEATURELESS:  # the same tree at equal distances
         return [(along, 5.0, 6.5, TREES[0]) for along in np.arange(4.0, length, 12.0)]
     objects: list[tuple[float, float, float, int]] = []
     spacing = rng.choice([0.0, 0.0, 9.0, 13.0, 18.0])
@@ -146,35 +155,35 @@ def _row_of_objects(
     return objects
 
 
-LEVELS = 5  # each half as fine as the one before
+LEVELS = 5  # each has half the resolution of the previous one
 
 
 @dataclass(frozen=True)
 class Atlas:
-    """`levels[l]` holds all textures of level l end to end as packed uint32 texels, `up` fastest."""
+    """Textures at several resolutions: `levels[l]` contains all as packed uint32 texels, `up` fastest."""
 
     levels: tuple[np.ndarray, ...]
-    offsets: np.ndarray  # LEVELS × textures: where each texture starts
+    offsets: np.ndarray  # LEVELS × textures: start of each texture
     widths: np.ndarray  # texels of level 0, per texture
     height: int  # texels of level 0, the same for all
 
 
 def pack(texture: np.ndarray) -> np.ndarray:
-    """uint8 (…, 4) → uint32 (…)."""
+    """Pack uint8 (…, 4) into uint32 (…)."""
     return np.ascontiguousarray(texture).view(np.uint32)[..., 0]
 
 
 def unpack(texels: np.ndarray) -> np.ndarray:
-    """uint32 (…) → uint8 (…, 4)."""
+    """Unpack uint32 (…) to uint8 (…, 4)."""
     return np.ascontiguousarray(texels)[..., None].view(np.uint8)
 
 
 def _halve(texture: np.ndarray) -> np.ndarray:
-    """Average 2 × 2 texels; empty ones (material 0) lend no colour, and win only where they are the most."""
+    """Average 2 × 2 texels; empty ones (material 0) add no colour, and win only if they are the majority."""
     quarters = [texture[i::2, j::2] for i in (0, 1) for j in (0, 1)]
     solid = [quarter[..., 3] > 0 for quarter in quarters]
     count = np.add.reduce(solid, dtype=np.uint16)
-    # Empty texels are black already, so that a plain sum leaves them out.
+    # Empty texels are black, so that a sum ignores them.
     total = np.add.reduce([quarter[..., :3] for quarter in quarters], dtype=np.uint16)
     colour = (total + count[..., None] // 2) // np.maximum(count, 1)[..., None]
     material = np.zeros(count.shape, np.uint8)
@@ -186,7 +195,7 @@ def _halve(texture: np.ndarray) -> np.ndarray:
 
 
 def build_atlas(textures: list[np.ndarray]) -> Atlas:
-    """Textures: uint8 (width, height, 4), all of one height; sides divisible by 2^(LEVELS-1)."""
+    """Build an atlas of textures (width, height, 4) of equal height, sides divisible by 2^(LEVELS−1)."""
     levels = []
     offsets = []
     current = textures
@@ -199,29 +208,43 @@ def build_atlas(textures: list[np.ndarray]) -> Atlas:
     return Atlas(tuple(levels), np.array(offsets, np.int32), widths, textures[0].shape[1])
 
 
-def column_starts(atlas: Atlas, texture: np.ndarray, share: np.ndarray, level: np.ndarray) -> np.ndarray:
-    """Index of the lowest texel of one column per entry: `share` in [0, 1) along the texture, at `level`."""
+def column_starts(atlas: Atlas, texture: np.ndarray, along: np.ndarray, level: np.ndarray) -> np.ndarray:
+    """Return the index of the lowest texel of texture columns.
+
+    Args:
+        atlas: The textures.
+        texture: Numbers of the textures.
+        along: Positions along the textures, in [0, 1).
+        level: Levels of resolution.
+    """
     width = atlas.widths[texture] >> level
-    column = np.clip((share * width).astype(np.int32), 0, width - 1)
+    column = np.clip((along * width).astype(np.int32), 0, width - 1)
     return np.asarray(atlas.offsets[level, texture] + column * (atlas.height >> level))
 
 
 def sample(atlas: Atlas, starts: np.ndarray, level: np.ndarray, height: np.ndarray) -> np.ndarray:
-    """Packed texels, columns × rows; `height` (C × H) counts texels of level 0, clipped to the texture."""
+    """Look up packed texels, C columns × H rows.
+
+    Args:
+        atlas: The textures.
+        starts: Lowest texel of each column.
+        level: Level of resolution of each column.
+        height: Height of each pixel in texels of level 0, C × H; clipped to the texture.
+    """
     out = np.empty(height.shape, np.uint32)
     for number in range(LEVELS):
-        chosen = np.flatnonzero(level == number)
-        if not len(chosen):
+        columns = np.flatnonzero(level == number)
+        if not len(columns):
             continue
-        rows = np.clip(height[chosen], 0, atlas.height - 1) * np.float32(0.5**number)
+        rows = np.clip(height[columns], 0, atlas.height - 1) * np.float32(0.5**number)
         index = rows.astype(np.int32)
-        index += starts[chosen, None]
-        out[chosen] = atlas.levels[number][index]
+        index += starts[columns, None]
+        out[columns] = atlas.levels[number][index]
     return out
 
 
 _SCALE = np.float32(8)  # steps per metre of the patterns
-# What a coordinate is, seen along one axis: beside a block (three kinds), or within a street (five kinds).
+# Kinds of coordinates along one axis: next to a block (three kinds), or within a street (five kinds).
 _ZEBRA, _DASH, _GAP, _PAVEMENT, _KERB, _STRIPE, _ROAD, _MIDDLE = range(8)
 
 
@@ -242,9 +265,9 @@ def _pattern(pitch: float, blocks: int) -> np.ndarray:
 
 
 def _crossing(one: int, other: int) -> str:
-    """Material where `one` (along east) meets `other` (along north)."""
+    """Return the material at the intersection of `one` (along east) and `other` (along north)."""
     low, high = min(one, other), max(one, other)
-    if low >= _PAVEMENT:  # a junction: road goes through, corners are paved
+    if low >= _PAVEMENT:  # a junction: the road continues, corners are paved
         return "road" if high >= _STRIPE else ("kerb" if low == high == _KERB else "pavement")
     if high in (_PAVEMENT, _KERB):
         return "pavement" if high == _PAVEMENT else "kerb"
@@ -263,7 +286,7 @@ _TILE = 160  # the worn surface repeats every 20 m, so that it looks the same in
 
 
 def _table() -> np.ndarray:
-    """Packed colour for (along east, along north, shade of the patch)."""
+    """Return packed colours by (kind along east, kind along north, shade)."""
     table = np.empty((8, 8, _SHADES, 4), np.uint8)
     for one in range(8):
         for other in range(8):
@@ -274,7 +297,7 @@ def _table() -> np.ndarray:
 
 
 class Ground:
-    """Looks up the packed colour of any local position of a district."""
+    """The ground of a district."""
 
     def __init__(self, district: District, city_seed: int) -> None:
         self._patterns = [_pattern(float(PITCH[axis]), district.blocks[axis]) for axis in (0, 1)]
@@ -288,6 +311,7 @@ class Ground:
         self._table = _table()
 
     def look_up(self, east: np.ndarray, north: np.ndarray) -> np.ndarray:
+        """Return packed colours at local positions."""
         column = ((east + np.float32(PAVEMENT)) * _SCALE).astype(np.int32)
         row = ((north + np.float32(PAVEMENT)) * _SCALE).astype(np.int32)
         index = np.take(self._patterns[0], column, mode="clip")

@@ -1,12 +1,13 @@
-"""Where and when photographs are taken: dense training views, references on a survey, queries off it."""
+"""Poses and conditions of photographs: dense training views, references on survey lines, queries off them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kappaplace.checks import within
 from kappaplace.errors import KappaPlaceError
 from kappaplace_city.weather import Conditions, harsh, mild
 from kappaplace_city.world import CELL, EAST, NORTH, PITCH, ROAD_WIDTH, split_number
@@ -20,15 +21,15 @@ HEADING_BIN = 30.0  # degrees: the usual class bin
 
 @dataclass(frozen=True, eq=False)
 class CityViews:
-    """N photographs that can be taken, and all that is known about them."""
+    """N photographs that can be rendered, with their poses, conditions and difficulty."""
 
     split: str
     positions: np.ndarray  # float64 N × 2: UTM east, north
     heading: np.ndarray  # float32 N: degrees clockwise from north, in [0, 360)
     is_query: np.ndarray  # bool N
     conditions: Conditions
-    featureless: np.ndarray  # float32 N: share of wall columns that show a hedge or a blank wall
-    aliased: np.ndarray  # float32 N: share of wall columns whose façades stand elsewhere as well
+    featureless: np.ndarray  # float32 N: fraction of wall columns with a hedge or a blank wall
+    aliased: np.ndarray  # float32 N: fraction of wall columns whose façades also exist elsewhere
     image_seeds: np.ndarray  # int64 N
     city: SyntheticCity = field(repr=False)
 
@@ -41,56 +42,77 @@ class CityViews:
         return np.column_stack([self.positions, self.heading.astype(np.float64)])
 
     def select(self, rows: np.ndarray) -> CityViews:
-        """The views of the given rows (indices or a mask)."""
-        return CityViews(
-            self.split,
-            self.positions[rows],
-            self.heading[rows],
-            self.is_query[rows],
-            self.conditions.take(rows),
-            self.featureless[rows],
-            self.aliased[rows],
-            self.image_seeds[rows],
-            self.city,
-        )
+        """Return some of the views, by row numbers or a mask."""
+        names = ("positions", "heading", "is_query", "featureless", "aliased", "image_seeds")
+        columns = {name: getattr(self, name)[rows] for name in names}
+        return replace(self, conditions=self.conditions.take(rows), **columns)
 
     def render(
         self, size: int | tuple[int, int] = 128, rows: np.ndarray | None = None, workers: int | None = None
     ) -> np.ndarray:
-        """The photographs, uint8 N × H × W × 3; only those of `rows` if given."""
-        chosen = self if rows is None else self.select(rows)
-        return chosen.city.render(chosen.poses, chosen.conditions, size, chosen.image_seeds, workers)
+        """Render the photographs.
+
+        Args:
+            size: Pixels of a square image, or (height, width).
+            rows: Row numbers or a mask. Default: all views.
+            workers: Number of threads. Default: all cores.
+
+        Returns:
+            Images, uint8 N × H × W × 3.
+        """
+        views = self if rows is None else self.select(rows)
+        return views.city.render(views.poses, views.conditions, size, views.image_seeds, workers)
 
 
-def _heading_bins(headings: int) -> np.ndarray:
-    """First degree of the 30° bins that are photographed, evenly around."""
-    if headings not in (1, 2, 3, 4, 6, 12):
-        raise KappaPlaceError(f"The number of headings must divide the twelve 30° bins, got {headings}.")
-    return np.arange(headings) * (360.0 / headings)
+@dataclass(frozen=True)
+class ViewOptions:
+    """Options of `SyntheticCity.views`, which documents them."""
+
+    spacing: float = 10.0
+    headings: int = 4
+    per_class: int = 12
+    queries: int = 400
+    strength: float = 0.7
+    query_strength: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        within(self.spacing, "spacing", 1, 30)
+        within(self.per_class, "per_class", 1)
+        within(self.queries, "queries", 0)
+        within(self.strength, "strength", 0, 1)
+        within(self.query_strength, "query_strength", 0, 1)
+        if self.headings not in (1, 2, 3, 4, 6, 12):
+            raise KappaPlaceError(f"headings must be 1, 2, 3, 4, 6 or 12, got {self.headings}.")
+
+    @property
+    def bins(self) -> np.ndarray:
+        """First degree of each photographed 30° bin, evenly around."""
+        return np.arange(self.headings) * (360.0 / self.headings)
 
 
 def training_poses(
-    city: SyntheticCity, split: str, spacing: float, headings: int, per_class: int, rng: np.random.Generator
+    city: SyntheticCity, split: str, options: ViewOptions, rng: np.random.Generator
 ) -> np.ndarray:
-    """`per_class` poses anywhere in each chosen cell of 10 m × 10 m × 30°: N × 3."""
+    """Draw `per_class` random poses in each selected cell of 10 m × 10 m × 30°, N × 3."""
     corners, axis = city.road_cells(split)
     along = np.take_along_axis(corners - corners.min(axis=0), axis[:, None], axis=1)[:, 0]
-    corners = corners[along % spacing < CELL]
-    bins = _heading_bins(headings)
-    corner = np.repeat(corners, len(bins) * per_class, axis=0)
-    first = np.tile(np.repeat(bins, per_class), len(corners))
-    # Off the borders of the cell, so that rounding (file names keep centimetres) moves no view across.
+    corners = corners[along % max(options.spacing, CELL) < CELL]
+    corner = np.repeat(corners, options.headings * options.per_class, axis=0)
+    first = np.tile(np.repeat(options.bins, options.per_class), len(corners))
+    # Away from the borders of the cell, which rounding to centimetres in file names would cross.
     position = corner + rng.uniform(0.5, CELL - 0.5, corner.shape)
     return np.column_stack([position, first + rng.uniform(0.5, HEADING_BIN - 0.5, len(first))])
 
 
-def reference_poses(city: SyntheticCity, split: str, spacing: float, headings: int) -> np.ndarray:
-    """A survey along the middle of every street, `spacing` metres apart, in all chosen headings: M × 3."""
+def reference_poses(city: SyntheticCity, split: str, options: ViewOptions) -> np.ndarray:
+    """Return survey poses along the middle of every street, M × 3."""
+    spacing = options.spacing
     origin = city.bounds(split)[0] - city.district(split).low
     lines = []
     for axis in (NORTH, EAST):
         along = np.arange(spacing / 2, city.blocks[axis] * PITCH[axis] + ROAD_WIDTH, spacing)
-        if axis == EAST:  # junctions were passed on the streets that run north
+        if axis == EAST:  # junctions are on the streets that run north
             along = along[along % PITCH[EAST] >= ROAD_WIDTH]
         for street in range(city.blocks[1 - axis] + 1):
             points = np.empty((len(along), 2))
@@ -98,59 +120,38 @@ def reference_poses(city: SyntheticCity, split: str, spacing: float, headings: i
             points[:, 1 - axis] = street * PITCH[1 - axis] + ROAD_WIDTH / 2
             lines.append(origin + points)
     points = np.concatenate(lines)
-    heading = np.tile(_heading_bins(headings) + HEADING_BIN / 2, len(points))
-    return np.column_stack([np.repeat(points, headings, axis=0), heading])
+    heading = np.tile(options.bins + HEADING_BIN / 2, len(points))
+    return np.column_stack([np.repeat(points, options.headings, axis=0), heading])
 
 
 def query_poses(
-    city: SyntheticCity, split: str, count: int, headings: int, rng: np.random.Generator
+    city: SyntheticCity, split: str, options: ViewOptions, rng: np.random.Generator
 ) -> np.ndarray:
-    """Off the survey line and turned a little, spread evenly over the road: count × 3."""
+    """Draw poses off the survey line and slightly turned, evenly over the road, queries × 3."""
+    count = options.queries
     corners, axis = city.road_cells(split)
     rounds = [rng.permutation(len(corners)) for _ in range(-(-count // len(corners)))]
-    chosen = np.concatenate([*rounds, np.empty(0, int)])[:count].astype(int)
+    cells = np.concatenate([*rounds, np.empty(0, int)])[:count].astype(int)
     offset = rng.uniform(0, CELL, (count, 2))
     lateral = rng.choice([-1, 1], count) * rng.uniform(1.0, 4.0, count)
-    offset[np.arange(count), 1 - axis[chosen]] = ROAD_WIDTH / 2 + lateral
-    heading = rng.choice(_heading_bins(headings), count) + HEADING_BIN / 2 + rng.uniform(-12, 12, count)
-    return np.column_stack([corners[chosen] + offset, heading])
+    offset[np.arange(count), 1 - axis[cells]] = ROAD_WIDTH / 2 + lateral
+    heading = rng.choice(options.bins, count) + HEADING_BIN / 2 + rng.uniform(-12, 12, count)
+    return np.column_stack([corners[cells] + offset, heading])
 
 
-def sample_views(
-    city: SyntheticCity,
-    split: str,
-    *,
-    spacing: float,
-    headings: int,
-    per_class: int,
-    queries: int,
-    strength: float,
-    query_strength: float,
-    seed: int,
-) -> CityViews:
-    """Choose poses and conditions of one split; `SyntheticCity.views` documents the options."""
-    if not 1 <= spacing <= 30:
-        raise KappaPlaceError(
-            f"Views must be 1 to 30 m apart so that every query has references, got {spacing}."
-        )
-    if per_class < 1 or queries < 0:
-        raise KappaPlaceError(
-            f"Need at least 1 image per class and 0 queries, got {per_class} and {queries}."
-        )
-    if not (0 <= strength <= 1 and 0 <= query_strength <= 1):
-        raise KappaPlaceError(f"Condition strengths lie in [0, 1], got {strength} and {query_strength}.")
-    rng = np.random.default_rng([city.seed, 1, split_number(split), seed])
+def sample_views(city: SyntheticCity, split: str, options: ViewOptions) -> CityViews:
+    """Draw poses and conditions of one split."""
+    rng = np.random.default_rng([city.seed, 1, split_number(split), options.seed])
     if split == "train":
-        poses = training_poses(city, split, max(spacing, CELL), headings, per_class, rng)
+        poses = training_poses(city, split, options, rng)
         is_query = np.zeros(len(poses), bool)
-        conditions = mild(len(poses), rng, strength)
+        conditions = mild(len(poses), rng, options.strength)
     else:
-        references = reference_poses(city, split, spacing, headings)
-        asked = query_poses(city, split, queries, headings, rng)
-        poses = np.concatenate([references, asked])
+        references = reference_poses(city, split, options)
+        poses = np.concatenate([references, query_poses(city, split, options, rng)])
         is_query = np.arange(len(poses)) >= len(references)
-        survey = mild(len(references), rng, 0.25 * strength)
-        conditions = Conditions.concatenate([survey, harsh(queries, rng, query_strength)])
+        survey = mild(len(references), rng, 0.25 * options.strength)
+        conditions = Conditions.concatenate([survey, harsh(options.queries, rng, options.query_strength)])
     heading = poses[:, 2].astype(np.float32)
     featureless, aliased = city.ambiguity(poses[:, :2], heading)
     seeds = rng.integers(0, 2**31, len(poses))

@@ -1,6 +1,6 @@
-"""What conditions do to the pixels: light and air by depth and material, then the lens, then the sensor.
+"""Conditions of images and their effects: light and air by depth and material, then lens, then sensor.
 
-What makes an image hard, as known levels: 0 is no effect, 1 the worst.
+Every condition has a level: 0 is no effect, 1 the strongest.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from PIL import Image, ImageFilter
 from kappaplace.errors import KappaPlaceError
 from kappaplace_city.facades import LEAF, LEDGE, LIT, PAVED, ROAD, SKY
 
-# How much of the place each condition can take away at level 1; used by `Conditions.damage`.
+# Degradation by each condition at level 1, for `Conditions.damage`.
 WEIGHTS = {
     "night": 0.8,
     "fog": 0.9,
@@ -35,74 +35,119 @@ class Conditions:
     fog: np.ndarray
     rain: np.ndarray
     blur: np.ndarray
-    exposure: np.ndarray  # over- or under-exposed, as the image seed has it
+    exposure: np.ndarray  # over- or under-exposed, by the image seed
     occlusion: np.ndarray  # by vehicles in front of the camera
-    season: np.ndarray  # summer, autumn at one half, winter with snow at one
+    season: np.ndarray  # 0 summer, 0.5 autumn, 1 winter with snow
 
     def __post_init__(self) -> None:
         lengths = set()
         for item in fields(self):
             levels = np.asarray(getattr(self, item.name), np.float32)
             if levels.ndim != 1 or not np.all((levels >= 0) & (levels <= 1)):
-                raise KappaPlaceError(
-                    f"Condition '{item.name}' must be a 1-D array of levels between 0 and 1."
-                )
+                raise KappaPlaceError(f"'{item.name}' must be a 1-D array of levels from 0 to 1.")
             lengths.add(len(levels))
             object.__setattr__(self, item.name, levels)
         if len(lengths) > 1:
-            raise KappaPlaceError(
-                f"All conditions must have one level per image, but lengths {sorted(lengths)} differ."
-            )
+            raise KappaPlaceError(f"Conditions must have one level per image, got lengths {sorted(lengths)}.")
 
     def __len__(self) -> int:
         return len(self.night)
 
     @property
     def damage(self) -> np.ndarray:
-        """One number in [0, 1] per image: 1 - Π (1 - weight · level), with the `WEIGHTS` of this module.
-
-        Each condition takes its share of what the others have left of the place; it grows with every level.
-        """
-        left = np.ones(len(self), np.float32)
+        """Degradation of each image in [0, 1]: 1 - Π (1 - weight · level), with `WEIGHTS`."""
+        remainder = np.ones(len(self), np.float32)
         for name, weight in WEIGHTS.items():
-            left *= 1 - np.float32(weight) * getattr(self, name)
-        return np.asarray(1 - left)
+            remainder *= 1 - np.float32(weight) * getattr(self, name)
+        return np.asarray(1 - remainder)
 
     def levels(self) -> np.ndarray:
-        """N × 7 float32, in the order of `CONDITION_NAMES`."""
+        """Return all levels, N × 7 float32, in the order of `CONDITION_NAMES`.
+
+        Returns:
+            The levels.
+        """
         return np.stack([getattr(self, name) for name in CONDITION_NAMES], axis=1)
 
     def take(self, rows: np.ndarray | slice) -> Conditions:
+        """Return the conditions of some images.
+
+        Args:
+            rows: Row numbers, a mask or a slice.
+
+        Returns:
+            The conditions.
+        """
         return Conditions(**{name: getattr(self, name)[rows] for name in CONDITION_NAMES})
 
     @classmethod
     def clear(cls, count: int, **levels: float) -> Conditions:
-        """`count` images without any condition, except the named ones: `Conditions.clear(5, fog=0.4)`."""
+        """Return conditions of a clear summer day, except for the named ones: `Conditions.clear(5, fog=0.4)`.
+
+        Args:
+            count: Number of images.
+            **levels: Level of a condition for all images.
+
+        Returns:
+            The conditions.
+
+        Raises:
+            KappaPlaceError: If a condition is unknown or a level is not between 0 and 1.
+        """
         unknown = set(levels) - set(CONDITION_NAMES)
         if unknown:
             raise KappaPlaceError(
-                f"Unknown condition {sorted(unknown)}; choose from {', '.join(CONDITION_NAMES)}."
+                f"Unknown condition {min(unknown)}. Choose from: {', '.join(CONDITION_NAMES)}."
             )
         return cls(**{name: np.full(count, levels.get(name, 0.0), np.float32) for name in CONDITION_NAMES})
 
     @classmethod
     def from_levels(cls, levels: np.ndarray) -> Conditions:
-        """From N × 7 levels in the order of `CONDITION_NAMES`."""
+        """Return conditions from an array of levels.
+
+        Args:
+            levels: N × 7 levels, in the order of `CONDITION_NAMES`.
+
+        Returns:
+            The conditions.
+        """
         return cls(**{name: levels[:, number] for number, name in enumerate(CONDITION_NAMES)})
 
     @classmethod
     def concatenate(cls, parts: Iterable[Conditions]) -> Conditions:
+        """Join conditions of several sets of images.
+
+        Args:
+            parts: Conditions, in order.
+
+        Returns:
+            The conditions of all images.
+        """
         return cls.from_levels(np.concatenate([part.levels() for part in parts]))
 
 
 def mild(count: int, rng: np.random.Generator, strength: float = 0.5) -> Conditions:
-    """An ordinary survey: each condition in three of ten images, mostly near 0, never above `strength`."""
+    """Draw conditions of a usual survey.
+
+    Each condition affects three in ten images, mostly at a low level.
+
+    Args:
+        count: Number of images.
+        rng: Random generator.
+        strength: Highest level.
+    """
     levels = strength * rng.random((count, len(CONDITION_NAMES)), np.float32) ** 2
     return Conditions.from_levels(levels * (rng.random(levels.shape) < 0.3))
 
 
 def harsh(count: int, rng: np.random.Generator, strength: float = 1.0) -> Conditions:
-    """Three in ten clear, the others under one to three conditions of any level up to `strength`."""
+    """Draw hard conditions: three in ten images are clear, the others have one to three conditions.
+
+    Args:
+        count: Number of images.
+        rng: Random generator.
+        strength: Highest level.
+    """
     kinds = len(CONDITION_NAMES)
     number = rng.choice([0, 1, 2, 3], size=count, p=[0.3, 0.45, 0.2, 0.05])
     rank = rng.random((count, kinds)).argsort(axis=1)
@@ -117,9 +162,9 @@ _RAIN_GREY = np.array([140, 145, 150], np.float32)
 _AUTUMN = np.array([205, 120, 30], np.float32)
 _SNOW = np.array([236, 240, 246], np.float32)
 
-# Share of snow that lies on each material in deep winter.
-_SNOW_HOLD = np.zeros(256, np.float32)
-_SNOW_HOLD[[LEDGE, ROAD, PAVED]] = [0.95, 0.6, 0.95]
+# Fraction of each material that is covered by snow in winter.
+_SNOW_COVER = np.zeros(256, np.float32)
+_SNOW_COVER[[LEDGE, ROAD, PAVED]] = [0.95, 0.6, 0.95]
 
 
 def _column(level: np.ndarray) -> np.ndarray:
@@ -127,18 +172,18 @@ def _column(level: np.ndarray) -> np.ndarray:
 
 
 def season(rgb: np.ndarray, material: np.ndarray, level: np.ndarray) -> np.ndarray:
-    """Leaves turn until one half; then snow gathers on ground, ledges and roofs. (`render` drops leaves.)"""
+    """Colour the leaves up to level 0.5, then add snow on ground, ledges and roofs; `render` drops leaves."""
     turn = np.clip(2 * _column(level), 0, 1) * (material >= LEAF)[..., None]
     light = np.maximum(rgb[..., :1], rgb[..., 1:2]) / np.float32(160)
     rgb = rgb + turn * (_AUTUMN * light - rgb)
-    snow = np.clip(2 * _column(level) - 1, 0, 1) * _SNOW_HOLD[material][..., None]
+    snow = np.clip(2 * _column(level) - 1, 0, 1) * _SNOW_COVER[material][..., None]
     rgb += snow * (_SNOW - rgb)
     grey = (rgb[..., :1] + rgb[..., 1:2] + rgb[..., 2:]) / np.float32(3)
     return np.asarray(rgb + np.float32(0.35) * _column(level) * (grey - rgb))
 
 
 def night(rgb: np.ndarray, material: np.ndarray, level: np.ndarray) -> np.ndarray:
-    """The day goes, lamps and lit windows stay."""
+    """Darken the image, except lamps and lit windows."""
     dark = _column(level)
     dimmed = rgb * (1 - dark + np.float32(0.13) * dark * _NIGHT_TINT)
     glow = (material == LIT)[..., None] * np.float32(0.75) * dark
@@ -148,14 +193,14 @@ def night(rgb: np.ndarray, material: np.ndarray, level: np.ndarray) -> np.ndarra
 
 
 def fog(rgb: np.ndarray, depth: np.ndarray, level: np.ndarray, brightness: np.ndarray) -> np.ndarray:
-    """Distance fades into grey; at level 1 little is left beyond eight metres."""
+    """Blend distant pixels into grey; at level 1 little is visible beyond eight metres."""
     density = np.float32(0.22) * level.astype(np.float32)[:, None, None] ** 2
-    share = 1 - np.exp(-density * depth)
-    return np.asarray(rgb + share[..., None] * (_FOG_COLOUR * _column(brightness) - rgb))
+    blend = 1 - np.exp(-density * depth)
+    return np.asarray(rgb + blend[..., None] * (_FOG_COLOUR * _column(brightness) - rgb))
 
 
 def rain(image: np.ndarray, level: float, brightness: float, rng: np.random.Generator) -> np.ndarray:
-    """A grey veil, bright streaks, and drops on the lens that smear what is behind them."""
+    """Add a grey veil, bright streaks, and drops on the lens that blur the image behind them."""
     height, width = image.shape[:2]
     image = image + np.float32(0.45 * level) * (_RAIN_GREY * np.float32(brightness) - image)
     length = max(3, height // 10)
@@ -175,13 +220,13 @@ def rain(image: np.ndarray, level: float, brightness: float, rng: np.random.Gene
 
 
 def exposure(image: np.ndarray, level: float, seed: int) -> np.ndarray:
-    """Even seeds burn out, odd seeds sink into black."""
+    """Overexpose images with an even seed, and underexpose those with an odd seed."""
     stops = 3.0 * level if seed % 2 == 0 else -4.0 * level
     return image * np.float32(2.0**stops)
 
 
 def _sensor(image: np.ndarray, levels: dict[str, float], seed: int) -> np.ndarray:
-    """Per-image effects that draw random numbers or need a filter; returns uint8."""
+    """Apply effects with random numbers or filters to one image, and return uint8."""
     rng = np.random.default_rng([seed, 2])
     brightness = 1 - 0.85 * levels["night"]
     if levels["rain"] > 0:
@@ -201,25 +246,39 @@ def _sensor(image: np.ndarray, levels: dict[str, float], seed: int) -> np.ndarra
 
 
 def apply(pixels: np.ndarray, depth: np.ndarray, conditions: Conditions, seeds: np.ndarray) -> np.ndarray:
-    """uint8 N × H × W × 4 (colour, material) and depth N × H × W → the photograph, uint8 N × H × W × 3."""
+    """Apply conditions to rendered images.
+
+    Args:
+        pixels: Colour and material, uint8 N × H × W × 4.
+        depth: Metres, N × H × W.
+        conditions: Levels per image.
+        seeds: Random seed per image.
+
+    Returns:
+        Photographs, uint8 N × H × W × 3.
+    """
     out = np.ascontiguousarray(pixels[..., :3])
     material = pixels[..., 3]
-    in_air = [getattr(conditions, name) for name in CONDITION_NAMES if name != "occlusion"]  # drawn before
+    in_air = [
+        getattr(conditions, name) for name in CONDITION_NAMES if name != "occlusion"
+    ]  # `render` draws occlusion
     changed = np.flatnonzero(np.any(in_air, axis=0))
     if not len(changed):
         return out
-    now = conditions.take(changed)
+    weather = conditions.take(changed)
     rgb = out[changed].astype(np.float32)
     material = material[changed]
-    for part, effect in ((now.season, season), (now.night, night)):
-        some = np.flatnonzero(part)
-        if len(some):
-            rgb[some] = effect(rgb[some], material[some], part[some])
-    some = np.flatnonzero(now.fog)
-    if len(some):
-        brightness = 1 - np.float32(0.85) * now.night[some]
-        rgb[some] = fog(rgb[some], depth[changed[some]], now.fog[some], brightness)
+    for part, effect in ((weather.season, season), (weather.night, night)):
+        rows = np.flatnonzero(part)
+        if len(rows):
+            rgb[rows] = effect(rgb[rows], material[rows], part[rows])
+    rows = np.flatnonzero(weather.fog)
+    if len(rows):
+        brightness = 1 - np.float32(0.85) * weather.night[rows]
+        rgb[rows] = fog(rgb[rows], depth[changed[rows]], weather.fog[rows], brightness)
     for number, row in enumerate(changed):
-        levels = {name: float(getattr(now, name)[number]) for name in ("night", "rain", "blur", "exposure")}
+        levels = {
+            name: float(getattr(weather, name)[number]) for name in ("night", "rain", "blur", "exposure")
+        }
         out[row] = _sensor(rgb[number], levels, int(seeds[row]))
     return out

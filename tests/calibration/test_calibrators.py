@@ -164,7 +164,7 @@ def test_perfectly_separated_scores_stay_finite(kind: type[Calibrator]) -> None:
         (np.linspace(0, 1, 5), np.arange(5) < 2, "at least 10 outcomes"),
         (np.append(np.linspace(0, 1, 19), np.nan), np.arange(20) < 9, "1 of 20 are NaN"),
         (np.linspace(0, 1, 20), np.arange(20.0), "booleans"),
-        (np.zeros((4, 5)), np.zeros((4, 5), bool), "one uncertainty a query"),
+        (np.zeros((4, 5)), np.zeros((4, 5), bool), "one score and one outcome per query"),
     ],
 )
 def test_refusals(kind: type[Calibrator], u: np.ndarray, right: np.ndarray, word: str) -> None:

@@ -103,7 +103,7 @@ def test_storage_and_sentences() -> None:
         text = " ".join(rule.promise())
         assert ("No guarantee" in text) is not rule.guaranteed
     first = fit_rule(*sigmoid_world(0), assumptions=("One more.",)).promise()
-    assert first[0].startswith("Accepted answers are wrong in at most 5 % of the cases, with 95 % confidence")
+    assert first[0].startswith("Accepted answers are wrong in at most 5% of the cases, with 95% confidence")
     assert first[-1] == "One more."
 
 

@@ -199,9 +199,9 @@ def test_a_hopeless_score_is_told_so() -> None:
 def test_bad_input() -> None:
     u, right = informative(0, 100)
     for options, word in (
-        ({"max_risk": 0.0}, "risk must lie"),
-        ({"max_risk": 1.5}, "risk must lie"),
-        ({"confidence": 1.0}, "confidence must lie"),
+        ({"max_risk": 0.0}, "risk must be between"),
+        ({"max_risk": 1.5}, "risk must be between"),
+        ({"confidence": 1.0}, "confidence must be between"),
         ({"method": "luck"}, "Choose from"),
     ):
         with pytest.raises(KappaPlaceError, match=word):

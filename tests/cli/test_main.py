@@ -111,8 +111,8 @@ def test_city_writes_the_public_layout(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("city", "--size", "1"), "size must be between 4 and 4096"),
-        (("city", "--seed", "-1"), "seed must not be negative"),
+        (("city", "--size", "1"), "size must be between 4 and 4,096"),
+        (("city", "--seed", "-1"), "seed must be 0 or more"),
         (("demo", "--steps", "3"), "Cannot write to the folder"),
         (("data", "check", "no-such-table.parquet"), "no-such-table.parquet"),
     ],

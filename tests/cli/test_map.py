@@ -112,7 +112,7 @@ def test_calibrate_and_what_it_promises(kappaplace, model, town_folder, tmp_path
 def test_bad_input_is_one_sentence(kappaplace, model, town_folder, tmp_path):  # noqa: F811
     (tmp_path / "empty").mkdir()
     new = ("--out", tmp_path / "m", "--model", model)
-    assert "holds no image" in kappaplace("map", "build", tmp_path / "empty", *new, code=BAD_INPUT)
+    assert "contains no images" in kappaplace("map", "build", tmp_path / "empty", *new, code=BAD_INPUT)
     assert "No map at" in kappaplace("map", "info", tmp_path / "nothing", code=BAD_INPUT)
     assert "No map at" in kappaplace("localize", tmp_path / "no", "x.jpg", code=BAD_INPUT)
     kappaplace("map", "build", town_folder / "val.parquet", *new)

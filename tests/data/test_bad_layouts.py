@@ -106,15 +106,15 @@ ZONED, BARE = "@0550000.00@4180000.00@10@S@@@@@@@@@@@.jpg", "@0550001.00@4180000
 BAD: list[tuple[str, str, Build, str]] = [
     ("extra cells", "csv", text("p.csv", "file,x,y\na.jpg,1,2,3\n", "a.jpg"), "row 1 has 4 cells but"),
     ("Latin-1", "csv", text("p.csv", b"file,x,y,note\na.jpg,1,2,\xfc\n", "a.jpg"), "not UTF-8 text .*0xfc"),
-    ("open quote", "csv", text("p.csv", b'file,x,y\n"a.jpg,1,2', "a.jpg"), "no single image"),
+    ("open quote", "csv", text("p.csv", b'file,x,y\n"a.jpg,1,2', "a.jpg"), "expected exactly one image"),
     ("text", "gt-json", gt('{"positives": ["a"]}'), "query 0 must be a list of reference indices"),
-    ("null", "gt-json", gt('{"positives": [null]}'), "None is no list"),
-    ("object", "gt-json", gt('{"positives": [{"a": 1}]}'), "is no list"),
-    ("text inside", "gt-json", gt('{"positives": [["a"]]}'), "'a' is no index"),
-    ("fraction", "gt-json", gt('{"positives": [[0.7]]}'), "0.7 is no index"),
-    ("nested", "gt-json", gt('{"positives": [[[2]]]}'), r"\[2\] is no index"),
-    ("truth value", "gt-json", gt('{"positives": [[true]]}'), "True is no index"),
-    ("negative", "gt-json", gt('{"positives": [[-1]]}'), "-1 is no index"),
+    ("null", "gt-json", gt('{"positives": [null]}'), "None is not a list"),
+    ("object", "gt-json", gt('{"positives": [{"a": 1}]}'), "is not a list"),
+    ("text inside", "gt-json", gt('{"positives": [["a"]]}'), "'a' is not an index"),
+    ("fraction", "gt-json", gt('{"positives": [[0.7]]}'), "0.7 is not an index"),
+    ("nested", "gt-json", gt('{"positives": [[[2]]]}'), r"\[2\] is not an index"),
+    ("truth value", "gt-json", gt('{"positives": [[true]]}'), "True is not an index"),
+    ("negative", "gt-json", gt('{"positives": [[-1]]}'), "-1 is not an index"),
     ("tolerance", "gt-json", gt('{"positives": [[0]], "tolerance_frames": "x"}'), "must be a number of"),
     ("tolerance below 0", "gt-json", gt('{"positives": [[0]], "tolerance_frames": -3}'), "finite size"),
     ("not UTF-8", "gt-json", gt(b'{"positives": [[0]], "note": "\xfc"}'), "not valid JSON"),
@@ -123,27 +123,27 @@ BAD: list[tuple[str, str, Build, str]] = [
     ("latitude", "video", gpx('lat="x" lon="8"'), "lat of point 1 is not a number"),
     ("no longitude", "video", gpx('lat="50"'), "lon of point 1 is not a number"),
     ("not UTF-8", "video", gpx('lat="50" lon="8"', "latin-1"), r"a\.gpx is not UTF-8"),
-    ("no queries", "pitts-mat", mat(qImageFns=np.zeros((0, 1), dtype=object)), "names no image in qImageFns"),
+    ("no queries", "pitts-mat", mat(qImageFns=np.zeros((0, 1), dtype=object)), "names no images in q"),
     ("utmQ 3×1", "pitts-mat", mat(utmQ=np.ones((3, 1))), "utmQ is 3 but 1 images need 2×1"),
     ("utmDb N×2", "pitts-mat", mat(utmDb=np.ones((3, 2))), "utmDb is 3×2 but 2 images need 2×2"),
     ("radius", "pitts-mat", mat(posDistThr="far"), "cannot be read as pitts-mat"),
-    ("truncated", "pitts-mat", mat(cut=60), "no Matlab file that can be read"),
+    ("truncated", "pitts-mat", mat(cut=60), "is not a readable Matlab file"),
     ("place", "gsv-cities", gsv("x,2016,7,42,Rome,41.9,12.5,p"), "csv row 1, column place_id: 'x' is not an"),
     ("latitude", "gsv-cities", gsv("1,2016,7,42,Rome,x,12.5,p"), "row 1, column lat: 'x' is not a number"),
-    ("no rows", "gsv-cities", gsv(), "Rome.csv holds no row"),
-    ("no column", "gsv-cities", text("Dataframes/Rome.csv", "place_id,year\n"), "lacks the column month"),
+    ("no rows", "gsv-cities", gsv(), "Rome.csv contains no rows"),
+    ("no column", "gsv-cities", text("Dataframes/Rome.csv", "place_id,year\n"), "has no column month"),
     ("zone 99", "at-names", pictures(ZONED.replace("@10@", "@99@")), "UTM zone 99S, which does not exist"),
     ("band", "at-names", pictures(ZONED.replace("@S@", "@I@")), "UTM zone 10I, which does not exist"),
-    ("zones mixed", "at-names", pictures(ZONED, BARE), "states no UTM zone but 1 of 2 do"),
+    ("zones mixed", "at-names", pictures(ZONED, BARE), "has no UTM zone but 1 of 2 do"),
     ("name", "at-names", not_utf8, r"name is not UTF-8 \(b'\\xff\.jpg'\)"),
     ("name", "photos", not_utf8, r"name is not UTF-8"),
     ("missing query", "vpr-bench", vpr([[0, [1]]]), "query 1 has no row"),
-    ("query -1", "vpr-bench", vpr([[0, [1]], [-1, [2]]]), "-1 is no index"),
-    ("query twice", "vpr-bench", vpr([[0, [1]], [0, [2]], [1, [0]]]), "query 0 comes twice"),
+    ("query -1", "vpr-bench", vpr([[0, [1]], [-1, [2]]]), "-1 is not an index"),
+    ("query twice", "vpr-bench", vpr([[0, [1]], [0, [2]], [1, [0]]]), "query 0 appears more than once"),
     ("too many", "vpr-bench", vpr([[0, [1]], [1, [2]], [2, [0]]]), "it has 3 queries"),
-    ("fraction", "vpr-bench", vpr([[0, [1.5]], [1, [2]]]), "1.5 is no index"),
+    ("fraction", "vpr-bench", vpr([[0, [1.5]], [1, [2]]]), "1.5 is not an index"),
     ("range", "vpr-bench", vpr([[0, range(10**13)], [1, [2]]]), "a range of 10,000,000,000,000"),
-    ("no pairs", "amstertime-csv", text("verification.csv", "image1,image2,y\na,b,0\n"), "would be empty"),
+    ("no pairs", "amstertime-csv", text("verification.csv", "image1,image2,y\na,b,0\n"), "no images in"),
 ]  # fmt: skip
 
 
@@ -188,7 +188,7 @@ def test_randomly_damaged_ground_truth(tmp_path):
     # LONG_BINPUT at four billion: the unpickler in C would fill 64 GB for its list of memories.
     header = whole[: 10 + int.from_bytes(whole[8:10], "little")]
     file.write_bytes(header + b"\x80\x02]r\xff\xff\xff\xff.")
-    with pytest.raises(KappaPlaceError, match="does not hold rows"):
+    with pytest.raises(KappaPlaceError, match="does not contain rows"):
         read_layout("vpr-bench", tmp_path)
 
 

@@ -57,14 +57,14 @@ def test_csv_named_columns_and_errors(tmp_path):
     images(tmp_path, "a.jpg", "x/b.jpg", "y/b.jpg")
     file = tmp_path / "poses.csv"
     file.write_text("f,lat,lon,B\na.jpg,1,2,3\n", encoding="utf-8")
-    with pytest.raises(KappaPlaceError, match="no column of file names"):
+    with pytest.raises(KappaPlaceError, match="Name the column of file names"):
         read_layout("csv", tmp_path)
     assert read_layout("csv", tmp_path, columns="path=f,heading=B").heading[0] == 3
-    with pytest.raises(KappaPlaceError, match="meanings are path"):
+    with pytest.raises(KappaPlaceError, match="one of the meanings path"):
         read_layout("csv", tmp_path, columns="path=g")
     for name in ("b.jpg", "none.jpg"):  # twice below the folder, or nowhere
         file.write_text(f"file,lat,lon\n{name},1,2\n", encoding="utf-8")
-        with pytest.raises(KappaPlaceError, match="no single image"):
+        with pytest.raises(KappaPlaceError, match="expected exactly one image"):
             read_layout("csv", tmp_path)
     file.write_text("file,lat,lon\na.jpg,one,2\n", encoding="utf-8")
     with pytest.raises(KappaPlaceError, match="'one' is not a number"):
@@ -91,7 +91,7 @@ def read_csv(folder: Path, text: str, **options: str):
 
 def test_a_folder_that_the_csv_states_is_never_ignored(tmp_path):
     images(tmp_path, "cam1/z.jpg", "cam1/a.jpg")
-    with pytest.raises(KappaPlaceError, match=r"row 2: there is no single image 'cam2/z.jpg'"):
+    with pytest.raises(KappaPlaceError, match=r"row 2: expected exactly one image 'cam2/z.jpg'"):
         read_csv(tmp_path, "file,x,y\ncam1/a.jpg,1,2\ncam2/z.jpg,3,4\n")
 
 
@@ -102,10 +102,12 @@ def test_names_that_are_the_end_of_a_path_are_matched_and_counted(tmp_path):
     text = "file,x,y\ncam1/z.jpg,1,2\n/home/anna/drive/day/cam2/z.jpg,3,4\n.\\day\\cam2\\b.jpg,5,6\n"
     table = read_csv(root, text, ask=lambda words: not asked.append(words))
     assert table.paths.tolist() == ["day/cam1/z.jpg", "day/cam2/z.jpg", "day/cam2/b.jpg"]
-    assert "2 names were matched by the end of the path" in asked[0]
+    assert "2 names matched the end of a path" in asked[0]
     images(root, "z.jpg")  # a name without folder means the image beside the CSV, not one of the deeper ones
     assert read_csv(root, "file,x,y\nz.jpg,1,2\n").paths.tolist() == ["z.jpg"]
-    with pytest.raises(KappaPlaceError, match="no single image"):  # below another folder, in another disk
+    with pytest.raises(
+        KappaPlaceError, match="expected exactly one image"
+    ):  # below another folder, in another disk
         read_csv(root, "file,x,y\nwalk/z.jpg,1,2\n")
 
 
@@ -131,13 +133,17 @@ def test_named_columns_decide_the_coordinates(tmp_path):
     [
         ("file,lat\na.jpg,1\n", "", r"column for lat \(lat\) but none for lon"),
         ("file,y\na.jpg,1\n", "", r"column for y \(y\) but none for x"),
-        ("file,lat,lon\na.jpg,1,2\n", "lat", "columns=lat lacks its column"),
+        ("file,lat,lon\na.jpg,1,2\n", "lat", "columns=lat has no column"),
         ("file,lat,lon\na.jpg,1,2\n", "lat=lon,lon=", "none for lon"),
         ("file,x,y\na.jpg,1,2\nb.jpg,one,2\n", "", "poses.csv row 2, column x: 'one' is not a number"),
         ("file,x,y,yaw\na.jpg,1,2,N\n", "", "row 1, column yaw: 'N' is not a number"),
-        ("file,split\na.jpg,train\nb.jpg,val\n", "", "row 2, column split: 'val' is no role"),
-        ("file,gps\na.jpg,Paris\n", "", "row 1, column gps: 'Paris' is no latitude and longitude"),
-        ("file,x,y\n,1,2\n", "", "row 1: there is no single image ''"),
+        (
+            "file,split\na.jpg,train\nb.jpg,val\n",
+            "",
+            "row 2, column split: 'val' is neither query nor reference",
+        ),
+        ("file,gps\na.jpg,Paris\n", "", "row 1, column gps: 'Paris' is not a latitude and longitude"),
+        ("file,x,y\n,1,2\n", "", "row 1: expected exactly one image ''"),
     ],
 )
 def test_what_a_csv_gets_wrong_is_told_with_its_place(tmp_path, text, columns, words):

@@ -138,7 +138,7 @@ def test_photos_queries_however_the_folder_is_written(tmp_path, monkeypatch, wri
 def test_photos_queries_that_match_nothing(tmp_path):
     photo(tmp_path / "walk1/a.jpg")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(KappaPlaceError, match="holds no photo of"):
+    with pytest.raises(KappaPlaceError, match="contains no photo of"):
         read_layout("photos", tmp_path, queries="empty")
     with pytest.raises(KappaPlaceError, match="no subfolder 'walk9'"):
         read_layout("photos", tmp_path, queries="walk9")
@@ -165,7 +165,7 @@ def test_photos_take_all_that_the_csv_says(tmp_path):
 
 
 def test_photos_that_are_broken(tmp_path):
-    with pytest.raises(KappaPlaceError, match="holds no image"):
+    with pytest.raises(KappaPlaceError, match="contains no images"):
         read_layout("photos", tmp_path)
     (tmp_path / "a.jpg").write_bytes(b"no image")
     with pytest.raises(KappaPlaceError, match=r"a\.jpg cannot be read"):

@@ -54,7 +54,7 @@ def test_at_names_with_splits_and_several_query_folders(tmp_path):
     ).positives().counts.tolist() == [0]
     with pytest.raises(KappaPlaceError, match="queries_night, queries_v1"):
         read_layout("at-names", tmp_path, split="test")
-    with pytest.raises(KappaPlaceError, match="choose one of test"):
+    with pytest.raises(KappaPlaceError, match="Choose one of test"):
         read_layout("at-names", tmp_path)
     with pytest.raises(KappaPlaceError, match="no split 'val'"):
         read_layout("at-names", tmp_path, split="val")
@@ -292,7 +292,7 @@ def test_registry_answers_for_every_layout(tmp_path):
             read_layout(reader.name, tmp_path / "nowhere")
         with pytest.raises(KappaPlaceError, match="has no option"):
             read_layout(reader.name, tmp_path, nonsense=1)
-    with pytest.raises(KappaPlaceError, match="Layout 'x' is unknown; known are at-names"):
+    with pytest.raises(KappaPlaceError, match=r"Unknown layout 'x'\. Choose from: at-names"):
         get_reader("x")
     with pytest.raises(KappaPlaceError, match="must be a float"):
         read_layout("at-names", tmp_path, radius="wide")

@@ -218,7 +218,7 @@ def test_settings_must_agree_when_a_build_goes_on(town, town_map, tiny, tmp_path
 def test_bad_sources_are_told(town, town_map, tiny, tmp_path):
     (tmp_path / "empty").mkdir()
     cases = {
-        "holds no image": tmp_path / "empty",
+        "contains no images": tmp_path / "empty",
         "Nothing at": tmp_path / "nowhere",
         "list of images is empty": [],
         "cannot be built from a int": 3,

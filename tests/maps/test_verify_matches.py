@@ -183,7 +183,7 @@ def test_a_map_compares_cells_of_its_own_damaged_images(shown, queries, monkeypa
     assert answer.probability is not None
     with pytest.raises(KappaPlaceError, match=r"rerank=15 needs 60 references, got 56.*at most 14"):
         self_calibrate_map(shown, CalibrateOptions(rerank=15))
-    with pytest.raises(KappaPlaceError, match="0 or more, not -1"):
+    with pytest.raises(KappaPlaceError, match="rerank must be 0 or more, got -1"):
         CalibrateOptions(rerank=-1)
 
 
@@ -191,7 +191,7 @@ def test_what_is_missing_is_told(shown, queries, town, monkeypatch):
     made = shown.embed(queries[:1])
     with pytest.raises(KappaPlaceError, match="Pass images instead of embeddings"):
         shown.localize_embeddings(made, ["q"], LocalizeOptions(rerank=3))
-    with pytest.raises(KappaPlaceError, match="0 or more, not -1"):
+    with pytest.raises(KappaPlaceError, match="rerank must be 0 or more, got -1"):
         shown.localize(queries[0], rerank=-1)
     monkeypatch.setattr(type(shown.store), "image_path", lambda self, reference: "/nowhere/a.png")
     with pytest.raises(KappaPlaceError, match="nowhere"):

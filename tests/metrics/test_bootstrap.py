@@ -139,12 +139,12 @@ def test_a_better_score_is_found_better_and_itself_is_not() -> None:
     success = rng.random(300) < 0.6
     good, bad = rng.normal(size=300) - 2 * success, rng.normal(size=300)
     plan = Resampling.of(300, resamples=400)
-    found = paired_bootstrap(auroc, (good, success), (bad, success), plan)
-    assert found.difference == pytest.approx(auroc(good, success) - auroc(bad, success))
-    assert 0 < found.low < found.difference < found.high
-    assert found.p_value == pytest.approx(2 / 401)  # none of 400 resamples says otherwise
+    result = paired_bootstrap(auroc, (good, success), (bad, success), plan)
+    assert result.difference == pytest.approx(auroc(good, success) - auroc(bad, success))
+    assert 0 < result.low < result.difference < result.high
+    assert result.p_value == pytest.approx(2 / 401)  # none of 400 resamples says otherwise
     back = paired_bootstrap(auroc, (bad, success), (good, success), plan)
-    assert (back.difference, back.p_value) == (-found.difference, found.p_value)
+    assert (back.difference, back.p_value) == (-result.difference, result.p_value)
     assert paired_bootstrap(auroc, (good, success), (good, success), plan).p_value == 1.0
 
 
@@ -163,9 +163,9 @@ def test_p_value_counts_both_tails() -> None:
     plan = Resampling.of(5, resamples=9)
     a = Replicates(1.0, np.array([3.0, 2, 1, 1, 1, 1, 0, -1, math.nan]), plan)
     b = Replicates(0.0, np.zeros(9), plan)
-    found = compare(a, b)
-    assert found.p_value == pytest.approx(2 * (2 + 1) / (8 + 1))  # 0 and −1 of the 8 that exist
-    assert found.undefined == 1
+    result = compare(a, b)
+    assert result.p_value == pytest.approx(2 * (2 + 1) / (8 + 1))  # 0 and −1 of the 8 that exist
+    assert result.undefined == 1
 
 
 def test_no_difference_is_rarely_called_one() -> None:
@@ -216,12 +216,12 @@ def test_pooling_is_one_large_set() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({"queries": 0}, "needs queries"),
-        ({"queries": 5, "resamples": 0}, "needs queries and resamples"),
-        ({"queries": 5, "strata": np.zeros(4)}, "each of 5 queries"),
+        ({"queries": 0}, "queries must be 1 or more"),
+        ({"queries": 5, "resamples": 0}, "resamples must be between 1 and 1,000,000"),
+        ({"queries": 5, "strata": np.zeros(4)}, r"shape \(5,\)"),
         ({"queries": 39, "block": 20}, "39 frames is too short"),
-        ({"queries": 5, "block": 0}, "at least one query"),
-        ({"queries": 2, "strata": np.array(["a", "b"]), "block": {"a": 1}}, "set 'b'"),
+        ({"queries": 5, "block": 0}, "block must be 1 or more"),
+        ({"queries": 2, "strata": np.array(["a", "b"]), "block": {"a": 1}}, "dataset 'b'"),
     ],
 )
 def test_impossible_plans(arguments: dict, sentence: str) -> None:
@@ -235,7 +235,7 @@ def test_the_ends_of_what_a_plan_may_be() -> None:
     assert Resampling.of(40, block=20).strata[0][1] == 20
     assert Resampling.of(7).resamples == 1000
     for refused in ({"resamples": 1_000_001}, {"seed": -1}):
-        with pytest.raises(KappaPlaceError, match="needs queries and resamples"):
+        with pytest.raises(KappaPlaceError, match=r"^(resamples|seed) must be"):
             Resampling.of(5, **refused)
 
 
@@ -251,8 +251,8 @@ def test_intervals_are_at_95_per_cent_unless_told() -> None:
     plan = Resampling.of(2, resamples=201)
     a = Replicates(0.4, np.arange(201.0), plan)
     assert a.interval() == pytest.approx((0.4, 5.0, 195.0, 0))
-    found = compare(a, Replicates(0.1, np.zeros(201), plan))
-    assert found[1:3] == pytest.approx((5.0, 195.0))
+    result = compare(a, Replicates(0.1, np.zeros(201), plan))
+    assert result[1:3] == pytest.approx((5.0, 195.0))
     narrow = compare(a, Replicates(0.1, np.zeros(201), plan), 0.5)
     assert narrow[1:3] == pytest.approx((50.0, 150.0))
     rng = np.random.default_rng(0)
@@ -265,12 +265,12 @@ def test_intervals_are_at_95_per_cent_unless_told() -> None:
 
 def test_infinite_replicates_are_undefined_too() -> None:
     plan = Resampling.of(2, resamples=3)
-    found = Replicates(1.0, np.array([math.inf, 1.0, 3.0]), plan).interval()
-    assert (found.low, found.high, found.undefined) == (pytest.approx(1.05), pytest.approx(2.95), 1)
+    result = Replicates(1.0, np.array([math.inf, 1.0, 3.0]), plan).interval()
+    assert (result.low, result.high, result.undefined) == (pytest.approx(1.05), pytest.approx(2.95), 1)
 
 
 def test_arrays_must_fit_the_plan() -> None:
-    with pytest.raises(KappaPlaceError, match="array of 4"):
+    with pytest.raises(KappaPlaceError, match="5 rows, as the plan, got 4"):
         bootstrap(rate, (np.ones(4),), Resampling.of(5))
 
 
@@ -291,5 +291,5 @@ def test_a_level_is_a_share(level: float) -> None:
     "sets", [[], [(np.zeros(2), np.zeros(3))], [(np.zeros(2),), (np.zeros(2), np.zeros(2))]]
 )
 def test_sets_that_cannot_be_pooled(sets: list) -> None:
-    with pytest.raises(KappaPlaceError, match=r"at least one set|arrays of one length"):
+    with pytest.raises(KappaPlaceError, match=r"at least one dataset|arrays of the same length"):
         pool(sets)

@@ -24,17 +24,17 @@ from tests.metrics.examples import Pair, quick, scored
 
 def bins_of(scores: list[float], edges: list[float]) -> list[list[int]]:
     """Queries of each bin; an inner edge belongs to the right, the top edge closes the last bin."""
-    found: list[list[int]] = []
+    result: list[list[int]] = []
     for i in range(len(edges) - 1):
         last = i == len(edges) - 2
-        found.append(
+        result.append(
             [
                 q
                 for q, s in enumerate(scores)
                 if edges[i] <= s and (s < edges[i + 1] or (last and s <= edges[i + 1]))
             ]
         )
-    return found
+    return result
 
 
 def grid(low: float, high: float, bins: int) -> list[float]:
@@ -155,7 +155,11 @@ def test_match_pairs_keep_pairs_together() -> None:
 
 @pytest.mark.parametrize(
     ("shape", "k", "sentence"),
-    [((2, 3), 4, "3 are given"), ((2, 2), 1, "one score a match"), ((0, 3), 1, "one score a match")],
+    [
+        ((2, 3), 4, "between 1 and 3, got 4"),
+        ((2, 2), 1, "one score per match"),
+        ((0, 3), 1, "one score per match"),
+    ],
 )
 def test_match_level_needs_its_matches(shape: tuple[int, int], k: int, sentence: str) -> None:
     with pytest.raises(KappaPlaceError, match=sentence):
@@ -193,12 +197,12 @@ def test_the_surface_spans_what_the_report_shows() -> None:
 def test_curve_and_errors_use_ten_bins_and_both_tails_unless_told() -> None:
     rng = np.random.default_rng(8)
     scores, success = rng.lognormal(size=400), rng.random(400) < 0.5
-    given = expected_calibration_error(scores, success, (1.0, 99.0), 10, False)
-    assert expected_calibration_error(scores, success) == given
-    assert reliability_curve(scores, success).error == given
+    error = expected_calibration_error(scores, success, (1.0, 99.0), 10, False)
+    assert expected_calibration_error(scores, success) == error
+    assert reliability_curve(scores, success).error == error
     pairs = scores.reshape(80, 5), success.reshape(80, 5)
-    assert match_calibration_error(*pairs, 5) == given
-    assert ece_surface(scores, success, bins=[10], clamp=[1.0]).plain.tolist() == [[given]]
+    assert match_calibration_error(*pairs, 5) == error
+    assert ece_surface(scores, success, bins=[10], clamp=[1.0]).plain.tolist() == [[error]]
 
 
 @pytest.mark.parametrize("clamp", [BOTH_TAILS, UPPER_TAIL, NO_CLAMP, (12.5, None)])

@@ -132,7 +132,7 @@ def test_recall_grows_with_k() -> None:
 
 @pytest.mark.parametrize("k", [0, 11])
 def test_recall_needs_that_many_matches(k: int) -> None:
-    with pytest.raises(KappaPlaceError, match="10 are given"):
+    with pytest.raises(KappaPlaceError, match="must be between 1 and 10"):
         success_at(np.zeros((3, 10), bool), k)
 
 
@@ -146,5 +146,5 @@ def test_bad_scores_are_one_sentence(scores: np.ndarray, sentence: str) -> None:
 
 
 def test_one_bin_is_refused() -> None:
-    with pytest.raises(KappaPlaceError, match="at least two bins"):
+    with pytest.raises(KappaPlaceError, match="bins must be 2 or more"):
         reliability_curve(np.zeros(3), np.ones(3, bool), bins=1)

@@ -183,7 +183,7 @@ def test_only_probabilities_are_judged(metric: Callable, values: list[float], se
 
 
 def test_no_bin_is_refused() -> None:
-    with pytest.raises(KappaPlaceError, match="at least one bin"):
+    with pytest.raises(KappaPlaceError, match="bins must be 1 or more"):
         mass_bins(np.array([0.5]), np.array([True]), 0)
 
 

@@ -12,11 +12,11 @@ from kappaplace.metrics import average_precision_at, mean_average_precision_at, 
 
 
 def average_precision_by_hand(row: list[bool], positives: int, k: int) -> float:
-    total, found = Fraction(0), 0
+    total, hits = Fraction(0), 0
     for place, hit in enumerate(row[:k], start=1):
         if hit:
-            found += 1
-            total += Fraction(found, place)
+            hits += 1
+            total += Fraction(hits, place)
     return float(total / min(k, positives)) if positives else 0.0
 
 
@@ -64,11 +64,11 @@ def test_all_k_matches_may_be_asked_for() -> None:
     hits = np.array([[False, True], [False, False]])
     assert success_at(hits, 2).tolist() == [True, False]
     for k in (0, 3):
-        with pytest.raises(KappaPlaceError, match=f"needs the {k} best matches, 2 are given"):
+        with pytest.raises(KappaPlaceError, match=f"must be between 1 and 2, got {k}"):
             success_at(hits, k)
 
 
 def test_the_query_with_impossible_positives_is_named() -> None:
     hits = np.array([[True, False], [True, True], [True, True]])
-    with pytest.raises(KappaPlaceError, match="Query 1 has 2 hits in its top 2 but only 1 positives"):
+    with pytest.raises(KappaPlaceError, match="Query 1 has 2 hits but only 1 positives"):
         average_precision_at(hits, np.array([1, 1, 0]), 2)

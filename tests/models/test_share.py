@@ -87,17 +87,17 @@ def test_wrong_bytes_do_not_arrive(hub: FakeHub, folder: Path, tmp_path: Path) -
 
 
 def test_what_goes_wrong_is_one_sentence(hub: FakeHub, folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(KappaPlaceError, match="shows no model repository me/none"):
+    with pytest.raises(KappaPlaceError, match="has no model repository me/none"):
         pull_model("me/none", tmp_path / "again")
     with pytest.raises(KappaPlaceError, match="OWNER/NAME"):
         pull_model("a/b/c", tmp_path / "again")
     push_model(folder, "me/town")
     with pytest.raises(KappaPlaceError, match="no such branch"):
         pull_model("me/town", tmp_path / "again", revision="nothing")
-    with pytest.raises(KappaPlaceError, match="is there already"):
+    with pytest.raises(KappaPlaceError, match="already exists"):
         pull_model("me/town", folder)
     del hub.repositories["models/me/town"]["card.json"]
-    with pytest.raises(KappaPlaceError, match=r"holds no card.json"):
+    with pytest.raises(KappaPlaceError, match=r"has no card.json"):
         pull_model("me/town", tmp_path / "again")
     hub.refuses = 403
     with pytest.raises(KappaPlaceError, match="HF_TOKEN"):
@@ -106,7 +106,7 @@ def test_what_goes_wrong_is_one_sentence(hub: FakeHub, folder: Path, tmp_path: P
 
 def test_no_network(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(KappaPlaceError, match="could not be asked"):
+    with pytest.raises(KappaPlaceError, match="hub request"):
         pull_model("me/town", tmp_path / "again")
 
 
@@ -132,7 +132,7 @@ def test_without_the_client(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     ],
 )
 def test_names_that_are_refused(name: str) -> None:
-    with pytest.raises(KappaPlaceError, match="is not a name"):
+    with pytest.raises(KappaPlaceError, match="is not a file name"):
         checked_name(name)
 
 

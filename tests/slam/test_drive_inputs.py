@@ -123,8 +123,8 @@ def test_bags_without_images_or_poses_are_told(tmp_path: Path) -> None:
 
     bag = write_bag(tmp_path, "mcap", "odometry")
     for match, topics in (
-        (r"image_topic=.*the bag holds /camera .*, /pose", {"image_topic": "/none"}),
-        (r"pose_topic=.*the bag holds /camera", {"pose_topic": "/none"}),
+        (r"image_topic=.*The bag contains /camera .*, /pose", {"image_topic": "/none"}),
+        (r"pose_topic=.*The bag contains /camera", {"pose_topic": "/none"}),
     ):
         with pytest.raises(KappaPlaceError, match=match):
             read_drive(bag, unpack=str(tmp_path / "unpacked"), **topics)
@@ -160,11 +160,11 @@ def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
         read_poses(file, 4)
     for match, numbers in (
         ("NaN or infinite", "100 nan 0 0 0 0 0 1\n101 1 0 0 0 0 0 1\n"),
-        ("no numbers", "nan 0 0 0 0 0 0 1\n101 1 0 0 0 0 0 1\n"),
+        ("not finite numbers", "nan 0 0 0 0 0 0 1\n101 1 0 0 0 0 0 1\n"),
         ("length 0", "100 0 0 0 0 0 0 0\n101 1 0 0 0 0 0 1\n"),
         ("at least two poses", "100 0 0 0 0 0 0 1\n"),
         ("NaN or infinite", 2 * "1 0 0 nan 0 1 0 0 0 0 1 0\n"),
-        ("no poses", 2 * "0 0 0 0 0 0 0 0 0 0 0 0\n"),
+        ("not poses", 2 * "0 0 0 0 0 0 0 0 0 0 0 0\n"),
     ):
         (tmp_path / "odd.txt").write_text(numbers)
         with pytest.raises(KappaPlaceError, match=match):

@@ -99,10 +99,10 @@ def test_log_normalizer_is_the_textbook_constant(dim: int, kappa: float) -> None
 
 @pytest.mark.parametrize("kappa", [float("nan"), float("inf"), -1.0])
 def test_sampling_refuses_what_would_never_end(kappa: float) -> None:
-    with pytest.raises(KappaPlaceError, match="Sampling needs κ between 0"):
+    with pytest.raises(KappaPlaceError, match="kappa must be between 0"):
         vmf.sample(torch.eye(3)[0], kappa, 2)
 
 
 def test_fusing_along_the_components_is_refused() -> None:
-    with pytest.raises(KappaPlaceError, match="the last axis holds the components"):
+    with pytest.raises(KappaPlaceError, match="axis must not be the last axis"):
         vmf.fuse(torch.eye(3), torch.ones(3), axis=-1)

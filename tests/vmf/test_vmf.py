@@ -196,9 +196,9 @@ def test_float32_nll_keeps_value_and_sign_of_the_gradient(exact: bool, dim: int)
     clear = expected.abs() > 1e-6 * torch.minimum(ratio(k, dim), 1 - ratio(k, dim))
     assert torch.equal(slope.sign()[clear], expected.sign()[clear])
     partition = vmf.exact_log_partition if exact else vmf.log_partition
-    wanted = partition(k, dim) - k * c
+    expected = partition(k, dim) - k * c
     scale = torch.minimum(k, partition(k, dim) + k * (1 - c).abs())
-    assert ((value.double() - wanted).abs() <= 1e-6 * torch.maximum(wanted.abs(), scale)).all()
+    assert ((value.double() - expected).abs() <= 1e-6 * torch.maximum(expected.abs(), scale)).all()
 
 
 @BOTH
@@ -388,7 +388,7 @@ def test_samples_are_drawn_up_to_the_largest_kappa_and_from_none_at_all() -> Non
     assert ((sharp - mean).norm(dim=-1) < 1e-5).all()
     with pytest.raises(KappaPlaceError, match="between 0 and 1e\\+12"):
         vmf.sample(mean, 1.001e12, 5)
-    with pytest.raises(KappaPlaceError, match="some are negative"):
+    with pytest.raises(KappaPlaceError, match="got other values or NaN"):
         vmf.sample(mean, torch.tensor([1.0, -1e-3]), 5)  # one bad κ is enough
     even = vmf.sample(mean, 0.0, 4000, torch.Generator().manual_seed(0))
     assert even.mean(0).norm().item() < 0.06  # 1/√4000 is 0.016
@@ -402,14 +402,14 @@ def test_identical_samples_fit_the_largest_kappa() -> None:
 @pytest.mark.parametrize("dim", [1, 0, -3, 2.5])
 def test_invalid_dim(dim) -> None:
     for function in (*PARTITIONS, *RATIOS, vmf.log_normalizer, vmf.best_kappa):
-        with pytest.raises(KappaPlaceError, match="must be 2 or more"):
+        with pytest.raises(KappaPlaceError, match="an integer of at least 2"):
             function(torch.ones(2), dim)
-    with pytest.raises(KappaPlaceError, match="must be 2 or more"):
+    with pytest.raises(KappaPlaceError, match="an integer of at least 2"):
         vmf.nll(torch.ones(2), torch.ones(2), dim)
 
 
 def test_invalid_samples() -> None:
-    with pytest.raises(KappaPlaceError, match="must be 2 or more"):
+    with pytest.raises(KappaPlaceError, match="an integer of at least 2"):
         vmf.sample(torch.ones(1), 1.0, 3)
     with pytest.raises(KappaPlaceError, match="0 or more"):
         vmf.sample(torch.ones(3), 1.0, -1)

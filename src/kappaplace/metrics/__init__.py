@@ -1,8 +1,8 @@
-"""Pure functions on arrays: no I/O, no plotting.
+"""Metrics: functions on arrays, without files or plots.
 
-Uncertainty is higher where a query is less certain; success is one boolean per query (or per pair). What is
-undefined (only one class, say) is NaN; invalid input (NaN scores, different lengths) raises a
-``KappaPlaceError``.
+A higher uncertainty means that a query is less certain; success is one boolean per query (or per pair). An
+undefined metric is NaN, for example if all queries are correct. Invalid input (NaN scores, different lengths)
+raises a ``KappaPlaceError``.
 """
 
 # fmt: off

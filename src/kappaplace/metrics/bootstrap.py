@@ -1,115 +1,141 @@
-"""How sure is a metric? Intervals and paired comparisons that resample whole queries.
+"""Confidence intervals and paired comparisons of metrics, by resampling queries.
 
-    plan = Resampling.of(len(success), strata=sets, block={0: 20, 1: 1})   # set 0 is a route, set 1 is not
+    plan = Resampling.of(len(success), strata=datasets, block={0: 20, 1: 1})   # dataset 0 is a route
     a = bootstrap(auroc, (margin, success), plan)
     b = bootstrap(auroc, (cosine, success), plan)
     a.interval(), compare(a, b).p_value
 
-A metric sees the rows of a resample as if they were the data. Everything that belongs to a query (its scores,
-its row of matches, its success) travels together; the same plan draws the same rows, so two scores can be
-paired.
+A metric is computed on the rows of each resample. Everything that belongs to a query (its scores, its row of
+matches, its success) is resampled together. The same plan draws the same rows, so two scores can be paired.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from numpy.typing import NDArray
 
+from kappaplace.checks import share, within
 from kappaplace.errors import KappaPlaceError
 
 ROUTE_BLOCK = 20
-"""Fewest consecutive frames of a route that a block should hold: neighbours are not independent."""
+"""Recommended block length for consecutive frames of a route, because neighbouring frames are dependent."""
 
 MOST_RESAMPLES = 1_000_000
-"""More would add no digit to an interval, and their table would not fit into memory."""
+"""More resamples would add no digit to an interval, and their table would not fit into memory."""
+
+Arrays = Sequence[NDArray[np.generic]]
+"""Arrays with one row per query."""
 
 
 @dataclass(frozen=True, eq=False)
 class Resampling:
-    """Which rows each resample holds."""
+    """Plan of a bootstrap: the rows of each resample."""
 
     queries: int
+    """Number of queries."""
     strata: tuple[tuple[NDArray[np.int64], int], ...]
-    """Rows of each set, in the order of its frames, and the length of its blocks."""
+    """Rows of each dataset, in the order of its frames, and the length of its blocks."""
     resamples: int
+    """Number of resamples."""
     seed: int
+    """Random seed."""
 
     @classmethod
     def of(
         cls,
         queries: int,
         *,
-        strata: NDArray[Any] | None = None,
-        block: int | Mapping[Any, int] = 1,
+        strata: npt.ArrayLike | None = None,
+        block: int | Mapping[int, int] | Mapping[str, int] = 1,
         resamples: int = 1000,
         seed: int = 0,
     ) -> Resampling:
-        """Plan the resamples of so many queries.
+        """Plan the resamples.
 
-        ``strata`` names the set of each query; every resample then holds as many queries of each set as there
-        are. ``block`` is 1 for independent queries and at least ``ROUTE_BLOCK`` for consecutive frames
-        (moving blocks: any run of that many frames is as likely as any other); a mapping gives it for each
-        set.
+        Args:
+            queries: Number of queries.
+            strata: Dataset of each query. Every resample then contains the same number of queries per
+                dataset as the data. Default: one dataset.
+            block: Length of the blocks, for all datasets or per dataset: 1 for independent queries, at least
+                ``ROUTE_BLOCK`` for consecutive frames. Blocks move: every run of frames is equally likely.
+            resamples: Number of resamples, up to 1,000,000.
+            seed: Random seed, 0 or more.
+
+        Returns:
+            The plan.
+
+        Raises:
+            KappaPlaceError: If an argument is out of range, or a route has fewer frames than two blocks.
         """
-        if queries < 1 or not 1 <= resamples <= MOST_RESAMPLES or seed < 0:
-            raise KappaPlaceError(
-                f"A bootstrap needs queries and resamples (1 to {MOST_RESAMPLES:,}) and a seed ≥ 0, got "
-                f"{queries}, {resamples} and {seed}."
-            )
+        within(queries, "queries", 1)
+        within(resamples, "resamples", 1, MOST_RESAMPLES)
+        within(seed, "seed", 0)
         labels = np.zeros(queries, dtype=np.int64) if strata is None else np.asarray(strata)
         if labels.shape != (queries,):
-            raise KappaPlaceError(f"Strata name the set of each of {queries} queries, got {labels.shape}.")
+            raise KappaPlaceError(f"strata must have shape ({queries},), got {labels.shape}.")
         parts = []
         for label in np.unique(labels).tolist():
             rows = np.flatnonzero(labels == label)
             if isinstance(block, Mapping) and label not in block:
-                raise KappaPlaceError(f"The bootstrap needs a block length for the set {label!r}.")
+                raise KappaPlaceError(f"block must contain a length for the dataset {label!r}.")
             length = block[label] if isinstance(block, Mapping) else block
-            if length < 1:
-                raise KappaPlaceError(f"A block holds at least one query, got {length}.")
+            within(length, "block", 1)
             if length > 1 and len(rows) < 2 * length:
                 raise KappaPlaceError(
-                    f"A route of {len(rows)} frames is too short for blocks of {length}; it needs two."
+                    f"A route of {len(rows)} frames is too short for blocks of {length}. "
+                    "Pass a smaller block."
                 )
             parts.append((rows, length))
         return cls(queries, tuple(parts), resamples, seed)
 
     def rows(self) -> Iterator[NDArray[np.int64]]:
-        """The rows of one resample after the other; the same ones each time."""
+        """Draw the rows of all resamples, the same rows for every call.
+
+        Yields:
+            Row numbers of one resample, in the order of the datasets.
+        """
         rng = np.random.default_rng(self.seed)
         for _ in range(self.resamples):
             yield np.concatenate([rows[_draw(rng, len(rows), block)] for rows, block in self.strata])
 
 
 def _draw(rng: np.random.Generator, queries: int, block: int) -> NDArray[np.int64]:
-    """Positions of one resample of a set: blocks from anywhere, the last one cut to fit."""
+    """Draw positions in a dataset: blocks from anywhere, the last one cut to fit."""
     starts = rng.integers(0, queries - block + 1, -(-queries // block))
     return (starts[:, None] + np.arange(block)).ravel()[:queries]
 
 
 class Interval(NamedTuple):
-    """A metric and where it would lie for other queries of the same kind."""
+    """A metric and its confidence interval."""
 
     value: float
+    """The metric of the data."""
     low: float
+    """Lower end of the interval."""
     high: float
+    """Upper end of the interval."""
     undefined: int
-    """Resamples in which the metric does not exist (all right, say); they are left out."""
+    """Resamples without a value (for example, all queries are correct); they are ignored."""
 
 
 class Comparison(NamedTuple):
-    """One metric of A minus the same of B, on the same resamples."""
+    """A metric of A minus the same metric of B, on the same resamples."""
 
     difference: float
+    """The difference for the data."""
     low: float
+    """Lower end of the confidence interval of the difference."""
     high: float
+    """Upper end of the confidence interval of the difference."""
     p_value: float
-    """Two-sided, of "no difference"; where it is small, the sign of the difference says which is better."""
+    """Two-sided p-value of "no difference"."""
     undefined: int
+    """Resamples without a value for A or B; they are ignored."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,24 +143,43 @@ class Replicates:
     """A metric of the data and of each resample."""
 
     value: float
+    """The metric of the data."""
     samples: NDArray[np.float64]
+    """The metric of each resample; NaN if undefined."""
     plan: Resampling
+    """The plan that drew the resamples."""
 
     def interval(self, level: float = 0.95) -> Interval:
-        """The percentile interval; NaN where the metric is undefined."""
+        """Compute the percentile interval.
+
+        Args:
+            level: Confidence level.
+
+        Returns:
+            The interval; NaN if the metric is undefined.
+        """
         return Interval(self.value, *_limits(self.value, self.samples, level))
 
 
 def bootstrap_many(
-    metrics: Callable[..., Mapping[str, float]], arrays: Sequence[NDArray[Any]], plan: Resampling
+    metrics: Callable[..., Mapping[str, float]], arrays: Arrays, plan: Resampling
 ) -> dict[str, Replicates]:
-    """Several metrics on the same resamples, from a function that computes them together.
+    """Compute several metrics on the same resamples, with a function that returns all of them.
 
-    ``arrays`` hold one row a query and are given to the function in this order.
+    Args:
+        metrics: Returns the metrics by name, from the arrays as arguments.
+        arrays: Arrays with one row per query.
+        plan: The resamples.
+
+    Returns:
+        Each metric, for the data and for every resample.
+
+    Raises:
+        KappaPlaceError: If an array does not have one row per query of the plan.
     """
     for array in arrays:
         if len(array) != plan.queries:
-            raise KappaPlaceError(f"The plan resamples {plan.queries} queries, got an array of {len(array)}.")
+            raise KappaPlaceError(f"arrays must have {plan.queries} rows, as the plan, got {len(array)}.")
     values = metrics(*arrays)
     samples = np.empty((len(values), plan.resamples))
     for i, rows in enumerate(plan.rows()):
@@ -146,8 +191,16 @@ def bootstrap_many(
     }
 
 
-def bootstrap(metric: Callable[..., float], arrays: Sequence[NDArray[Any]], plan: Resampling) -> Replicates:
-    """One metric on every resample.
+def bootstrap(metric: Callable[..., float], arrays: Arrays, plan: Resampling) -> Replicates:
+    """Compute one metric on every resample.
+
+    Args:
+        metric: Returns the metric, from the arrays as arguments.
+        arrays: Arrays with one row per query.
+        plan: The resamples.
+
+    Returns:
+        The metric, for the data and for every resample.
 
     >>> success = np.arange(50) < 40
     >>> bootstrap(np.mean, (success,), Resampling.of(50, resamples=200)).interval().value
@@ -157,10 +210,21 @@ def bootstrap(metric: Callable[..., float], arrays: Sequence[NDArray[Any]], plan
 
 
 def compare(a: Replicates, b: Replicates, level: float = 0.95) -> Comparison:
-    """Whether A differs from B, from replicates of one plan.
+    """Test whether a metric of A differs from the same metric of B.
 
-    The p-value is twice the share of resamples in which the difference has the other sign (or is zero),
-    counting the data itself as one of them, so it is never 0.
+    The p-value is twice the fraction of resamples in which the difference has the other sign or is zero. The
+    data itself counts as one of them, so it is never 0.
+
+    Args:
+        a: Replicates of A.
+        b: Replicates of B, from the same plan.
+        level: Confidence level of the interval.
+
+    Returns:
+        The difference A − B with its interval and p-value.
+
+    Raises:
+        KappaPlaceError: If the plans differ.
     """
     if a.plan is not b.plan:
         raise KappaPlaceError("Only replicates of the same resampling plan can be paired.")
@@ -176,19 +240,34 @@ def compare(a: Replicates, b: Replicates, level: float = 0.95) -> Comparison:
 
 def paired_bootstrap(
     metric: Callable[..., float],
-    a: Sequence[NDArray[Any]],
-    b: Sequence[NDArray[Any]],
+    a: Arrays,
+    b: Arrays,
     plan: Resampling,
     level: float = 0.95,
 ) -> Comparison:
-    """Whether the metric of A's arrays differs from that of B's arrays for the same queries."""
+    """Test whether a metric differs between two results for the same queries.
+
+    Args:
+        metric: Returns the metric, from the arrays of one result as arguments.
+        a: Arrays of A, with one row per query.
+        b: Arrays of B.
+        plan: The resamples.
+        level: Confidence level of the interval.
+
+    Returns:
+        The difference A − B with its interval and p-value.
+    """
     return compare(bootstrap(metric, a, plan), bootstrap(metric, b, plan), level)
 
 
-def holm(p_values: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
-    """Holm's correction: p-values that may be compared with the level although several were computed.
+def holm(p_values: npt.ArrayLike) -> NDArray[np.float64]:
+    """Correct several p-values for multiple comparisons, by Holm's method.
 
-    NaN (an undefined comparison) stays NaN and is not counted.
+    Args:
+        p_values: The p-values; NaN (an undefined comparison) stays NaN and is not counted.
+
+    Returns:
+        Corrected p-values, which can be compared with the significance level.
 
     >>> holm([0.01, 0.04, 0.03]).round(3)
     array([0.03, 0.06, 0.06])
@@ -202,8 +281,7 @@ def holm(p_values: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]
 
 
 def _limits(value: float, samples: NDArray[np.float64], level: float) -> tuple[float, float, int]:
-    if not 0 < level < 1:
-        raise KappaPlaceError(f"The level of an interval lies between 0 and 1, got {level}.")
+    share(level, "level")
     defined = samples[np.isfinite(samples)]
     undefined = len(samples) - len(defined)
     if not np.isfinite(value) or not len(defined):

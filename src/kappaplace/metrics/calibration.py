@@ -1,4 +1,4 @@
-"""ECE@K as the paper defines it: equal-width bins over the score, expected success falling from 1 to 0."""
+"""ECE@K as the paper defines it: equal-width bins of the score, with expected success from 1 down to 0."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.checks import checked_hits, checked_scores
+from kappaplace.checks import checked_hits, outcomes, within
 from kappaplace.errors import KappaPlaceError
 
 BINS = 10
@@ -18,32 +18,43 @@ BOTH_TAILS: Clamp = (1.0, 99.0)
 UPPER_TAIL: Clamp = (None, 99.0)
 """Percentile clamp of one-sided scores: L2, PA, SUE."""
 NO_CLAMP: Clamp = (None, None)
-"""With ``zoom``: the protocol of STUN."""
+"""No clamp; together with ``zoom`` this is the protocol of STUN."""
 ZOOM_PER_MILLE = 1
-"""Zooming stops once the last bin holds more than this many of a thousand queries."""
+"""Zooming stops when the last bin contains more than this many of a thousand queries."""
 
 
 class ReliabilityCurve(NamedTuple):
-    """Observed against expected success in each bin, from the most certain to the least certain."""
+    """Observed and expected success in each bin, from the most certain to the least certain."""
 
     edges: NDArray[np.float64]
+    """Edges of the bins, one more than bins."""
     counts: NDArray[np.int64]
+    """Queries in each bin."""
     observed: NDArray[np.float64]
-    """Share of successes in each bin; NaN where a bin is empty."""
+    """Fraction of correct queries in each bin; NaN for an empty bin."""
     expected: NDArray[np.float64]
+    """Expected fraction of correct queries in each bin."""
     outside: int = 0
-    """Queries above the top edge: only zooming leaves any. They add no gap, but count among all queries."""
+    """Queries above the top edge, which only zooming causes. They add no gap but count among all queries."""
 
     @property
     def error(self) -> float:
-        """The expected calibration error: mean gap, weighted by the bins' counts."""
+        """Expected calibration error: mean gap, weighted by the counts of the bins."""
         filled = self.counts > 0
         gap = np.abs(self.observed - self.expected)[filled]
         return float((gap * self.counts[filled]).sum() / (self.counts.sum() + self.outside))
 
 
 def clamp_tails(uncertainty: NDArray[np.float64], clamp: Clamp) -> NDArray[np.float64]:
-    """Pull the tails in to these percentiles; clamped scores stay in the end bins, so every query counts."""
+    """Clamp scores to percentiles; clamped scores stay in the end bins, so every query counts.
+
+    Args:
+        uncertainty: Scores.
+        clamp: Lower and upper percentile; None leaves a side open.
+
+    Returns:
+        The clamped scores.
+    """
     return np.clip(uncertainty, *_limits(np.sort(uncertainty), clamp))
 
 
@@ -54,19 +65,32 @@ def reliability_curve(
     bins: int = BINS,
     zoom: bool = False,
 ) -> ReliabilityCurve:
-    """Bin queries (or pairs) by uncertainty and compare the success in each bin with what is expected of it.
+    """Bin queries (or pairs) by uncertainty, and compare observed with expected success in each bin.
 
-    Bins have equal width; a score on an inner edge belongs to the bin on its right, the last bin is closed.
-    A constant score says nothing, so all of it lies in the last, least certain bin.
+    Bins have equal width. A score on an inner edge belongs to the bin on its right; the last bin is closed.
+    A constant score contains no information, so all queries are in the last, least certain bin.
 
-    Zoom binning lowers the top edge along the grid until the last bin holds more than 0.1 % of the queries,
-    and spreads the bins anew below it; what lies above falls out of the sum, but not out of N. Where no edge
-    of the grid does it, the grid stays as it is; a crowd on the lowest score may leave nothing but it.
+    Zoom binning lowers the top edge along the grid until the last bin contains more than 0.1% of the queries,
+    and spreads the bins below the new edge. Queries above it leave the sum but still count in N. If no edge
+    of the grid is low enough, the grid is unchanged; many queries at the lowest score may remain alone.
+
+    Args:
+        uncertainty: Uncertainty of each query, N; higher means less certain.
+        success: Whether each query is correct, N booleans.
+        clamp: Lower and upper percentile that the scores are clamped to; None leaves a side open.
+        bins: Number of bins.
+        zoom: Use zoom binning.
+
+    Returns:
+        The bins with their observed and expected success.
+
+    Raises:
+        KappaPlaceError: If a score is not finite, the shapes differ or bins is below 2.
     """
-    scores, outcome = checked_scores(uncertainty, success)
-    every, right = np.sort(scores), np.sort(scores[outcome])
+    scores, outcome = outcomes(uncertainty, success)
+    every, correct = np.sort(scores), np.sort(scores[outcome])
     limits = _limits(every, clamp)
-    return _curve(np.clip(every, *limits), np.clip(right, *limits), bins, zoom)
+    return _curve(np.clip(every, *limits), np.clip(correct, *limits), bins, zoom)
 
 
 def expected_calibration_error(
@@ -76,7 +100,20 @@ def expected_calibration_error(
     bins: int = BINS,
     zoom: bool = False,
 ) -> float:
-    """ECE@K, where ``success`` says whether R@K holds for each query.
+    """Compute ECE@K, the error of `reliability_curve`.
+
+    Args:
+        uncertainty: Uncertainty of each query, N; higher means less certain.
+        success: Whether a positive is among the K best matches of each query, N booleans.
+        clamp: Lower and upper percentile that the scores are clamped to; None leaves a side open.
+        bins: Number of bins.
+        zoom: Use zoom binning, see `reliability_curve`.
+
+    Returns:
+        The expected calibration error, in [0, 1].
+
+    Raises:
+        KappaPlaceError: If a score is not finite, or the shapes differ.
 
     >>> scores = np.linspace(0, 1, 100)
     >>> round(expected_calibration_error(scores, scores < 0.5, (None, None)), 3)
@@ -88,16 +125,25 @@ def expected_calibration_error(
 def match_pairs(
     uncertainty: NDArray[np.floating], hits: NDArray[np.bool_], k: int
 ) -> tuple[NDArray[np.floating], NDArray[np.bool_]]:
-    """The k·N pairs of the k best matches as two flat arrays; any metric of scores takes them.
+    """Return the k·N pairs of the k best matches as two flat arrays, for any metric of scores.
 
-    Both inputs are N×K: the uncertainty of each match, and whether it is a positive.
+    Args:
+        uncertainty: Uncertainty of each match, N×K.
+        hits: Whether each match is a positive, N×K booleans, best match first.
+        k: Number of matches per query.
+
+    Returns:
+        Uncertainty and success of each pair.
+
+    Raises:
+        KappaPlaceError: If the shapes differ or k is out of range.
     """
     scores = np.asarray(uncertainty)
     if scores.shape != np.shape(hits):
         raise KappaPlaceError(
-            f"Match-level metrics need one score a match, got the shapes {scores.shape} and {np.shape(hits)}."
+            f"Match-level metrics need one score per match, got shapes {scores.shape} and {np.shape(hits)}."
         )
-    top = checked_hits(hits, k, f"Match level at K = {k}")
+    top = checked_hits(hits, k, "match-level calibration")
     return scores[:, :k].ravel(), top.ravel()
 
 
@@ -109,7 +155,21 @@ def match_calibration_error(
     bins: int = BINS,
     zoom: bool = False,
 ) -> float:
-    """Match-level ECE@K: the K·N pairs are pooled, success of a pair is being a positive.
+    """Compute the match-level ECE@K: all k·N pairs together, where a pair is correct if it is a positive.
+
+    Args:
+        uncertainty: Uncertainty of each match, N×K.
+        hits: Whether each match is a positive, N×K booleans, best match first.
+        k: Number of matches per query.
+        clamp: Lower and upper percentile that the scores are clamped to; None leaves a side open.
+        bins: Number of bins.
+        zoom: Use zoom binning, see `reliability_curve`.
+
+    Returns:
+        The expected calibration error, in [0, 1].
+
+    Raises:
+        KappaPlaceError: If the shapes differ, a score is not finite or k is out of range.
 
     >>> match_calibration_error(np.array([[0.0, 1.0]]), np.array([[True, False]]), 2)
     0.0
@@ -118,15 +178,16 @@ def match_calibration_error(
 
 
 class EceSurface(NamedTuple):
-    """ECE for every choice that its definition leaves open."""
+    """ECE for all parameters that its definition does not fix."""
 
     bins: NDArray[np.int64]
+    """Numbers of bins."""
     clamp: NDArray[np.float64]
-    """Percent cut from each clamped tail."""
+    """Percent clamped at each tail."""
     plain: NDArray[np.float64]
-    """clamps × bins, without zoom."""
+    """ECE without zoom, clamps × bins."""
     zoomed: NDArray[np.float64]
-    """clamps × bins, with zoom."""
+    """ECE with zoom, clamps × bins."""
 
 
 def ece_surface(
@@ -136,29 +197,40 @@ def ece_surface(
     bins: Sequence[int] = range(5, 31),
     clamp: Sequence[float] = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0),
 ) -> EceSurface:
-    """How ECE@K moves with the number of bins, the clamp in percent of each tail, and zoom.
+    """Compute ECE@K for several numbers of bins and clamps, with and without zoom.
 
-    ``one_sided`` clamps the upper tail only.
+    Args:
+        uncertainty: Uncertainty of each query, N; higher means less certain.
+        success: Whether each query is correct, N booleans.
+        one_sided: Clamp only the upper tail.
+        bins: Numbers of bins.
+        clamp: Percent of the scores to clamp at each tail.
+
+    Returns:
+        ECE for every combination.
+
+    Raises:
+        KappaPlaceError: If a score is not finite, or the shapes differ.
 
     >>> scores = np.linspace(0, 1, 100)
     >>> ece_surface(scores, scores < 0.5, bins=[5, 10], clamp=[0.0, 1.0]).plain.round(2)
     array([[0.1 , 0.22],
            [0.1 , 0.22]])
     """
-    scores, outcome = checked_scores(uncertainty, success)
-    every, right = np.sort(scores), np.sort(scores[outcome])  # sorted once for all cells
+    scores, outcome = outcomes(uncertainty, success)
+    every, correct = np.sort(scores), np.sort(scores[outcome])  # sorted once for all cells
     values = np.empty((2, len(clamp), len(bins)))
     for i, percent in enumerate(clamp):
         limits = _limits(every, (None if one_sided else percent, 100.0 - percent))
-        clamped, clamped_right = np.clip(every, *limits), np.clip(right, *limits)
+        clamped, clamped_correct = np.clip(every, *limits), np.clip(correct, *limits)
         for j, count in enumerate(bins):
-            values[0, i, j] = _curve(clamped, clamped_right, count, zoom=False).error
-            values[1, i, j] = _curve(clamped, clamped_right, count, zoom=True).error
+            values[0, i, j] = _curve(clamped, clamped_correct, count, zoom=False).error
+            values[1, i, j] = _curve(clamped, clamped_correct, count, zoom=True).error
     return EceSurface(np.array(bins), np.array(clamp, dtype=np.float64), values[0], values[1])
 
 
 def _limits(ordered: NDArray[np.float64], clamp: Clamp) -> tuple[float, float]:
-    """The two percentiles of sorted scores; infinite on a side that is not clamped."""
+    """Return the two percentiles of sorted scores; infinite for a side that is not clamped."""
     lower, upper = clamp
     low = -np.inf if lower is None else _percentile(ordered, lower)
     high = np.inf if upper is None else _percentile(ordered, upper)
@@ -166,29 +238,30 @@ def _limits(ordered: NDArray[np.float64], clamp: Clamp) -> tuple[float, float]:
 
 
 def _percentile(ordered: NDArray[np.float64], percent: float) -> float:
-    """As ``np.percentile``, which would search what is sorted already."""
+    """Return what ``np.percentile`` returns, without sorting again."""
     position = (len(ordered) - 1) * percent / 100
     before = int(position)
     after = min(before + 1, len(ordered) - 1)
     return float(ordered[before] + (ordered[after] - ordered[before]) * (position - before))
 
 
-def _curve(every: NDArray[np.float64], right: NDArray[np.float64], bins: int, zoom: bool) -> ReliabilityCurve:
-    """The curve from the sorted scores of all queries and the sorted scores of the right ones."""
-    if bins < 2:
-        raise KappaPlaceError(f"Calibration needs at least two bins, got {bins}.")
+def _curve(
+    every: NDArray[np.float64], correct: NDArray[np.float64], bins: int, zoom: bool
+) -> ReliabilityCurve:
+    """Return the curve from the sorted scores of all queries, and of the correct queries."""
+    within(bins, "bins", 2)
     edges = np.linspace(every[0], every[-1], bins + 1)
     if zoom:
         edges = _zoomed(every, edges)
     counts = np.diff(_below(every, edges))
-    successes = np.diff(_below(right, edges))
+    successes = np.diff(_below(correct, edges))
     observed = np.divide(successes, counts, out=np.full(bins, np.nan), where=counts > 0)
     outside = len(every) - int(counts.sum())
     return ReliabilityCurve(edges, counts, observed, np.linspace(1.0, 0.0, bins), outside)
 
 
 def _below(scores: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArray[np.int64]:
-    """How many of the sorted scores lie below each edge, or on the top one: the last bin is closed."""
+    """Count the sorted scores below each edge, including those on the top edge: the last bin is closed."""
     below = np.searchsorted(scores, edges, side="left")
     below[-1] = np.searchsorted(scores, edges[-1], side="right")
     return below

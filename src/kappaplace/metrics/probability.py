@@ -1,4 +1,4 @@
-"""Is a probability worth its name? Proper scores and calibration of numbers in [0, 1]."""
+"""Metrics of calibrated probabilities: proper scores and calibration errors."""
 
 from __future__ import annotations
 
@@ -7,37 +7,47 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.checks import checked_probabilities
-from kappaplace.errors import KappaPlaceError
+from kappaplace.checks import checked_probabilities, within
 
 BINS = 15
 LEAST = 1e-12
-"""Probabilities are kept this far from 0 and 1 in the log-loss."""
+"""Smallest distance of probabilities from 0 and 1 in the log-loss."""
 
 
 class MassBins(NamedTuple):
-    """Bins of (nearly) as many queries each; those that ties leave empty are left out."""
+    """Bins with (nearly) equal numbers of queries; bins that are empty because of ties are omitted."""
 
     counts: NDArray[np.int64]
+    """Queries in each bin."""
     probability: NDArray[np.float64]
     """Mean probability in each bin."""
     observed: NDArray[np.float64]
-    """Share of successes in each bin."""
+    """Fraction of correct queries in each bin."""
 
 
 def mass_bins(probability: NDArray[np.floating], success: NDArray[np.bool_], bins: int = BINS) -> MassBins:
-    """Cut the queries, sorted by probability, into equally full bins.
+    """Divide the queries, sorted by probability, into bins of equal size.
 
-    Equal probabilities share a bin, whatever their order: the one that holds the middle of their ranks.
+    Equal probabilities are in the same bin, which is the bin of their middle rank.
+
+    Args:
+        probability: Probability that each query is correct, N values in [0, 1].
+        success: Whether each query is correct, N booleans.
+        bins: Number of bins.
+
+    Returns:
+        The bins.
+
+    Raises:
+        KappaPlaceError: If a probability is not in [0, 1], or the shapes differ.
 
     >>> mass_bins(np.array([0.1, 0.2, 0.8, 0.9]), np.ones(4, bool), 2).probability.round(2)
     array([0.15, 0.85])
     """
     values, outcome = checked_probabilities(probability, success)
-    if bins < 1:
-        raise KappaPlaceError(f"Equal-mass calibration needs at least one bin, got {bins}.")
+    within(bins, "bins", 1)
     _, group, ties = np.unique(values, return_inverse=True, return_counts=True)
-    twice_the_middle = 2 * np.cumsum(ties) - ties  # whole numbers, so no rounding decides
+    twice_the_middle = 2 * np.cumsum(ties) - ties  # integers, so that rounding has no effect
     position = (twice_the_middle * bins // (2 * len(values)))[group]
     counts = np.bincount(position, minlength=bins)
     filled = counts > 0
@@ -48,7 +58,20 @@ def mass_bins(probability: NDArray[np.floating], success: NDArray[np.bool_], bin
 
 
 def equal_mass_ece(probability: NDArray[np.floating], success: NDArray[np.bool_], bins: int = BINS) -> float:
-    """Mean |observed − predicted| over equally full bins. Biased upwards: noise alone makes it positive.
+    """Compute the mean |observed − predicted| over bins of equal size.
+
+    It is biased upwards, because sampling noise makes it positive.
+
+    Args:
+        probability: Probability that each query is correct, N values in [0, 1].
+        success: Whether each query is correct, N booleans.
+        bins: Number of bins.
+
+    Returns:
+        The expected calibration error, in [0, 1].
+
+    Raises:
+        KappaPlaceError: If a probability is not in [0, 1], or the shapes differ.
 
     >>> round(equal_mass_ece(np.array([0.1, 0.2, 0.8, 0.9]), np.array([False, False, True, True]), 2), 3)
     0.15
@@ -58,11 +81,22 @@ def equal_mass_ece(probability: NDArray[np.floating], success: NDArray[np.bool_]
 
 
 def debiased_ece(probability: NDArray[np.floating], success: NDArray[np.bool_], bins: int = BINS) -> float:
-    """Root-mean-square calibration error over equally full bins, less what sampling noise adds to it.
+    """Compute the root-mean-square calibration error over bins of equal size, corrected for sampling noise.
 
-    From each squared gap the estimated variance of the bin's success rate, ȳ(1 − ȳ)/(n − 1), is taken off
-    (Kumar, Liang and Ma, "Verified Uncertainty Calibration", 2019); below zero the result is 0. A bin of one
-    query has no variance to take off.
+    The estimated variance of the bin's success rate, ȳ(1 − ȳ)/(n − 1), is subtracted from each squared gap
+    (Kumar, Liang and Ma, "Verified Uncertainty Calibration", 2019). A negative result becomes 0. A bin with
+    one query has no variance to subtract.
+
+    Args:
+        probability: Probability that each query is correct, N values in [0, 1].
+        success: Whether each query is correct, N booleans.
+        bins: Number of bins.
+
+    Returns:
+        The calibration error, in [0, 1].
+
+    Raises:
+        KappaPlaceError: If a probability is not in [0, 1], or the shapes differ.
 
     >>> debiased_ece(np.full(4, 0.5), np.array([True, True, False, False]))
     0.0
@@ -74,21 +108,32 @@ def debiased_ece(probability: NDArray[np.floating], success: NDArray[np.bool_], 
 
 
 class BrierParts(NamedTuple):
-    """The Brier score and what it is made of: score = reliability − resolution + uncertainty + within."""
+    """The Brier score and its parts: score = reliability − resolution + uncertainty + within."""
 
     score: float
+    """The Brier score."""
     reliability: float
-    """Mean squared gap of predicted and observed success over the bins; 0 is best."""
+    """Mean squared difference of predicted and observed success over the bins; 0 is best."""
     resolution: float
-    """How far the bins' success differs from the average; more is better."""
+    """Mean squared difference of the bins' success from the average; higher is better."""
     uncertainty: float
-    """Variance of success itself: what a constant, right probability scores."""
+    """Variance of success: the score of the best constant probability."""
     within: float
-    """What the bins cannot see: differences of probability inside a bin; 0 where each bin holds one value."""
+    """Effect of different probabilities inside a bin; 0 if each bin contains one value."""
 
 
 def brier(probability: NDArray[np.floating], success: NDArray[np.bool_]) -> float:
-    """Mean squared difference of probability and outcome.
+    """Compute the Brier score: the mean squared difference of probability and outcome.
+
+    Args:
+        probability: Probability that each query is correct, N values in [0, 1].
+        success: Whether each query is correct, N booleans.
+
+    Returns:
+        The score, in [0, 1]; 0 is best.
+
+    Raises:
+        KappaPlaceError: If a probability is not in [0, 1], or the shapes differ.
 
     >>> brier(np.array([0.5, 1.0]), np.array([True, True]))
     0.125
@@ -100,7 +145,18 @@ def brier(probability: NDArray[np.floating], success: NDArray[np.bool_]) -> floa
 def brier_parts(
     probability: NDArray[np.floating], success: NDArray[np.bool_], bins: int = BINS
 ) -> BrierParts:
-    """Murphy's decomposition over equally full bins.
+    """Decompose the Brier score by Murphy's method, over bins of equal size.
+
+    Args:
+        probability: Probability that each query is correct, N values in [0, 1].
+        success: Whether each query is correct, N booleans.
+        bins: Number of bins.
+
+    Returns:
+        The score and its parts.
+
+    Raises:
+        KappaPlaceError: If a probability is not in [0, 1], or the shapes differ.
 
     >>> parts = brier_parts(np.array([0.2, 0.2, 0.8, 0.8]), np.array([False, False, True, False]), 2)
     >>> [round(part, 3) for part in parts]
@@ -117,13 +173,23 @@ def brier_parts(
 
 
 def log_loss(probability: NDArray[np.floating], success: NDArray[np.bool_]) -> float:
-    """Mean of −log of the probability given to what happened, in nats.
+    """Compute the mean of −log of the probability of the actual outcome, in nats.
 
-    Probabilities are kept 1e-12 from 0 and 1, so that one certain error costs 27.6 and not everything.
+    Probabilities are limited to [1e-12, 1 − 1e-12], so that one certain error costs 27.6 instead of infinity.
+
+    Args:
+        probability: Probability that each query is correct, N values in [0, 1].
+        success: Whether each query is correct, N booleans.
+
+    Returns:
+        The log-loss; 0 is best.
+
+    Raises:
+        KappaPlaceError: If a probability is not in [0, 1], or the shapes differ.
 
     >>> round(log_loss(np.array([0.5, 0.5]), np.array([True, False])), 4)
     0.6931
     """
     values, outcome = checked_probabilities(probability, success)
-    given = np.where(outcome, values, 1 - values)
-    return float(-np.log(np.clip(given, LEAST, 1 - LEAST)).mean())
+    likelihood = np.where(outcome, values, 1 - values)
+    return float(-np.log(np.clip(likelihood, LEAST, 1 - LEAST)).mean())

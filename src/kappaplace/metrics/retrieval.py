@@ -1,4 +1,4 @@
-"""How often retrieval is right."""
+"""Metrics of retrieval: recall and average precision."""
 
 from __future__ import annotations
 
@@ -9,16 +9,34 @@ from kappaplace.checks import checked_hits
 from kappaplace.errors import KappaPlaceError
 
 KS = (1, 5, 10)
-"""Depths K at which retrieval and calibration are measured."""
+"""Numbers of matches K for which retrieval and calibration are measured."""
 
 
 def success_at(hits: NDArray[np.bool_], k: int) -> NDArray[np.bool_]:
-    """Whether at least one of the first k matches of each query is a positive; ``hits`` is N×K."""
+    """Check whether a positive is among the k best matches of each query.
+
+    Args:
+        hits: Whether each match is a positive, N×K booleans, best match first.
+        k: Number of matches.
+
+    Returns:
+        N booleans.
+
+    Raises:
+        KappaPlaceError: If k is out of range, or hits are not booleans.
+    """
     return np.any(checked_hits(hits, k, f"R@{k}"), axis=1)
 
 
 def recall_at(hits: NDArray[np.bool_], k: int) -> float:
-    """R@K: the share of queries with a positive among their K best matches.
+    """Compute R@K: the fraction of queries with a positive among their K best matches.
+
+    Args:
+        hits: Whether each match is a positive, N×K booleans, best match first.
+        k: Number of matches.
+
+    Returns:
+        The recall, in [0, 1].
 
     >>> recall_at(np.array([[True, False], [False, True]]), 1)
     0.5
@@ -29,31 +47,47 @@ def recall_at(hits: NDArray[np.bool_], k: int) -> float:
 def average_precision_at(
     hits: NDArray[np.bool_], positives: NDArray[np.integer], k: int
 ) -> NDArray[np.float64]:
-    """AP@K of each query: summed precision at its hits, over the min(K, positives) that could be found.
+    """Compute AP@K of each query: summed precision at its hits, divided by min(K, positives).
 
-    ``positives`` counts the references of the whole map that are right for each query. A query without any
-    counts as a failure (0), as in R@K; drop its row to leave it out.
+    A query without a positive counts as a failure (0), as in R@K. Remove its row to exclude it.
+
+    Args:
+        hits: Whether each match is a positive, N×K booleans, best match first.
+        positives: Number of positives of each query among all references, N integers.
+        k: Number of matches.
+
+    Returns:
+        The average precision of each query, N values in [0, 1].
+
+    Raises:
+        KappaPlaceError: If k is out of range, or a query has more hits than positives.
     """
     top = checked_hits(hits, k, f"mAP@{k}")
     count = np.asarray(positives)
-    found = top.sum(axis=1)
-    if count.shape != found.shape or count.dtype.kind not in "iu":
+    hit_count = top.sum(axis=1)
+    if count.shape != hit_count.shape or count.dtype.kind not in "iu":
         raise KappaPlaceError(
-            f"mAP@{k} needs the number of positives of each of {len(top)} queries, "
-            f"got the shape {count.shape} of {count.dtype}."
+            f"positives must be an integer for each of {len(top)} queries, "
+            f"got {count.dtype} of shape {count.shape}."
         )
-    if (found > count).any():
-        query = int(np.argmax(found > count))
-        raise KappaPlaceError(
-            f"Query {query} has {found[query]} hits in its top {k} but only {count[query]} positives."
-        )
-    found_so_far = np.cumsum(top, axis=1, dtype=np.int32)  # half the memory, half the time
-    precision = (found_so_far * top) @ (1 / np.arange(1, k + 1))  # summed over the hits
+    if (hit_count > count).any():
+        query = int(np.argmax(hit_count > count))
+        raise KappaPlaceError(f"Query {query} has {hit_count[query]} hits but only {count[query]} positives.")
+    hits_so_far = np.cumsum(top, axis=1, dtype=np.int32)  # half the memory, half the time
+    precision = (hits_so_far * top) @ (1 / np.arange(1, k + 1))  # summed over the hits
     return precision / np.maximum(np.minimum(count, k), 1)
 
 
 def mean_average_precision_at(hits: NDArray[np.bool_], positives: NDArray[np.integer], k: int) -> float:
-    """mAP@K: the mean of ``average_precision_at`` over the queries.
+    """Compute mAP@K: the mean of `average_precision_at` over the queries.
+
+    Args:
+        hits: Whether each match is a positive, N×K booleans, best match first.
+        positives: Number of positives of each query among all references, N integers.
+        k: Number of matches.
+
+    Returns:
+        The mean average precision, in [0, 1].
 
     >>> mean_average_precision_at(np.array([[True, False], [False, True]]), np.array([1, 2]), 2)
     0.625

@@ -1,6 +1,6 @@
-"""Queries accepted from the most certain to the least certain: how well does a score find the errors?
+"""Metrics of selective answers: queries are accepted from the most certain to the least certain.
 
-No monotone re-scaling of a score changes any of these metrics.
+A monotone rescaling of the score does not change any of these metrics.
 """
 
 from __future__ import annotations
@@ -10,46 +10,45 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.checks import checked_scores
-from kappaplace.errors import KappaPlaceError
+from kappaplace.checks import outcomes, share
 
 NAN = float("nan")
 RISKS = (0.01, 0.05, 0.10)
-"""The risks at which coverage is reported."""
+"""Risks for which coverage is reported."""
 
 
 class AcceptanceCurve(NamedTuple):
-    """What is accepted at each threshold.
+    """Accepted and correct queries at each threshold.
 
-    Queries of equal uncertainty cannot be told apart, so they are accepted together, as one step: no metric
-    depends on the order in which tied queries are given.
+    Queries with equal uncertainty are accepted together, as one step, so no metric depends on the order of
+    tied queries.
     """
 
     threshold: NDArray[np.float64]
-    """Each value of the uncertainty, ascending; a query is accepted if its uncertainty is not above it."""
+    """Each value of the uncertainty, ascending; a query is accepted if its uncertainty is at most this."""
     accepted: NDArray[np.int64]
     """Queries accepted at each threshold."""
     right: NDArray[np.int64]
-    """Those of them that are right."""
+    """Correct queries among them."""
 
     @property
     def queries(self) -> int:
-        """All queries."""
+        """Number of queries."""
         return int(self.accepted[-1])
 
     @property
     def successes(self) -> int:
-        """All right queries."""
+        """Number of correct queries."""
         return int(self.right[-1])
 
     @property
     def coverage(self) -> NDArray[np.float64]:
-        """Share of the queries that is accepted."""
+        """Fraction of the queries that is accepted."""
         return self.accepted / self.queries
 
     @property
     def risk(self) -> NDArray[np.float64]:
-        """Selective risk: share of the accepted that is wrong."""
+        """Selective risk: fraction of the accepted queries that is incorrect."""
         return (self.accepted - self.right) / self.accepted
 
     @property
@@ -58,10 +57,10 @@ class AcceptanceCurve(NamedTuple):
         failures = self.queries - self.successes
         if self.successes == 0 or failures == 0:
             return NAN
-        wrong = _steps(self.accepted - self.right)
-        # Each wrong query beats the right ones before its step, and half of those that share its step.
-        right_before = self.right - _steps(self.right) / 2
-        return float((wrong * right_before).sum() / (self.successes * failures))
+        incorrect = _steps(self.accepted - self.right)
+        # An incorrect query ranks after the correct ones of earlier steps and half of those of its step.
+        correct_before = self.right - _steps(self.right) / 2
+        return float((incorrect * correct_before).sum() / (self.successes * failures))
 
     @property
     def auc_pr(self) -> float:
@@ -85,25 +84,42 @@ class AcceptanceCurve(NamedTuple):
     @property
     def e_aurc(self) -> float:
         """See ``e_aurc``."""
-        accepted = np.arange(self.successes + 1, self.queries + 1)  # the best order errs only from here on
+        accepted = np.arange(self.successes + 1, self.queries + 1)  # the best order errs only from here
         best = float(((accepted - self.successes) / accepted).sum() / self.queries)
-        return max(0.0, self.aurc - best)  # rounding must not make the best order better than itself
+        return max(0.0, self.aurc - best)  # rounding could make the best order better than itself
 
     @property
     def augrc(self) -> float:
         """See ``augrc``."""
-        wrong = self.accepted - self.right
-        return float((_steps(self.accepted) * (wrong - _steps(wrong) / 2)).sum() / self.queries**2)
+        incorrect = self.accepted - self.right
+        return float((_steps(self.accepted) * (incorrect - _steps(incorrect) / 2)).sum() / self.queries**2)
 
     def coverage_at(self, risk: float) -> float:
-        """See ``coverage_at_risk``."""
+        """Compute the coverage for a risk, see ``coverage_at_risk``.
+
+        Args:
+            risk: Largest fraction of incorrect queries among the accepted ones.
+
+        Returns:
+            The fraction of accepted queries.
+        """
         return float(self.accepted[self.risk <= risk].max(initial=0) / self.queries)
 
 
 def acceptance_curve(uncertainty: NDArray[np.floating], success: NDArray[np.bool_]) -> AcceptanceCurve:
-    """Sort once; all ranking and selective metrics are then properties of the curve.
+    """Sort the queries once; all ranking and selective metrics are properties of the curve.
 
     Tied queries are accepted together.
+
+    Args:
+        uncertainty: Uncertainty of each query, N; higher means less certain.
+        success: Whether each query is correct, N booleans.
+
+    Returns:
+        The curve.
+
+    Raises:
+        KappaPlaceError: If a score is not finite, or the shapes differ.
 
     >>> acceptance_curve(np.array([0.3, 0.1, 0.1]), np.array([False, True, True])).accepted
     array([2, 3])
@@ -111,7 +127,7 @@ def acceptance_curve(uncertainty: NDArray[np.floating], success: NDArray[np.bool
     >>> curve.coverage.tolist(), curve.risk.round(3).tolist()
     ([0.25, 0.5, 0.75, 1.0], [0.0, 0.0, 0.333, 0.25])
     """
-    scores, outcome = checked_scores(uncertainty, success)
+    scores, outcome = outcomes(uncertainty, success)
     order = np.argsort(scores)
     ordered = scores[order]
     last = np.append(np.flatnonzero(ordered[1:] != ordered[:-1]), len(ordered) - 1)  # of each tied group
@@ -119,9 +135,17 @@ def acceptance_curve(uncertainty: NDArray[np.floating], success: NDArray[np.bool
 
 
 def auroc(uncertainty: NDArray[np.floating], success: NDArray[np.bool_]) -> float:
-    """Probability that a right query is less uncertain than a wrong one; ties count half.
+    """Compute the probability that a correct query is less uncertain than an incorrect one; ties count half.
 
-    NaN where all are right or all are wrong: there is nothing to tell apart.
+    Args:
+        uncertainty: Uncertainty of each query, N; higher means less certain.
+        success: Whether each query is correct, N booleans.
+
+    Returns:
+        The area, in [0, 1]; NaN if all queries are correct or all are incorrect.
+
+    Raises:
+        KappaPlaceError: If a score is not finite, or the shapes differ.
 
     >>> auroc(np.array([0.1, 0.2, 0.3]), np.array([True, True, False]))
     1.0
@@ -130,10 +154,20 @@ def auroc(uncertainty: NDArray[np.floating], success: NDArray[np.bool_]) -> floa
 
 
 def auc_pr(uncertainty: NDArray[np.floating], success: NDArray[np.bool_]) -> float:
-    """Area under precision and recall of success (average precision): Σ (recall gained × precision after it).
+    """Compute the area under precision and recall: Σ (recall gained × precision after it).
 
-    A tied group is one step: all its queries take the precision reached once all of them are accepted. A
-    constant score therefore gives exactly ``random_auc_pr``. NaN where no query is right.
+    It is also called average precision. A tied group is one step: all its queries have the precision
+    after the whole group is accepted. A constant score therefore has exactly ``random_auc_pr``.
+
+    Args:
+        uncertainty: Uncertainty of each query, N; higher means less certain.
+        success: Whether each query is correct, N booleans.
+
+    Returns:
+        The area, in [0, 1]; NaN if no query is correct.
+
+    Raises:
+        KappaPlaceError: If a score is not finite, or the shapes differ.
 
     >>> round(auc_pr(np.array([0.1, 0.2, 0.3]), np.array([True, False, True])), 4)
     0.8333
@@ -142,19 +176,35 @@ def auc_pr(uncertainty: NDArray[np.floating], success: NDArray[np.bool_]) -> flo
 
 
 def random_auc_pr(success: NDArray[np.bool_]) -> float:
-    """What AUC-PR is worth without any knowledge: the share of right queries, i.e. R@K itself.
+    """Compute the AUC-PR of a random score: the fraction of correct queries, which is R@K.
+
+    Args:
+        success: Whether each query is correct, N booleans.
+
+    Returns:
+        The fraction.
 
     >>> random_auc_pr(np.array([True, False, True, True]))
     0.75
     """
-    _, outcome = checked_scores(np.zeros(np.shape(success)), success)
+    _, outcome = outcomes(np.zeros(np.shape(success)), success)
     return float(outcome.mean())
 
 
 def recall_at_full_precision(uncertainty: NDArray[np.floating], success: NDArray[np.bool_]) -> float:
-    """R@100%P: the share of the right queries that is accepted before the first wrong one.
+    """Compute R@100%P: the fraction of correct queries that is accepted before the first incorrect one.
 
-    A tied group that holds a wrong query is not accepted at all. NaN where no query is right.
+    A tied group that contains an incorrect query is not accepted.
+
+    Args:
+        uncertainty: Uncertainty of each query, N; higher means less certain.
+        success: Whether each query is correct, N booleans.
+
+    Returns:
+        The recall, in [0, 1]; NaN if no query is correct.
+
+    Raises:
+        KappaPlaceError: If a score is not finite, or the shapes differ.
 
     >>> recall_at_full_precision(np.array([0.1, 0.2, 0.3]), np.array([True, False, True]))
     0.5
@@ -163,10 +213,20 @@ def recall_at_full_precision(uncertainty: NDArray[np.floating], success: NDArray
 
 
 def aurc(uncertainty: NDArray[np.floating], success: NDArray[np.bool_]) -> float:
-    """Area under the risk–coverage curve: the mean selective risk over the N coverages 1/N, 2/N, … 1.
+    """Compute the area under the risk–coverage curve: mean selective risk over the coverages 1/N, 2/N, … 1.
 
-    Inside a tied group every coverage takes the risk at the group's end, so a constant score gives the risk
-    of answering always.
+    Inside a tied group, every coverage has the risk at the end of the group. A constant score therefore has
+    the risk of accepting all queries.
+
+    Args:
+        uncertainty: Uncertainty of each query, N; higher means less certain.
+        success: Whether each query is correct, N booleans.
+
+    Returns:
+        The area, in [0, 1]; lower is better.
+
+    Raises:
+        KappaPlaceError: If a score is not finite, or the shapes differ.
 
     >>> round(aurc(np.array([0.1, 0.2, 0.3]), np.array([True, True, False])), 4)
     0.1111
@@ -175,7 +235,17 @@ def aurc(uncertainty: NDArray[np.floating], success: NDArray[np.bool_]) -> float
 
 
 def e_aurc(uncertainty: NDArray[np.floating], success: NDArray[np.bool_]) -> float:
-    """Excess AURC: AURC minus that of the best order of these queries, all right ones first; never below 0.
+    """Compute the excess AURC: AURC minus the AURC of the best order, with all correct queries first.
+
+    Args:
+        uncertainty: Uncertainty of each query, N; higher means less certain.
+        success: Whether each query is correct, N booleans.
+
+    Returns:
+        The excess, 0 or more; lower is better.
+
+    Raises:
+        KappaPlaceError: If a score is not finite, or the shapes differ.
 
     >>> e_aurc(np.array([0.1, 0.2, 0.3]), np.array([True, True, False]))
     0.0
@@ -184,10 +254,21 @@ def e_aurc(uncertainty: NDArray[np.floating], success: NDArray[np.bool_]) -> flo
 
 
 def augrc(uncertainty: NDArray[np.floating], success: NDArray[np.bool_]) -> float:
-    """Area under generalised risk (share of queries that is accepted and wrong) over coverage, in [0, 1/2].
+    """Compute the area under generalized risk over coverage.
 
-    Joined by straight lines from (0, 0), which is the mean over all orders of a tied group. With accuracy a
-    it is (1 − a)²/2 + a(1 − a)(1 − AUROC): AUROC and accuracy in one number.
+    Generalized risk is the fraction of queries that is accepted and incorrect. Steps are joined by straight
+    lines from (0, 0), which is the mean over all orders of a tied group. With accuracy a, the area is
+    (1 − a)²/2 + a(1 − a)(1 − AUROC): AUROC and accuracy in one number.
+
+    Args:
+        uncertainty: Uncertainty of each query, N; higher means less certain.
+        success: Whether each query is correct, N booleans.
+
+    Returns:
+        The area, in [0, 1/2]; lower is better.
+
+    Raises:
+        KappaPlaceError: If a score is not finite, or the shapes differ.
 
     >>> round(augrc(np.array([0.1, 0.2, 0.3]), np.array([True, True, False])), 4)
     0.0556
@@ -196,19 +277,29 @@ def augrc(uncertainty: NDArray[np.floating], success: NDArray[np.bool_]) -> floa
 
 
 def coverage_at_risk(uncertainty: NDArray[np.floating], success: NDArray[np.bool_], risk: float) -> float:
-    """The largest share of queries, most certain first, of which at most the share ``risk`` is wrong.
+    """Compute the largest coverage with a risk of at most ``risk``.
 
-    Chosen on the very queries it is measured on, so it describes them and promises nothing for others. Tied
-    queries are accepted together; 0 where even the first step is too risky.
+    The threshold is selected on the same queries, so the result describes them and guarantees nothing for
+    other queries. Tied queries are accepted together.
+
+    Args:
+        uncertainty: Uncertainty of each query, N; higher means less certain.
+        success: Whether each query is correct, N booleans.
+        risk: Largest fraction of incorrect queries among the accepted ones.
+
+    Returns:
+        The fraction of accepted queries; 0 if even the most certain ones exceed the risk.
+
+    Raises:
+        KappaPlaceError: If risk is not in [0, 1], a score is not finite, or the shapes differ.
 
     >>> coverage_at_risk(np.array([0.1, 0.2, 0.3, 0.4]), np.array([True, True, False, True]), 0.25)
     1.0
     """
-    if not 0 <= risk <= 1:
-        raise KappaPlaceError(f"A risk lies between 0 and 1, got {risk}.")
+    share(risk, "risk", ends=True)
     return acceptance_curve(uncertainty, success).coverage_at(risk)
 
 
 def _steps(cumulative: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How much each step adds."""
+    """Return the increase of each step."""
     return np.diff(cumulative, prepend=0)

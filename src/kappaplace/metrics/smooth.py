@@ -1,12 +1,12 @@
 """Smooth ECE (Błasiok and Nakkiran, "Smooth ECE", 2023): calibration of probabilities without bins.
 
 The residuals y − p are smoothed over p with a Gaussian of width σ that is reflected at 0 and 1, and the
-absolute value of the result r(t) is integrated over t. That value falls as σ grows; the smooth ECE is the σ
-that equals it.
+absolute value of the result r(t) is integrated over t. The integral decreases with σ. The smooth ECE is the σ
+that is equal to the integral.
 
 The reflected Gaussian is the heat kernel of [0, 1], so smoothing multiplies the k-th cosine coefficient of
-the residuals by exp(−(πkσ)²/2). The coefficients are found once, in time linear in the queries, and each σ
-then costs two short Fourier transforms.
+the residuals by exp(−(πkσ)²/2). The coefficients are computed once, in time linear in the queries; each σ
+then needs two short Fourier transforms.
 """
 
 from __future__ import annotations
@@ -19,15 +19,24 @@ from kappaplace.checks import checked_probabilities
 CELLS = 2048
 """Cells of the grid on [0, 1]."""
 FINEST = 2.5 / CELLS
-"""Narrowest kernel. At 2.5 cells a Gaussian holds nothing (4e-14) that the grid cannot represent."""
+"""Narrowest kernel. At 2.5 cells, the grid represents a Gaussian to 4e-14."""
 REACH = 20
-"""Cells to each side on which that kernel is evaluated: 8 σ, beyond which it is below 1e-13."""
+"""Cells to each side on which this kernel is evaluated: 8 σ, where it falls below 1e-13."""
 
 
 def smooth_ece(probability: NDArray[np.floating], success: NDArray[np.bool_]) -> float:
-    """The smooth ECE of calibrated probabilities, in [0, 1].
+    """Compute the smooth ECE of calibrated probabilities.
 
-    Below 0.0012, the width of the finest kernel, the value with that kernel is given.
+    Args:
+        probability: Probability that each query is correct, N values in [0, 1].
+        success: Whether each query is correct, N booleans.
+
+    Returns:
+        The smooth ECE, in [0, 1]. Below 0.0012, the width of the narrowest kernel, it is the integral for
+        this kernel.
+
+    Raises:
+        KappaPlaceError: If a probability is not in [0, 1], or the shapes differ.
 
     >>> round(smooth_ece(np.full(4, 0.5), np.array([True, True, True, False])), 6)
     0.25
@@ -48,11 +57,10 @@ def smooth_ece(probability: NDArray[np.floating], success: NDArray[np.bool_]) ->
 
 
 def _cosine_coefficients(at: NDArray[np.float64], mass: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Σ mass·cos(πk·at) for k = 0 … CELLS, each damped as the finest kernel does.
+    """Return Σ mass·cos(πk·at) for k = 0 … CELLS, damped by the narrowest kernel.
 
-    The circle of circumference 2 stands for [0, 1] and its mirror image; the real part of a transform on it
-    is the same as reflecting. Spreading by the kernel itself, not by rounding to the grid, is what keeps this
-    exact.
+    The circle of circumference 2 represents [0, 1] and its mirror image; the real part of a transform on it
+    is equivalent to reflection. Spreading with the kernel, instead of rounding to the grid, keeps it exact.
     """
     position = at * CELLS
     cell = np.rint(position).astype(np.int64)
@@ -65,11 +73,10 @@ def _cosine_coefficients(at: NDArray[np.float64], mass: NDArray[np.float64]) -> 
 
 
 def _smoothed_error(coefficients: NDArray[np.float64], width: float) -> float:
-    """∫|r(t)|dt for the kernel of this width.
+    """Return ∫|r(t)|dt for a kernel width.
 
-    Between two sign changes the integral is a difference of r's antiderivative R, so only the signs need
-    care: where r changes sign within a cell, R at the crossing comes from the cubic through R and r at both
-    ends.
+    Between two sign changes, the integral is a difference of r's antiderivative R. If r changes sign within a
+    cell, R at the crossing comes from the cubic through R and r at both ends of the cell.
     """
     k = np.arange(CELLS + 1)
     damped = coefficients * np.exp(-0.5 * (np.pi * k) ** 2 * (width**2 - FINEST**2))

@@ -1,6 +1,6 @@
-"""Every metric of a score, or of a probability, at once, and several sets evaluated as one.
+"""All metrics of a score or of a probability, and metrics over several datasets.
 
-A score is sorted once for all its metrics, so that a bootstrap stays fast.
+A score is sorted once for all its metrics, so that a bootstrap is fast.
 """
 
 from __future__ import annotations
@@ -12,13 +12,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.errors import KappaPlaceError
+from kappaplace.metrics.bootstrap import Arrays
 from kappaplace.metrics.probability import BINS, brier_parts, debiased_ece, equal_mass_ece, log_loss
 from kappaplace.metrics.selective import RISKS, acceptance_curve
 from kappaplace.metrics.smooth import smooth_ece
 
 
 def score_summary(uncertainty: NDArray[np.floating], success: NDArray[np.bool_]) -> dict[str, float]:
-    """All metrics that no monotone re-scaling of the uncertainty can move.
+    """Compute all metrics that do not change under a monotone rescaling of the uncertainty.
+
+    Args:
+        uncertainty: Uncertainty of each query, N; higher means less certain.
+        success: Whether each query is correct, N booleans.
+
+    Returns:
+        The metrics by name.
+
+    Raises:
+        KappaPlaceError: If a score is not finite, or the shapes differ.
 
     >>> score_summary(np.array([0.1, 0.2]), np.array([True, False]))["AUROC"]
     1.0
@@ -39,7 +50,18 @@ def score_summary(uncertainty: NDArray[np.floating], success: NDArray[np.bool_])
 def probability_summary(
     probability: NDArray[np.floating], success: NDArray[np.bool_], bins: int = BINS
 ) -> dict[str, float]:
-    """All metrics of calibrated probabilities.
+    """Compute all metrics of calibrated probabilities.
+
+    Args:
+        probability: Probability that each query is correct, N values in [0, 1].
+        success: Whether each query is correct, N booleans.
+        bins: Number of bins.
+
+    Returns:
+        The metrics by name.
+
+    Raises:
+        KappaPlaceError: If a probability is not in [0, 1], or the shapes differ.
 
     >>> probability_summary(np.array([0.5, 0.5]), np.array([True, False]))["Brier"]
     0.25
@@ -59,32 +81,49 @@ def probability_summary(
 
 
 class Pooled(NamedTuple):
-    """The queries of all sets, one set after the other."""
+    """The queries of several datasets, one dataset after the other."""
 
     arrays: tuple[NDArray[Any], ...]
+    """Joined arrays, with one row per query."""
     strata: NDArray[np.int64]
-    """Number of the set that each query came from, for ``Resampling.of``."""
+    """Number of the dataset of each query, for ``Resampling.of``."""
 
 
-def pool(sets: Sequence[Sequence[NDArray[Any]]]) -> Pooled:
-    """Join the arrays of each set; every set gives the same kinds of arrays, with one row a query.
+def pool(sets: Sequence[Arrays]) -> Pooled:
+    """Join the arrays of several datasets.
+
+    Args:
+        sets: Arrays of each dataset, with one row per query, in the same order for every dataset.
+
+    Returns:
+        The joined arrays.
+
+    Raises:
+        KappaPlaceError: If there is no dataset, or the lengths differ.
 
     >>> pooled = pool([(np.array([0.1, 0.2]), np.array([True, False])), (np.array([0.3]), np.array([True]))])
     >>> pooled.arrays[0], pooled.strata
     (array([0.1, 0.2, 0.3]), array([0, 0, 1]))
     """
     if not sets:
-        raise KappaPlaceError("Pooling needs at least one set.")
+        raise KappaPlaceError("sets must contain at least one dataset, got none.")
     for number, arrays in enumerate(sets):
         if len(arrays) != len(sets[0]) or len({len(array) for array in arrays}) != 1:
-            raise KappaPlaceError(f"Set {number} of the pool needs {len(sets[0])} arrays of one length.")
+            raise KappaPlaceError(f"Dataset {number} must have {len(sets[0])} arrays of the same length.")
     joined = tuple(np.concatenate(column) for column in zip(*sets, strict=True))
     strata = np.repeat(np.arange(len(sets)), [len(arrays[0]) for arrays in sets])
     return Pooled(joined, strata)
 
 
-def pooled(metric: Callable[..., float], sets: Sequence[Sequence[NDArray[Any]]]) -> float:
-    """A metric over the queries of all sets: not a mean over sets, so a large set weighs more.
+def pooled(metric: Callable[..., float], sets: Sequence[Arrays]) -> float:
+    """Compute a metric over the queries of all datasets, in which a large dataset has more weight.
+
+    Args:
+        metric: Returns the metric, from the joined arrays as arguments.
+        sets: Arrays of each dataset, see `pool`.
+
+    Returns:
+        The metric.
 
     >>> pooled(lambda success: success.mean(), [(np.array([True, True, True]),), (np.array([False]),)])
     0.75

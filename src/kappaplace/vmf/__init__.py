@@ -1,11 +1,12 @@
-"""The von Mises-Fisher distribution on the unit sphere, alone: no images, no models, no I/O.
+"""The von Mises-Fisher distribution on the unit sphere: mathematics only, no images, models or files.
 
     p(z; μ, κ) = C_d(κ) · exp(κ μᵀz),     z, μ unit vectors in R^d,  κ > 0
 
-`amos` holds the cheap closed form that training uses, `bessel` the exact Bessel functions, `density` what is
-built on either of them, `sampling` random draws and the product of several distributions.
+`amos` has the fast closed form that training uses and `bessel` the exact Bessel functions. `density` builds
+on either of them. `sampling` draws samples and multiplies several distributions.
 
-Half-precision inputs are computed in, and returned as, float32: κ up to 1e6 does not fit into float16.
+Half-precision inputs are computed in float32 and returned as float32, because κ up to 1e6 does not fit into
+float16.
 """
 
 from kappaplace.vmf.amos import bessel_ratio, log_partition

@@ -1,13 +1,12 @@
-"""The Amos form: a closed-form upper bound of the Bessel ratio, and its integral as log-partition.
+"""The Amos form: a closed-form upper bound of the Bessel ratio, and its integral, the log-partition.
 
 With ṽ = (d − 1)/2 and s = √(κ² + ṽ²) the ratio is κ/(ṽ + s) and its integral from 0 is
 
     Ψ(κ) = (s − ṽ) − ṽ·log((s + ṽ)/(2ṽ)).
 
-Every expression below is rewritten so that no two large numbers are subtracted, and every derivative is given
-by hand for the same reason: automatic differentiation would bring the subtraction back. The functions with
-`order` take ṽ itself; `bessel` reuses them at other orders. `check_dim` and `working` prepare
-the arguments of every function of this package.
+Every expression below avoids subtracting two large numbers. Derivatives are written out for the same reason:
+automatic differentiation would subtract again. Functions with `order` take ṽ itself; `bessel` reuses them at
+other orders. `check_dim` and `as_tensors` prepare the arguments of all functions of this package.
 """
 
 from __future__ import annotations
@@ -25,17 +24,15 @@ Curve = Callable[[Tensor, float], Tensor]
 
 
 def check_dim(dim: int) -> None:
-    """Refuse a dimension in which there is no sphere with a tangent direction."""
+    """Fail for a dimension without a sphere that has tangent directions."""
     if dim < 2 or dim % 1 != 0:
-        raise KappaPlaceError(
-            f"The dimension of a von Mises-Fisher distribution must be 2 or more, got {dim}."
-        )
+        raise KappaPlaceError(f"dim must be an integer of at least 2, got {dim}.")
 
 
-def working(*values: Tensor | float) -> list[Tensor]:
-    """The values as tensors of one dtype, never below float32 (also inside autocast).
+def as_tensors(*values: Tensor | float) -> list[Tensor]:
+    """Return the values as tensors of the same dtype, at least float32 (also inside autocast).
 
-    Python numbers follow the tensors beside them, and are float64 when there is no tensor.
+    Python numbers take the dtype of the tensors, or float64 if there is no tensor.
     """
     tensors = [value for value in values if isinstance(value, Tensor)]
     if not tensors:
@@ -49,9 +46,9 @@ def working(*values: Tensor | float) -> list[Tensor]:
 
 
 class _WithDerivative(torch.autograd.Function):
-    """A function of κ whose derivative is a second given function, differentiable in turn.
+    """A function of κ with a second function as its derivative, which is differentiable too.
 
-    It has no forward-mode rule: torch.compile refuses functions with one.
+    It has no forward-mode rule, because torch.compile rejects functions with one.
     """
 
     generate_vmap_rule = True
@@ -72,55 +69,82 @@ class _WithDerivative(torch.autograd.Function):
 
 
 def with_derivative(kappa: Tensor, order: float, value: Curve, derivative: Curve) -> Tensor:
-    """value(kappa, order), with derivative(kappa, order) as its gradient in kappa."""
+    """Return value(kappa, order), with derivative(kappa, order) as its gradient in κ.
+
+    Args:
+        kappa: Concentration.
+        order: ṽ.
+        value: The function.
+        derivative: Its derivative in κ, differentiable.
+    """
     return _WithDerivative.apply(kappa, order, value, derivative)
 
 
 def bessel_ratio(kappa: Tensor | float, dim: int) -> Tensor:
-    """Mean cosine to μ at concentration κ in the Amos form, κ/(ṽ + √(κ² + ṽ²)): in [0, 1), rising in κ.
+    """Return the mean cosine to μ at concentration κ in the Amos form, κ/(ṽ + √(κ² + ṽ²)).
+
+    Args:
+        kappa: Concentration κ ≥ 0, any shape.
+        dim: Length of the descriptors, at least 2.
+
+    Returns:
+        The ratio, in [0, 1), increasing in κ; shape of kappa.
+
+    Raises:
+        KappaPlaceError: If dim is below 2.
 
     >>> round(bessel_ratio(100.0, 512).item(), 4)
     0.1887
     """
     check_dim(dim)
-    (kappa,) = working(kappa)
+    (kappa,) = as_tensors(kappa)
     return ratio(kappa, (dim - 1) / 2)
 
 
 def log_partition(kappa: Tensor | float, dim: int) -> Tensor:
-    """Ψ(κ), the integral of `bessel_ratio` from 0 to κ: convex, 0 at κ = 0, its gradient is `bessel_ratio`.
+    """Return Ψ(κ), the integral of `bessel_ratio` from 0 to κ.
+
+    Args:
+        kappa: Concentration κ ≥ 0, any shape.
+        dim: Length of the descriptors, at least 2.
+
+    Returns:
+        Ψ: convex, 0 at κ = 0, with `bessel_ratio` as its gradient; shape of kappa.
+
+    Raises:
+        KappaPlaceError: If dim is below 2.
 
     >>> round(log_partition(100.0, 512).item(), 4)
     9.6063
     """
     check_dim(dim)
-    (kappa,) = working(kappa)
+    (kappa,) = as_tensors(kappa)
     return partition(kappa, (dim - 1) / 2)
 
 
 def ratio(kappa: Tensor, order: float) -> Tensor:
-    """κ/(ṽ + s)."""
+    """Return κ/(ṽ + s)."""
     return with_derivative(kappa, order, _ratio, slope)
 
 
 def ratio_gap(kappa: Tensor, order: float) -> Tensor:
-    """1 − ratio, to full relative precision however close the ratio is to 1."""
+    """Return 1 − ratio, to full relative precision even for a ratio close to 1."""
     return with_derivative(kappa, order, _ratio_gap, _minus_slope)
 
 
 def slope(kappa: Tensor, order: float) -> Tensor:
-    """Derivative of the ratio, ṽ/(s(ṽ + s))."""
+    """Return the derivative of the ratio, ṽ/(s(ṽ + s))."""
     s = _root(kappa, order)
     return order / (s * (order + s))
 
 
 def partition(kappa: Tensor, order: float) -> Tensor:
-    """Ψ(κ)."""
+    """Return Ψ(κ)."""
     return with_derivative(kappa, order, _partition, ratio)
 
 
 def partition_gap(kappa: Tensor, order: float) -> Tensor:
-    """κ − Ψ(κ), to full relative precision: Ψ comes close to κ when κ is large."""
+    """Return κ − Ψ(κ), to full relative precision even for large κ, where Ψ is close to κ."""
     return with_derivative(kappa, order, _partition_gap, ratio_gap)
 
 

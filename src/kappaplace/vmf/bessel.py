@@ -1,10 +1,10 @@
-"""The exact Bessel ratio and log-partition, for any dimension and concentration, in float64 throughout.
+"""The exact Bessel ratio and log-partition for any dimension and concentration, in float64.
 
 One algorithm covers the whole range. Debye's uniform expansion (DLMF 10.41) of I_ν(x) is accurate to rounding
 once ν ≥ 64; in its leading term it is the Amos form with ṽ = ν, so this file adds only the correction. Lower
-orders are reached by the recurrence r_{ν−1} = 1/(2ν/x + r_ν) of the ratio r_ν = I_{ν+1}(x)/I_ν(x), which is
-stable in that direction. All sums have terms of one sign or start at the small quantity itself, so that the
-relative precision holds down to κ = 1e-6 and below, where Ψ ≈ κ²/(2d).
+orders come from the recurrence r_{ν−1} = 1/(2ν/x + r_ν) of the ratio r_ν = I_{ν+1}(x)/I_ν(x), which is
+stable in that direction. All sums have terms of the same sign or start at the small quantity itself, so the
+relative precision is kept down to κ = 1e-6 and below, where Ψ ≈ κ²/(2d).
 """
 
 from __future__ import annotations
@@ -16,37 +16,57 @@ import torch
 from torch import Tensor
 
 from kappaplace.vmf import amos
-from kappaplace.vmf.amos import check_dim, working
+from kappaplace.vmf.amos import as_tensors, check_dim
 
-LOWEST_ORDER = 64  # Debye's expansion is used from this order upwards
-TERMS = 7  # terms after the leading one; the first neglected one is below 1e-14 at order 64
-TINY = 1e-100  # keeps 1/x finite at κ = 0, and is lost in rounding everywhere else
+LOWEST_ORDER = 64  # Debye's expansion is used from this order on
+TERMS = 7  # terms after the leading one; the first omitted one is below 1e-14 at order 64
+TINY = 1e-100  # keeps 1/x finite at κ = 0 and disappears in rounding elsewhere
 
 
 def exact_bessel_ratio(kappa: Tensor | float, dim: int) -> Tensor:
-    """Mean cosine to μ at concentration κ, A_d(κ) = I_{d/2}(κ)/I_{d/2−1}(κ).
+    """Return the mean cosine to μ at concentration κ, A_d(κ) = I_{d/2}(κ)/I_{d/2−1}(κ).
+
+    Args:
+        kappa: Concentration κ ≥ 0, any shape.
+        dim: Length of the descriptors, at least 2.
+
+    Returns:
+        The ratio, in [0, 1), increasing in κ; shape of kappa.
+
+    Raises:
+        KappaPlaceError: If dim is below 2.
 
     >>> round(exact_bessel_ratio(100.0, 512).item(), 4)
     0.1884
     """
     check_dim(dim)
-    (kappa,) = working(kappa)
+    (kappa,) = as_tensors(kappa)
     return ratio(kappa.double(), dim).to(kappa.dtype)
 
 
 def exact_log_partition(kappa: Tensor | float, dim: int) -> Tensor:
-    """log(Γ(d/2)·(2/κ)^v·I_v(κ)) with v = d/2 − 1: 0 at κ = 0, its gradient is `exact_bessel_ratio`.
+    """Return the exact log-partition, log(Γ(d/2)·(2/κ)^v·I_v(κ)) with v = d/2 − 1.
+
+    Args:
+        kappa: Concentration κ ≥ 0, any shape.
+        dim: Length of the descriptors, at least 2.
+
+    Returns:
+        Ψ: 0 at κ = 0, with `exact_bessel_ratio` as its gradient; shape of kappa.
+
+    Raises:
+        KappaPlaceError: If dim is below 2.
 
     >>> round(exact_log_partition(100.0, 512).item(), 4)
     9.5888
     """
     check_dim(dim)
-    (kappa,) = working(kappa)
+    (kappa,) = as_tensors(kappa)
     return partition(kappa.double(), dim).to(kappa.dtype)
 
 
-def ratio(kappa: Tensor, dim: int) -> Tensor:
-    """A_d(κ) of a float64 tensor."""
+def ratio(kappa: Tensor, dim: float) -> Tensor:
+    """Return A_d(κ) of a float64 tensor."""
     order, steps = _raised_order(dim)
     value = _debye_ratio(kappa, order)
     for i in range(steps):
@@ -54,17 +74,13 @@ def ratio(kappa: Tensor, dim: int) -> Tensor:
     return value
 
 
-def partition(kappa: Tensor, dim: int) -> Tensor:
-    """Exact Ψ of a float64 tensor, with `ratio` as its gradient."""
-    return amos.with_derivative(kappa, dim, _partition, _ratio_of_float_dim)
-
-
-def _ratio_of_float_dim(kappa: Tensor, dim: float) -> Tensor:
-    return ratio(kappa, int(dim))
+def partition(kappa: Tensor, dim: float) -> Tensor:
+    """Return the exact Ψ of a float64 tensor, with `ratio` as its gradient."""
+    return amos.with_derivative(kappa, dim, _partition, ratio)
 
 
 def _partition(kappa: Tensor, dim: float) -> Tensor:
-    order, steps = _raised_order(int(dim))
+    order, steps = _raised_order(dim)
     total = _debye_partition(kappa, order)
     value = _debye_ratio(kappa, order) if steps else kappa  # not needed without steps
     for i in range(steps):
@@ -74,15 +90,15 @@ def _partition(kappa: Tensor, dim: float) -> Tensor:
     return total
 
 
-def _raised_order(dim: int) -> tuple[float, int]:
-    """The order that Debye's expansion is used at, and the recurrence steps from it down to d/2 − 1."""
+def _raised_order(dim: float) -> tuple[float, int]:
+    """Return the order for Debye's expansion, and the number of recurrence steps down to d/2 − 1."""
     order = dim / 2 - 1
     steps = max(0, math.ceil(LOWEST_ORDER - order))
     return order + steps, steps
 
 
 def _debye_ratio(x: Tensor, order: float) -> Tensor:
-    """r_ν(x): the logarithmic derivative of Debye's expansion, less ν/x."""
+    """Return r_ν(x): the logarithmic derivative of Debye's expansion, minus ν/x."""
     z = x / order
     t = torch.rsqrt(1 + z * z)
     u = _coefficients(order)
@@ -91,10 +107,10 @@ def _debye_ratio(x: Tensor, order: float) -> Tensor:
 
 
 def _debye_partition(x: Tensor, order: float) -> Tensor:
-    """log(Γ(ν+1)·(2/x)^ν·I_ν(x)).
+    """Return log(Γ(ν+1)·(2/x)^ν·I_ν(x)).
 
-    The expansion's own value at x = 0 stands in for Γ (Stirling's series is the same series at t = 1), and
-    U(t) − U(1) is divided by t − 1 beforehand, so that the result is exactly 0 at 0 and precise near it.
+    The expansion's value at x = 0 replaces Γ (Stirling's series is the same series at t = 1), and
+    U(t) − U(1) is divided by t − 1 beforehand. The result is therefore exactly 0 at 0 and precise near it.
     """
     z = x / order
     w = torch.sqrt(1 + z * z)
@@ -106,7 +122,7 @@ def _debye_partition(x: Tensor, order: float) -> Tensor:
 
 
 def _polynomial(coefficients: list[float], t: Tensor) -> Tensor:
-    """Horner's rule, lowest power first in the list."""
+    """Evaluate a polynomial by Horner's rule; the lowest power comes first."""
     value = torch.full_like(t, coefficients[-1])
     for c in reversed(coefficients[:-1]):
         value = value * t + c
@@ -114,12 +130,15 @@ def _polynomial(coefficients: list[float], t: Tensor) -> Tensor:
 
 
 def _coefficients(order: float) -> list[float]:
-    """U(t) = Σ_k u_k(t)/ν^k as one polynomial in t."""
+    """Return U(t) = Σ_k u_k(t)/ν^k as one polynomial in t."""
     return [sum(u[power] / order**k for k, u in enumerate(_DEBYE)) for power in range(3 * TERMS + 1)]
 
 
 def _debye_polynomials() -> list[list[float]]:
-    """u_0 … u_TERMS by u_{k+1} = ½t²(1−t²)·u_k′ + ⅛∫₀ᵗ(1−5τ²)·u_k dτ, in fractions (DLMF 10.41.9)."""
+    """Return u_0 … u_TERMS, computed in fractions: u_{k+1} = ½t²(1−t²)·u_k′ + ⅛∫₀ᵗ(1−5τ²)·u_k dτ.
+
+    This is DLMF 10.41.9.
+    """
     size = 3 * TERMS + 1
     rows = [[Fraction(1)] + [Fraction(0)] * (size - 1)]
     for _ in range(TERMS):

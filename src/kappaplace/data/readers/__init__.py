@@ -1,11 +1,10 @@
-"""Readers of all layouts by name. A new one is a file with a ``READER`` beside this one, and a line here."""
+"""Readers of dataset layouts by name. To add one, add a file with a ``READER`` and a line here."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from kappaplace.data.readers import (
     amstertime,
@@ -33,35 +32,46 @@ READERS: dict[str, Reader] = {module.READER.name: module.READER for module in _M
 
 
 def get_reader(layout: str) -> Reader:
+    """Return the reader of a layout; fail if there is none."""
     if layout not in READERS:
-        raise KappaPlaceError(f"Layout {layout!r} is unknown; known are {', '.join(READERS)}.")
+        raise KappaPlaceError(f"Unknown layout {layout!r}. Choose from: {', '.join(READERS)}.")
     return READERS[layout]
 
 
 def read_layout(
-    layout: str, folder: str | Path, *, ask: Callable[[str], bool] | None = None, **options: Any
+    layout: str, folder: str | Path, *, ask: Callable[[str], bool] | None = None, **options: str | float
 ) -> PlaceImages:
-    """Read a folder of a named layout; option values may be text, as they come from a command line.
+    """Read a dataset in a named layout.
 
-    A damaged or foreign file is told in one sentence, and a table without images is never returned.
+    Args:
+        layout: Name of the layout; see `READERS`.
+        folder: Folder (or file) of the dataset.
+        ask: Confirms what a reader guessed, for example the columns of a CSV file. Default: accept it.
+        **options: Options of the layout; values may be text, as on the command line.
+
+    Returns:
+        A table with at least one image.
+
+    Raises:
+        KappaPlaceError: If the layout or an option is unknown, or the dataset cannot be read.
     """
     reader = get_reader(layout)
     parameters = inspect.signature(reader.read).parameters
-    converted: dict[str, Any] = {}
-    for given, value in options.items():
-        name = {"neighbourhood": "neighborhood"}.get(given, given)  # as it was spelled before
+    converted: dict[str, str | float | Callable[[str], bool]] = {}
+    for key, value in options.items():
+        name = {"neighbourhood": "neighborhood"}.get(key, key)  # its spelling in earlier versions
         if name not in reader.options:
-            known = ", ".join(reader.options) or "none"
-            raise KappaPlaceError(f"Layout {layout} has no option {name!r}; it has {known}.")
+            names = ", ".join(reader.options) or "none"
+            raise KappaPlaceError(f"Layout {layout} has no option {name!r}. Its options are: {names}.")
         kind = type(parameters[name].default)
         try:
             converted[name] = value if isinstance(value, kind) else kind(value)
         except ValueError:
-            raise KappaPlaceError(f"Option {name}={value!r} must be a {kind.__name__}.") from None
+            raise KappaPlaceError(f"Option {name} must be a {kind.__name__}, got {value!r}.") from None
     if ask is not None and "ask" in parameters:
         converted["ask"] = ask
     with telling(f"{folder} cannot be read as {layout}"):
         table = reader.read(folder, **converted)
     if not len(table):
-        raise KappaPlaceError(f"{folder} holds no image of the layout {layout}: the table would be empty.")
+        raise KappaPlaceError(f"{folder} contains no images in the layout {layout}.")
     return table

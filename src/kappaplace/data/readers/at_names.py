@@ -1,10 +1,10 @@
 """Poses in file names: ``@utm_east@utm_north@…@.jpg``.
 
-The fields in full: east, north, zone number, zone letter, latitude, longitude, panorama, tile, heading,
-pitch, roll, height, time, note.
+All fields: east, north, zone number, zone letter, latitude, longitude, panorama, tile, heading, pitch, roll,
+height, time, note. Only the two coordinates are required.
 
-The convention of SF-XL and of the common VPR downloader (Pitts30k, Tokyo 24/7, St Lucia, Nordland, SVOX,
-MSLS, AmsterTime in that form). Only the two coordinates are required.
+SF-XL uses this convention, and so does the VPR downloader (Pitts30k, Tokyo 24/7, St Lucia, Nordland, SVOX,
+MSLS, AmsterTime).
 """
 
 from __future__ import annotations
@@ -15,19 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.data.geodesy import join_zones
-from kappaplace.data.readers.layout import (
-    Reader,
-    existing_folder,
-    first_folder,
-    images_or_error,
-)
+from kappaplace.data.readers.layout import Reader, check_folder, first_folder, images_or_error
 from kappaplace.data.readers.text import unix_time
 from kappaplace.data.table import DEFAULT_RADIUS, PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.progress import track
 
 _DATABASE = ("database", "gallery", "ref", "references")
-_BANDS = "CDEFGHJKLMNPQRSTUVWX"  # latitude letters of UTM from south to north; N begins at the equator
+_BANDS = "CDEFGHJKLMNPQRSTUVWX"  # latitude letters of UTM from south to north; N starts at the equator
 _EAST, _NORTH, _ZONE, _LETTER, _HEADING, _TIME, _NOTE = 1, 2, 3, 4, 9, 13, 14
 
 
@@ -39,15 +34,26 @@ def read(
     database: str = "",
     radius: float = DEFAULT_RADIUS,
 ) -> PlaceImages:
-    """Read ``folder[/images][/split]/{database, queries…}``, or a plain folder of such files (references)."""
-    root = existing_folder(folder)
+    """Read ``folder[/images][/split]/{database, queries…}``, or a plain folder of references.
+
+    Args:
+        folder: Folder of the dataset.
+        split: train, val or test. Required if several exist.
+        queries: Name of the query folder. Required if several exist.
+        database: Name of the reference folder. Default: database, gallery, ref or references.
+        radius: Distance in metres within which a reference is a positive.
+
+    Returns:
+        The table.
+    """
+    root = check_folder(folder)
     base = _split_folder(root, split)
     reference = first_folder(base, (database,) if database else _DATABASE)
     if reference is None and (queries or database):
-        raise KappaPlaceError(f"{base} has no folder {database or 'database'}; it holds {_listing(base)}.")
+        raise KappaPlaceError(f"{base} has no folder {database or 'database'}, only {_listing(base)}.")
     parts = [(reference or base, False)]
-    if reference is not None and (chosen := _query_folder(base, queries)) is not None:
-        parts.append((chosen, True))
+    if reference is not None and (query := _query_folder(base, queries)) is not None:
+        parts.append((query, True))
     paths, is_query = [], []
     for part, role in parts:
         head = "" if part == root else part.relative_to(root).as_posix() + "/"
@@ -67,8 +73,8 @@ def _split_folder(root: Path, split: str) -> Path:
             return base
     splits = [s for b in (root, root / "images") for s in ("train", "val", "test") if (b / s).is_dir()]
     if split or splits:
-        asked = f"has no split {split!r}" if split else "holds several splits"
-        raise KappaPlaceError(f"{root} {asked}: choose one of {', '.join(splits) or 'none'} with split=….")
+        problem = f"has no split {split!r}" if split else "contains several splits"
+        raise KappaPlaceError(f"{root} {problem}. Choose one of {', '.join(splits) or 'none'} with split=….")
     return root
 
 
@@ -77,12 +83,12 @@ def _query_folder(base: Path, name: str) -> Path | None:
         for candidate in (name, f"queries_{name}"):
             if (base / candidate).is_dir():
                 return base / candidate
-        raise KappaPlaceError(f"{base} has no query folder {name!r}; it holds {_listing(base)}.")
-    found = sorted(p for p in base.iterdir() if p.is_dir() and p.name.startswith(("queries", "query")))
-    if len(found) > 1:
-        names = ", ".join(p.name for p in found)
-        raise KappaPlaceError(f"{base} has several query folders ({names}): choose one with queries=….")
-    return found[0] if found else None
+        raise KappaPlaceError(f"{base} has no query folder {name!r}, only {_listing(base)}.")
+    folders = sorted(p for p in base.iterdir() if p.is_dir() and p.name.startswith(("queries", "query")))
+    if len(folders) > 1:
+        names = ", ".join(p.name for p in folders)
+        raise KappaPlaceError(f"{base} has several query folders ({names}). Choose one with queries=….")
+    return folders[0] if folders else None
 
 
 def _listing(folder: Path) -> str:
@@ -104,8 +110,8 @@ def _table(paths: list[str], is_query: list[bool], root: Path, radius: float) ->
                 heading[row] = float(cells[_HEADING] or "nan") if len(cells) > _HEADING + 1 else np.nan
             except (IndexError, ValueError):
                 raise KappaPlaceError(
-                    f"{root / path} does not follow the @utm_east@utm_north@…@.jpg convention; "
-                    "poses in a CSV file are read by the layout csv."
+                    f"{root / path} does not follow the @utm_east@utm_north@…@.jpg convention. "
+                    "Use the layout csv for poses in a CSV file."
                 ) from None
             timestamp[row] = unix_time(cells[_TIME]) if len(cells) > _TIME + 1 else np.nan
             notes.append(cells[_NOTE] if len(cells) > _NOTE + 1 else "")
@@ -128,25 +134,25 @@ def _table(paths: list[str], is_query: list[bool], root: Path, radius: float) ->
 
 
 def _epsg(cells: list[str]) -> int:
-    """EPSG code of the zone number and latitude letter, 0 where they are left out (made-up coordinates)."""
+    """Return the EPSG code of zone number and latitude letter; 0 if omitted (for invented coordinates)."""
     if len(cells) <= _LETTER + 1 or not cells[_ZONE] or not cells[_LETTER]:
         return 0
     zone, letter = int(cells[_ZONE]), cells[_LETTER].upper()
     if not 1 <= zone <= 60 or len(letter) != 1 or letter not in _BANDS:
         raise KappaPlaceError(
-            f"{'@'.join(cells)} states the UTM zone {cells[_ZONE]}{cells[_LETTER]}, which does not exist: "
-            "zones are 1 to 60 with a letter from C to X."
+            f"{'@'.join(cells)} has the UTM zone {cells[_ZONE]}{cells[_LETTER]}, which does not exist. "
+            "Zones are 1 to 60 with a letter from C to X."
         )
     return (32600 if letter >= "N" else 32700) + zone
 
 
 def _check_zones(zones: NDArray[np.int64], paths: list[str], root: Path) -> None:
-    """Coordinates without a zone among others with one would be compared as if they were metres of it."""
+    """Fail if only some images have a zone: the others would be treated as positions in the same zone."""
     if zones.any() and not zones.all():
         without = paths[int(np.argmin(zones))]
         raise KappaPlaceError(
-            f"{root / without} states no UTM zone but {int((zones > 0).sum()):,} of {len(paths):,} do: "
-            "state it in all names, or in none."
+            f"{root / without} has no UTM zone but {int((zones > 0).sum()):,} of {len(paths):,} do. "
+            "Add the zone to all names, or to none."
         )
 
 
@@ -155,9 +161,9 @@ READER = Reader(
     "poses in file names, @utm_east@utm_north@…@.jpg, in SPLIT/{database, queries…} (SF-XL, VPR downloader)",
     read,
     {
-        "split": "train, val or test; needed where several exist",
-        "queries": "query folder: v1, v2, night, occlusion, … (queries_ may be left out)",
+        "split": "train, val or test; required if several exist",
+        "queries": "query folder: v1, v2, night, occlusion, … (with or without queries_)",
         "database": "reference folder (default: database, gallery, ref)",
-        "radius": "metres within which a reference is a positive (25)",
+        "radius": "distance in metres within which a reference is a positive (default: 25)",
     },
 )

@@ -1,7 +1,4 @@
-"""A folder of images plus a CSV of your own: columns are guessed by name, shown, and can be named.
-
-What the columns of a CSV of your own mean: guessed by name, overruled by ``columns=…``.
-"""
+"""A folder of images and your own CSV file: columns are guessed by name, or named with ``columns=…``."""
 
 from __future__ import annotations
 
@@ -10,19 +7,20 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 from numpy.typing import NDArray
 
 from kappaplace.data.geodesy import project
-from kappaplace.data.readers.layout import Reader, chosen_file, existing_folder, list_images
-from kappaplace.data.readers.text import labels, number, parsed, read_rows, unix_times
+from kappaplace.data.readers.layout import Reader, check_folder, list_images, select_file
+from kappaplace.data.readers.text import Row, labels, number, parse_column, read_rows, unix_times
 from kappaplace.data.table import DEFAULT_RADIUS, PlaceImages
 from kappaplace.errors import KappaPlaceError
 
-# Meaning → names that a column may have, best first; compared in lower case without blanks and dashes.
-# hdop is no accuracy: it is a factor without a unit; the metres it stands for depend on the receiver.
+# Meaning → possible names of its column, best first; compared in lower case without blanks and dashes.
+# hdop is not an accuracy: it is a factor without a unit, and its metres depend on the receiver.
 NAMES: dict[str, tuple[str, ...]] = {
     "path": ("path", "file", "filename", "image", "imagepath", "img", "name", "key", "picture"),
     "lat": ("lat", "latitude", "gpslat", "gpslatitude"),
@@ -43,33 +41,37 @@ LATLON = "latitude and longitude"
 UTM = "UTM"
 PAIR = "one column of latitude and longitude"
 LOCAL = "local x and y in metres"
-UNPOSED = "none, images stay unposed"
-# Kind of coordinates → the meanings it needs; the first whose columns are there is taken.
+UNPOSED = "none, images remain without a position"
+# Kind of coordinates → the meanings it needs; the first kind with all its columns is used.
 _KINDS = {LATLON: ("lat", "lon"), UTM: ("east", "north"), PAIR: ("latlon",), LOCAL: ("x", "y")}
 
 
 def guess_columns(header: list[str]) -> dict[str, str]:
-    """Meaning → column of the file.
+    """Guess the meaning of columns by their names: meaning → column.
 
     >>> guess_columns(["File name", "LATITUDE", "lon", "remark"])
     {'path': 'File name', 'lat': 'LATITUDE', 'lon': 'lon'}
     """
     plain = {re.sub(r"[\s_\-.]", "", name.lower()): name for name in reversed(header)}
-    found = {key: plain[n] for key, names in NAMES.items() for n in reversed(names) if n in plain}
-    return {key: found[key] for key in NAMES if key in found}
+    best = {key: next((plain[n] for n in names if n in plain), "") for key, names in NAMES.items()}
+    return {key: column for key, column in best.items() if column}
 
 
 def understand(header: list[str], columns: str, file: Path) -> tuple[dict[str, str], str]:
-    """Meaning → column, and the kind of coordinates; what ``columns`` names comes before every guess.
+    """Return the meaning of columns (meaning → column) and the kind of coordinates.
 
-    ``columns="path=file,lat=Y,lon=X,query="`` names three columns and leaves a fourth meaning out.
+    Args:
+        header: Names of the columns.
+        columns: Columns that replace guesses: ``"path=file,lat=Y,lon=X,query="`` names three columns and
+            excludes a fourth meaning.
+        file: The file, for messages.
     """
     named = _named(columns, header, file)
     guessed = {m: c for m, c in guess_columns(header).items() if c not in named.values()}
     meaning = {m: c for m, c in (guessed | named).items() if c}
     if "path" not in meaning:
         raise KappaPlaceError(
-            f"{file} has no column of file names among {', '.join(header)}: name it with columns=path=…."
+            f"Name the column of file names with columns=path=…. {file} has {', '.join(header)}."
         )
     kind = _coordinate_kind(meaning, {m for m, c in named.items() if c}, file)
     unused = {m for other, needed in _KINDS.items() if other != kind for m in needed}
@@ -81,30 +83,31 @@ def _named(columns: str, header: list[str], file: Path) -> dict[str, str]:
     for part in filter(None, (part.strip() for part in columns.split(","))):
         meaning, equals, column = (word.strip() for word in part.partition("="))
         if not equals:
-            raise KappaPlaceError(f"columns={part} lacks its column: write meaning=column, e.g. path=file.")
+            raise KappaPlaceError(f"columns={part} has no column. Write meaning=column, as in path=file.")
         if meaning not in NAMES or (column and column not in header):
             raise KappaPlaceError(
-                f"columns={part}: meanings are {', '.join(NAMES)}; {file} has {', '.join(header)}."
+                f"columns={part} must name one of the meanings {', '.join(NAMES)} and a column of {file}, "
+                f"which has {', '.join(header)}."
             )
         named[meaning] = column
     return named
 
 
 def _coordinate_kind(meaning: dict[str, str], named: set[str], file: Path) -> str:
-    chosen = [kind for kind, needed in _KINDS.items() if named.intersection(needed)]
-    if len(chosen) > 1:
-        raise KappaPlaceError(f"columns=… names two kinds of coordinates ({', '.join(chosen)}): name one.")
-    kinds = chosen or list(_KINDS)
+    named_kinds = [kind for kind, needed in _KINDS.items() if named.intersection(needed)]
+    if len(named_kinds) > 1:
+        raise KappaPlaceError(f"columns=… names two kinds of coordinates: {', '.join(named_kinds)}.")
+    kinds = named_kinds or list(_KINDS)
     for kind in kinds:
         if all(m in meaning for m in _KINDS[kind]):
             return kind
-    for kind in kinds:  # half a pair is a mistake: the images would silently stay unposed
-        there = [m for m in _KINDS[kind] if m in meaning]
-        lacking = [m for m in _KINDS[kind] if m not in meaning]
-        if there:
+    for kind in kinds:  # half a pair is a mistake: images would have no position without a warning
+        present = [m for m in _KINDS[kind] if m in meaning]
+        missing = [m for m in _KINDS[kind] if m not in meaning]
+        if present:
             raise KappaPlaceError(
-                f"{file} has a column for {there[0]} ({meaning[there[0]]}) but none for {lacking[0]}: "
-                f"name it with columns={lacking[0]}=…, or do without both with columns={there[0]}=."
+                f"{file} has a column for {present[0]} ({meaning[present[0]]}) but none for {missing[0]}. "
+                f"Name it with columns={missing[0]}=…, or exclude both with columns={present[0]}=."
             )
     return UNPOSED
 
@@ -120,23 +123,25 @@ _REFERENCE |= {"database", "db", "gallery", "index", "map", "train"}
 
 @dataclass(frozen=True)
 class Sheet:
-    """A CSV that is understood: what its columns mean, and the image of every row."""
+    """A CSV file with the meaning of its columns, and the image of every row."""
 
     file: Path
-    rows: list[dict[str, str]]
+    rows: list[Row]
     columns: dict[str, str]
     """Meaning → column."""
     kind: str
+    """Kind of coordinates."""
     paths: list[str]
+    """Image of every row."""
 
-    def parsed(self, meaning: str, parse: Callable[[str], T]) -> list[T] | None:
-        """A column by its meaning; None where the file has none."""
-        column = self.columns.get(meaning)
-        return None if column is None else parsed(self.rows, column, parse, self.file)
+    def column(self, meaning: str, parse: Callable[[str], T]) -> list[T] | None:
+        """Return the values of a column by its meaning; None if the file has no such column."""
+        name = self.columns.get(meaning)
+        return None if name is None else parse_column(self.rows, name, parse, self.file)
 
     @property
     def first_rows(self) -> list[int]:
-        """Rows that name an image for the first time."""
+        """Rows with the first mention of an image."""
         return sorted({path: row for row, path in reversed(list(enumerate(self.paths)))}.values())
 
 
@@ -149,49 +154,67 @@ def read(
     radius: float = DEFAULT_RADIUS,
     ask: Ask = lambda text: True,
 ) -> PlaceImages:
-    """Read ``csv``; ``columns="path=file,lat=Y,lon=X"`` overrides the guess; every row needs its image."""
-    root = existing_folder(folder)
+    """Read images with poses from a CSV file; every row must name an image.
+
+    Args:
+        folder: Folder of the images.
+        csv: The CSV file. Default: the only one in the folder.
+        columns: Columns that replace guesses, for example ``"path=file,lat=Y,lon=X"``.
+        frame: Frame of UTM coordinates, for example EPSG:32610.
+        radius: Distance in metres within which a reference is a positive.
+        ask: Confirms the guessed columns. Default: accept them.
+
+    Returns:
+        The table.
+    """
+    root = check_folder(folder)
     return sheet_table(open_sheet(root, csv, columns, ask), root, frame, radius)
 
 
 def open_sheet(root: Path, csv: str, columns: str, ask: Ask) -> Sheet:
-    """Understand the CSV and ask whether that is right."""
-    file = chosen_file(root, csv, root.glob("*.csv"), "CSV file", "csv")
+    """Read a CSV file, guess its columns and have the guess confirmed; arguments as in `read`."""
+    file = select_file(root, csv, root.glob("*.csv"), "CSV file", "csv")
     rows = read_rows(file)
     if not rows:
-        raise KappaPlaceError(f"{file} holds no row.")
+        raise KappaPlaceError(f"{file} contains no rows.")
     meaning, kind = understand(list(rows[0]), columns, file)
-    paths, by_end = _found(root, parsed(rows, meaning["path"], str, file), file)
+    paths, by_end = _match_images(root, parse_column(rows, meaning["path"], str, file), file)
     sheet = Sheet(file, rows, meaning, kind, paths)
     text = "Columns: " + ", ".join(f"{k} = {v!r}" for k, v in meaning.items()) + f"; coordinates: {kind}"
     if by_end:
-        text += f"; {by_end} names were matched by the end of the path"
+        text += f"; {by_end} names matched the end of a path"
     repeated = len(rows) - len(sheet.first_rows)
     if repeated:
-        text += f"; {repeated} rows repeat an image and are left out"
+        text += f"; {repeated} rows repeat an image and are ignored"
     if not ask(text):
-        raise KappaPlaceError("The guess was declined: name the columns with columns=path=…,lat=…,lon=….")
+        raise KappaPlaceError("The guessed columns were declined. Name them with columns=path=…,lat=…,lon=….")
     return sheet
 
 
 def sheet_table(sheet: Sheet, root: Path, frame: str, radius: float) -> PlaceImages:
-    """The table of a sheet. All rows are parsed, those that repeat an image too, so that no error hides."""
+    """Return the table of a CSV file; rows that repeat an image are parsed too, so that no error is hidden.
+
+    Args:
+        sheet: The CSV file.
+        root: Folder of the images.
+        frame: Frame of UTM coordinates.
+        radius: Distance in metres within which a reference is a positive.
+    """
     positions, own_frame = _positions(sheet, frame)
-    condition, place = sheet.parsed("condition", str), sheet.parsed("place", str)
-    time = sheet.parsed("timestamp", str)
-    known: dict[str, Any] = {
-        "heading": sheet.parsed("heading", number),
+    place, time = sheet.column("place", str), sheet.column("timestamp", str)
+    columns: dict[str, npt.ArrayLike | None] = {
+        "heading": sheet.column("heading", number),
         "timestamp": None if time is None else unix_times(time),
         "place": None if place is None else labels(place),
-        "condition": condition,
-        "is_query": sheet.parsed("query", is_query),
-        "accuracy": sheet.parsed("accuracy", number),
+        "condition": sheet.column("condition", str),
+        "is_query": sheet.column("query", is_query),
+        "accuracy": sheet.column("accuracy", number),
     }
     first = sheet.first_rows
     return PlaceImages.create(
         [sheet.paths[row] for row in first],
         None if positions is None else positions[first],
-        **{name: None if values is None else np.array(values)[first] for name, values in known.items()},
+        **{name: None if values is None else np.array(values)[first] for name, values in columns.items()},
         root=root,
         frame=own_frame,
         name=root.name,
@@ -201,17 +224,15 @@ def sheet_table(sheet: Sheet, root: Path, frame: str, radius: float) -> PlaceIma
 
 def _positions(sheet: Sheet, frame: str) -> tuple[NDArray[np.float64] | None, str]:
     def pair(a: str, b: str) -> NDArray[np.float64]:
-        return np.column_stack([np.array(sheet.parsed(m, number), dtype=np.float64) for m in (a, b)])
+        return np.column_stack([np.array(sheet.column(m, number), dtype=np.float64) for m in (a, b)])
 
     if sheet.kind == LATLON:
         return project(*pair("lat", "lon").T)
     if sheet.kind == PAIR:
-        return project(*np.array(sheet.parsed("latlon", _degrees), dtype=np.float64).T)
+        return project(*np.array(sheet.column("latlon", _degrees), dtype=np.float64).T)
     if sheet.kind == UTM:
         if not frame:
-            raise KappaPlaceError(
-                "UTM coordinates need their zone: give frame=EPSG:32610 (326 north, 327 south, zone)."
-            )
+            raise KappaPlaceError("UTM coordinates need their zone. Pass it as in frame=EPSG:32610.")
         return pair("east", "north"), frame
     if sheet.kind == LOCAL:
         return pair("x", "y"), frame or "local"
@@ -221,30 +242,28 @@ def _positions(sheet: Sheet, frame: str) -> tuple[NDArray[np.float64] | None, st
 def _degrees(cell: str) -> tuple[float, float]:
     match = _PAIR.fullmatch(cell)
     if cell and not match:
-        raise ValueError(f"{cell!r} is no latitude and longitude (leave the column out with columns=latlon=)")
+        raise ValueError(f"{cell!r} is not a latitude and longitude (exclude it with columns=latlon=)")
     return (float(match[1]), float(match[2])) if match else (np.nan, np.nan)
 
 
 def is_query(cell: str) -> bool:
-    """The role a cell states; an empty one is a reference.
+    """Return whether a cell says query; an empty cell is a reference.
 
     >>> is_query("Query"), is_query("0")
     (True, False)
     """
     word = cell.lower()
     if word not in _QUERY | _REFERENCE:
-        raise ValueError(
-            f"{cell!r} is no role; use query or reference, 1 or 0, or do without with columns=query="
-        )
+        raise ValueError(f"{cell!r} is neither query nor reference, 1 nor 0 (exclude it with columns=query=)")
     return word in _QUERY
 
 
-def _found(root: Path, names: list[str], file: Path) -> tuple[list[str], int]:
-    """Names of the CSV as paths below the folder, and how many had to be matched by the end of their path.
+def _match_images(root: Path, names: list[str], file: Path) -> tuple[list[str], int]:
+    """Return the names of the CSV file as paths below the folder, and how many matched only an end of a path.
 
-    A name is taken as written; or it is the end of one image's path (the image lies deeper); or it goes
-    through a folder called like ``root`` (a path from above it, or from another disk). A folder that the
-    name states is never ignored: cam2/z.jpg is not cam1/z.jpg.
+    A name is a path below ``root``, the end of the path of exactly one image (which is in a subfolder), or a
+    path through a folder with the name of ``root`` (from above it, or from another disk). Folders in a name
+    always count: cam2/z.jpg is not cam1/z.jpg.
     """
     images = list_images(root)
     present = set(images)
@@ -255,14 +274,14 @@ def _found(root: Path, names: list[str], file: Path) -> tuple[list[str], int]:
         name = posixpath.normpath(written.replace("\\", "/")) if written else ""
         path = name if name in present else ends.get(name) or _below(own_name, name, present)
         if not path:
-            raise KappaPlaceError(f"{file} row {row}: there is no single image {written!r} below {root}.")
+            raise KappaPlaceError(f"{file} row {row}: expected exactly one image {written!r} below {root}.")
         by_end += path != name
         paths.append(path)
     return paths, by_end
 
 
 def _ends(images: list[str]) -> dict[str, str]:
-    """Every end of an image's path, folder by folder → the image; empty where two images share it."""
+    """Map every end of a path, folder by folder, to its image; empty if two images share it."""
     ends: dict[str, str] = {}
     for image in images:
         rest = image
@@ -273,7 +292,7 @@ def _ends(images: list[str]) -> dict[str, str]:
 
 
 def _below(folder: str, name: str, present: set[str]) -> str:
-    """The part of a name behind the folder's own name, where exactly one such part is an image."""
+    """Return the part of a name after the folder's own name, if exactly one such part is an image."""
     parts = name.split("/")
     rests = {"/".join(parts[i + 1 :]) for i, part in enumerate(parts) if part == folder} & present
     return rests.pop() if len(rests) == 1 else ""
@@ -281,12 +300,12 @@ def _below(folder: str, name: str, present: set[str]) -> str:
 
 READER = Reader(
     "csv",
-    "a folder of images plus a CSV with lat/lon, UTM or x/y; columns are guessed and shown",
+    "a folder of images and a CSV file with lat/lon, UTM or x/y; columns are guessed and shown",
     read,
     {
         "csv": "the CSV file (default: the only one in the folder)",
-        "columns": "what the guess gets wrong: path=file,lat=Y,lon=X,heading=…; query= leaves one out",
-        "frame": "frame of UTM coordinates, e.g. EPSG:32610",
-        "radius": "metres within which a reference is a positive (25)",
+        "columns": "columns that replace guesses: path=file,lat=Y,lon=X,heading=…; query= excludes one",
+        "frame": "frame of UTM coordinates, for example EPSG:32610",
+        "radius": "distance in metres within which a reference is a positive (default: 25)",
     },
 )

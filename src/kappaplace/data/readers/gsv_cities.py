@@ -1,72 +1,97 @@
-"""GSV-Cities: ``Dataframes/CITY.csv`` with one row an image, images in ``Images/CITY/``; for training."""
+"""GSV-Cities: ``Dataframes/CITY.csv`` with one row per image, images in ``Images/CITY/``; for training."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
 from kappaplace.data.geodesy import project
-from kappaplace.data.readers.layout import Reader, existing_folder
-from kappaplace.data.readers.text import integer, number, parsed, read_rows, unix_time
+from kappaplace.data.readers.layout import Reader, check_folder
+from kappaplace.data.readers.text import integer, number, parse_column, read_rows, unix_time
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 
-_WHOLE = ("place_id", "year", "month", "northdeg")
-_PARSE: dict[str, Any] = dict.fromkeys(_WHOLE, integer) | {"city_id": str, "lat": number, "lon": number}
-_PARSE |= {"panoid": str}
+_INTEGERS = ("place_id", "year", "month", "northdeg")
+_NUMBERS = ("lat", "lon")
+_TEXTS = ("city_id", "panoid")
 _PLACES_PER_CITY = 100_000  # place numbers of a city start at its rank times this
 
 
+class _Photo(NamedTuple):
+    city: str
+    panorama: str
+    place: int
+    year: int
+    month: int
+    heading: int
+    lat: float
+    lon: float
+
+    @property
+    def path(self) -> str:
+        """The file name repeats the row, with numbers as Python prints them."""
+        date = f"{self.year:04d}_{self.month:02d}_{self.heading:03d}"
+        name = f"{self.city}_{self.place:07d}_{date}_{self.lat}_{self.lon}_{self.panorama}.jpg"
+        return f"Images/{self.city}/{name}"
+
+
 def read(folder: str | Path, *, cities: str = "", min_images: int = 1) -> PlaceImages:
-    """All cities, or those named; places with fewer than ``min_images`` images are left out."""
-    root = existing_folder(folder)
+    """Read all cities, or some of them.
+
+    Args:
+        folder: Folder of the dataset.
+        cities: Names separated by commas. Default: all cities.
+        min_images: Smallest number of images per place; other places are omitted.
+
+    Returns:
+        The table.
+    """
+    root = check_folder(folder)
     frames = root / "Dataframes"
     names = cities.split(",") if cities else sorted(file.stem for file in frames.glob("*.csv"))
     if not names:
-        raise KappaPlaceError(f"{frames} holds no CSV file: GSV-Cities keeps one a city there.")
-    rows: list[dict[str, Any]] = []
+        raise KappaPlaceError(f"{frames} contains no CSV file. GSV-Cities has one per city there.")
+    photos, places = [], []
     for rank, name in enumerate(names):
-        for row in _city(frames / f"{name}.csv"):
-            rows.append(row | {"place": rank * _PLACES_PER_CITY + row["place_id"]})
-    place = np.array([row["place"] for row in rows], dtype=np.int64)
+        for photo in _read_city(frames / f"{name}.csv"):
+            photos.append(photo)
+            places.append(rank * _PLACES_PER_CITY + photo.place)
+    place = np.array(places, dtype=np.int64)
     _, inverse, counts = np.unique(place, return_inverse=True, return_counts=True)
     keep = np.flatnonzero(counts[inverse] >= min_images)
-    rows = [rows[i] for i in keep]
-    positions, frame = project([row["lat"] for row in rows], [row["lon"] for row in rows])
+    photos = [photos[i] for i in keep]
+    positions, frame = project([photo.lat for photo in photos], [photo.lon for photo in photos])
     return PlaceImages.create(
-        [_path(row) for row in rows],
+        [photo.path for photo in photos],
         positions,
-        heading=[row["northdeg"] for row in rows],
-        timestamp=[unix_time(f"{row['year']:04d}{row['month']:02d}") for row in rows],
+        heading=[photo.heading for photo in photos],
+        timestamp=[unix_time(f"{photo.year:04d}{photo.month:02d}") for photo in photos],
         place=place[keep],
-        condition=[row["city_id"] for row in rows],
+        condition=[photo.city for photo in photos],
         root=root,
         frame=frame,
         name="gsv-cities",
     )
 
 
-def _city(file: Path) -> list[dict[str, Any]]:
-    """The rows of one city, each cell as what it is."""
-    rows = read_rows(file, _PARSE)
+def _read_city(file: Path) -> list[_Photo]:
+    rows = read_rows(file, (*_INTEGERS, "city_id", *_NUMBERS, "panoid"))
     if not rows:
-        raise KappaPlaceError(f"{file} holds no row.")
-    columns = [parsed(rows, name, parse, file) for name, parse in _PARSE.items()]
-    return [dict(zip(_PARSE, cells, strict=True)) for cells in zip(*columns, strict=True)]
-
-
-def _path(row: dict[str, Any]) -> str:
-    """The file name repeats the row; numbers are written as Python writes them."""
-    city = row["city_id"]
-    date = f"{row['year']:04d}_{row['month']:02d}_{row['northdeg']:03d}"
-    return f"Images/{city}/{city}_{row['place_id']:07d}_{date}_{row['lat']}_{row['lon']}_{row['panoid']}.jpg"
+        raise KappaPlaceError(f"{file} contains no rows.")
+    city, panorama = (parse_column(rows, name, str, file) for name in _TEXTS)
+    place, year, month, heading = (parse_column(rows, name, integer, file) for name in _INTEGERS)
+    lat, lon = (parse_column(rows, name, number, file) for name in _NUMBERS)
+    return list(map(_Photo, city, panorama, place, year, month, heading, lat, lon))
 
 
 READER = Reader(
     "gsv-cities",
     "GSV-Cities: Dataframes/CITY.csv and Images/CITY/*.jpg (training data, references only)",
     read,
-    {"cities": "names separated by commas (all)", "min_images": "least number of images a place (1)"},
+    {
+        "cities": "names separated by commas (default: all)",
+        "min_images": "smallest number of images per place (default: 1)",
+    },
 )

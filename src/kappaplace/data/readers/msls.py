@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,30 +17,33 @@ from kappaplace.data.geodesy import (
     utm_epsg,
     zone_index,
 )
-from kappaplace.data.readers.layout import Reader, existing_folder
-from kappaplace.data.readers.text import number, read_rows, unix_time
+from kappaplace.data.readers.layout import Reader, check_folder
+from kappaplace.data.readers.text import Row, number, read_rows, unix_time
 from kappaplace.data.table import DEFAULT_RADIUS, PlaceImages
 from kappaplace.errors import KappaPlaceError
 
 CITIES = {
     "val": ("cph", "sf"),
     "train": (
-        *(
-            "trondheim",
-            "london",
-            "boston",
-            "melbourne",
-            "amsterdam",
-            "helsinki",
-            "tokyo",
-            "toronto",
-            "saopaulo",
-        ),
-        *("moscow", "zurich", "paris", "bangkok", "budapest", "austin", "berlin", "ottawa", "phoenix", "goa"),
-        *("amman", "nairobi", "manila"),
+        *("trondheim", "london", "boston", "melbourne", "amsterdam", "helsinki", "tokyo", "toronto"),
+        *("saopaulo", "moscow", "zurich", "paris", "bangkok", "budapest", "austin", "berlin", "ottawa"),
+        *("phoenix", "goa", "amman", "nairobi", "manila"),
     ),
     "test": ("miami", "athens", "buenosaires", "stockholm", "bengaluru", "kampala"),
 }
+
+
+class _Columns(NamedTuple):
+    """Columns of one city's queries or references."""
+
+    paths: NDArray[np.str_]
+    positions: NDArray[np.float64]
+    zone: NDArray[np.int64]
+    heading: NDArray[np.float64]
+    timestamp: NDArray[np.float64]
+    condition: NDArray[np.str_]
+    is_query: NDArray[np.bool_]
+    frame_number: NDArray[np.float64]
 
 
 def read(
@@ -51,29 +54,37 @@ def read(
     subtask: str = "all",
     radius: float = DEFAULT_RADIUS,
 ) -> PlaceImages:
-    """Read one or more cities; panoramas are left out, as in every published evaluation.
+    """Read one or more cities, without panoramas, as in every published evaluation.
 
-    ``queries="subtask"`` keeps the images that the ``subtask`` column marks and, of the queries, those with
-    a positive: on the two validation cities these are the 740 queries of most papers. ``queries="all"``
-    keeps every query.
+    Args:
+        folder: Folder of the dataset.
+        cities: val, train, test, or names separated by commas.
+        queries: "all", or "subtask" for the images that the ``subtask`` column marks and their queries with
+            a positive. For the two validation cities, these are the 740 queries of most papers.
+        subtask: Column of subtask_index.csv.
+        radius: Distance in metres within which a reference is a positive.
+
+    Returns:
+        The table.
     """
-    root = existing_folder(folder)
+    root = check_folder(folder)
     if queries not in ("all", "subtask"):
-        raise KappaPlaceError(f"MSLS: queries={queries!r} is unknown; choose all or subtask.")
+        raise KappaPlaceError(f"queries must be all or subtask, got {queries!r}.")
     parts = []
     for city in CITIES.get(cities) or tuple(cities.split(",")):
-        place = _city_folder(root, city)
+        city_folder = _city_folder(root, city)
         for role in ("database", "query"):
-            parts.append(
-                _read_role(place / role, root, city, role == "query", subtask if queries == "subtask" else "")
-            )
-    columns: dict[str, Any] = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-    columns["frame_number"] = _frame_numbers(columns["frame_number"])
-    positions, frame = join_zones(columns.pop("positions"), columns.pop("zone"))
+            parts.append(_read_role(city_folder / role, root, city, subtask if queries == "subtask" else ""))
+    columns = _Columns(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+    positions, frame = join_zones(columns.positions, columns.zone)
     table = PlaceImages.create(
-        columns.pop("paths"),
+        columns.paths,
         positions,
-        **columns,
+        heading=columns.heading,
+        timestamp=columns.timestamp,
+        condition=columns.condition,
+        is_query=columns.is_query,
+        frame_number=_frame_numbers(columns.frame_number),
         root=root,
         frame=frame,
         name=f"msls-{cities}",
@@ -87,20 +98,20 @@ def read(
 
 
 def _frame_numbers(frames: NDArray[np.float64]) -> NDArray[np.int64] | None:
-    """None where no sequence is known; a city without seq_info.csv among others counts in file order."""
-    known = np.isfinite(frames)
-    return np.where(known, frames, np.arange(len(frames))).astype(np.int64) if known.any() else None
+    """Return None if no city has seq_info.csv; a city without it among others is numbered in file order."""
+    finite = np.isfinite(frames)
+    return np.where(finite, frames, np.arange(len(frames))).astype(np.int64) if finite.any() else None
 
 
 def _city_folder(root: Path, city: str) -> Path:
     for base in (root / "train_val", root / "test", root):
         if (base / city).is_dir():
             return base / city
-    raise KappaPlaceError(f"{root} holds no city {city!r}, neither in train_val/ nor in test/.")
+    raise KappaPlaceError(f"{root} contains no city {city!r}, neither in train_val/ nor in test/.")
 
 
-def _read_role(folder: Path, root: Path, city: str, is_query: bool, subtask: str) -> dict[str, Any]:
-    """Columns of one city's queries or references; rows of all its CSV files correspond."""
+def _read_role(folder: Path, root: Path, city: str, subtask: str) -> _Columns:
+    """Read one city's queries or references; the rows of all its CSV files correspond."""
     # Only the test cities are published without poses; elsewhere a missing raw.csv is a broken download.
     posed = "test" not in folder.relative_to(root).parts[:-2] and city not in CITIES["test"]
     posed = posed or (folder / "raw.csv").is_file()
@@ -110,9 +121,7 @@ def _read_role(folder: Path, root: Path, city: str, is_query: bool, subtask: str
     sequence = read_rows(folder / "seq_info.csv") if (folder / "seq_info.csv").is_file() else []
     for other in (post, sequence, index):
         if other and len(other) != len(raw):
-            raise KappaPlaceError(
-                f"{folder}: its CSV files differ in length ({len(raw)} and {len(other)} rows)."
-            )
+            raise KappaPlaceError(f"CSV files in {folder} differ: {len(raw)} and {len(other)} rows.")
     keep = np.array([row.get("pano") != "True" for row in raw], dtype=bool)
     if subtask:
         if index and subtask not in index[0]:
@@ -121,34 +130,30 @@ def _read_role(folder: Path, root: Path, city: str, is_query: bool, subtask: str
     rows = np.flatnonzero(keep)
     positions, zone = _positions(raw, post, posed)
     head = folder.relative_to(root).as_posix() + "/images/"
+    conditions = [_condition(city, post[i], sequence[i] if sequence else {}) for i in rows]
     frames = [number(sequence[i].get("frame_number")) if sequence else np.nan for i in rows]
-    return {
-        "paths": np.array([f"{head}{raw[i]['key']}.jpg" for i in rows], dtype=np.dtypes.StringDType()),
-        "positions": positions[rows],
-        "zone": zone[rows],
-        "heading": np.array([number(raw[i].get("ca")) for i in rows]),
-        "timestamp": np.array([unix_time(raw[i].get("captured_at", "")) for i in rows]),
-        "condition": np.array(
-            [_condition(city, post[i], sequence[i] if sequence else {}) for i in rows],
-            dtype=np.dtypes.StringDType(),
-        ),
-        "is_query": np.full(len(rows), is_query),
-        "frame_number": np.array(frames, dtype=np.float64),
-    }
+    return _Columns(
+        paths=np.array([f"{head}{raw[i]['key']}.jpg" for i in rows], dtype=np.dtypes.StringDType()),
+        positions=positions[rows],
+        zone=zone[rows],
+        heading=np.array([number(raw[i].get("ca")) for i in rows]),
+        timestamp=np.array([unix_time(raw[i].get("captured_at", "")) for i in rows]),
+        condition=np.array(conditions, dtype=np.dtypes.StringDType()),
+        is_query=np.full(len(rows), folder.name == "query"),
+        frame_number=np.array(frames, dtype=np.float64),
+    )
 
 
-def _positions(
-    raw: list[dict[str, str]], post: list[dict[str, str]], posed: bool
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+def _positions(raw: list[Row], post: list[Row], posed: bool) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     if not posed or not raw:
         return np.full((len(raw), 2), np.nan), np.zeros(len(raw), dtype=np.int64)
     lat = np.array([number(row["lat"]) for row in raw])
     lon = np.array([number(row["lon"]) for row in raw])
     if "easting" in post[0]:
-        given = np.array([[number(row["easting"]), number(row["northing"])] for row in post])
-        known = np.isfinite(lat) & np.isfinite(lon)
-        zone = int(utm_epsg(np.median(lat[known]), circular_median(lon[known]))) if known.any() else 0
-        return given, np.full(len(raw), zone)
+        positions = np.array([[number(row["easting"]), number(row["northing"])] for row in post])
+        finite = np.isfinite(lat) & np.isfinite(lon)
+        zone = int(utm_epsg(np.median(lat[finite]), circular_median(lon[finite]))) if finite.any() else 0
+        return positions, np.full(len(raw), zone)
     positions, frame = project(lat, lon)
     at = zone_index(positions, frame)
     codes = np.array((*frame_codes(frame), 0), dtype=np.int64)  # the last is for images without a position
@@ -156,8 +161,8 @@ def _positions(
     return positions, codes[at]
 
 
-def _condition(city: str, row: dict[str, str], sequence: dict[str, str]) -> str:
-    """City, light and sequence: frame numbers begin anew in every sequence, and a sequence is a drive."""
+def _condition(city: str, row: Row, sequence: Row) -> str:
+    """Return city, light and sequence: a sequence is a drive, with its own frame numbers."""
     light = "" if "night" not in row else "night" if row["night"] == "True" else "day"
     return " ".join(part for part in (city, light, sequence.get("sequence_key", "")) if part)
 
@@ -167,9 +172,9 @@ READER = Reader(
     "Mapillary SLS: train_val/CITY/{query, database}/{raw, postprocessed, …}.csv and images/",
     read,
     {
-        "cities": "val, train, test or names separated by commas (val)",
-        "queries": "all, or subtask: those marked in subtask_index.csv that have a positive (all)",
-        "subtask": "column of subtask_index.csv: all, s2w, w2s, o2n, n2o, d2n, n2d (all)",
-        "radius": "metres within which a reference is a positive (25)",
+        "cities": "val, train, test or names separated by commas (default: val)",
+        "queries": "all, or subtask: queries with a positive, marked in subtask_index.csv (default: all)",
+        "subtask": "column of subtask_index.csv: all, s2w, w2s, o2n, n2o, d2n, n2d (default: all)",
+        "radius": "distance in metres within which a reference is a positive (default: 25)",
     },
 )

@@ -1,11 +1,12 @@
-"""Your own photos: positions, directions and times out of EXIF; a CSV may place photos without GPS."""
+"""Your own photos: positions, directions and times from EXIF; a CSV file can place photos without GPS."""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, SupportsFloat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,18 +14,19 @@ from numpy.typing import NDArray
 from kappaplace.data.geodesy import project
 from kappaplace.data.images import open_image
 from kappaplace.data.readers.csv_folder import Ask, open_sheet, sheet_table
-from kappaplace.data.readers.layout import Reader, existing_folder, images_or_error
+from kappaplace.data.readers.layout import Reader, check_folder, images_or_error
 from kappaplace.data.readers.text import unix_time
 from kappaplace.data.table import DEFAULT_RADIUS, PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.progress import track
 
-MAX_ACCURACY = 100.0  # metres; a worse fix says nothing about the place and counts as none
+MAX_ACCURACY = 100.0  # metres; a GPS position with a worse accuracy is ignored
 _EXIF_IFD, _GPS_IFD = 0x8769, 0x8825
+_Columns = dict[str, NDArray[np.generic]]
 
 
 class PhotoPose(NamedTuple):
-    """What EXIF says of one photo; NaN where it says nothing."""
+    """EXIF data of one photo; NaN for missing values."""
 
     latitude: float = float("nan")
     longitude: float = float("nan")
@@ -44,32 +46,40 @@ def read(
     radius: float = DEFAULT_RADIUS,
     ask: Ask = lambda text: True,
 ) -> PlaceImages:
-    """All photos below ``folder``; those below its subfolder ``queries`` are queries.
+    """Read all photos below a folder. The GPS accuracy in EXIF widens the radius of positives.
 
-    The stated GPS accuracy widens the radius of positives; a photo whose accuracy is worse than
-    ``max_accuracy`` is kept as unposed. What ``csv`` says of a photo comes before its EXIF; ``columns`` and
-    ``frame`` are those of the layout csv.
+    Args:
+        folder: The folder.
+        queries: Subfolder whose photos are queries. Default: no queries.
+        csv: CSV file that replaces EXIF data for the photos that it names.
+        columns: Columns of the CSV file that replace guesses, as in the layout csv.
+        frame: Frame of UTM coordinates in the CSV file, for example EPSG:32610.
+        max_accuracy: Photos with a worse GPS accuracy in metres have no position.
+        radius: Distance in metres within which a reference is a positive, before the accuracy is added.
+        ask: Confirms the guessed columns. Default: accept them.
+
+    Returns:
+        The table.
     """
-    root = existing_folder(folder)
+    root = check_folder(folder)
     paths = images_or_error(root)
-    known: dict[str, Any] = {
-        "condition": np.array([path.rpartition("/")[0] for path in paths], dtype=np.dtypes.StringDType()),
-        "is_query": _roles(root, paths, queries),
-    }
-    lat, lon, known["heading"], accuracy, known["timestamp"] = _exif(root, paths).T
+    lat, lon, heading, accuracy, timestamp = _exif(root, paths).T
     vague = accuracy > max_accuracy
-    lat, lon, known["accuracy"] = (np.where(vague, np.nan, c) for c in (lat, lon, accuracy))
+    lat, lon, accuracy = (np.where(vague, np.nan, values) for values in (lat, lon, accuracy))
+    folders = np.array([path.rpartition("/")[0] for path in paths], dtype=np.dtypes.StringDType())
+    data: _Columns = {"heading": heading, "timestamp": timestamp, "accuracy": accuracy}
+    data |= {"condition": folders, "is_query": _roles(root, paths, queries)}
     if csv:
         sheet = open_sheet(root, csv, columns, ask)
-        given = sheet_table(sheet, root, frame, radius)
-        words = np.array(sheet.parsed("query", str) or [""] * len(sheet.rows))[sheet.first_rows]
-        positions, own_frame, known = _placed_by(given, words != "", paths, (lat, lon), known)
+        table = sheet_table(sheet, root, frame, radius)
+        roles = np.array(sheet.column("query", str) or [""] * len(sheet.rows))[sheet.first_rows]
+        positions, own_frame, data = _placed_by(table, roles != "", paths, (lat, lon), data)
     else:
         positions, own_frame = project(lat, lon)
-    if not np.isfinite(known["accuracy"]).any():
-        known["accuracy"] = None
+    if not np.isfinite(np.asarray(data["accuracy"], np.float64)).any():
+        del data["accuracy"]
     return PlaceImages.create(
-        paths, positions, **known, root=root, frame=own_frame, name=root.name, radius=radius
+        paths, positions, **data, root=root, frame=own_frame, name=root.name, radius=radius
     )
 
 
@@ -83,7 +93,7 @@ def _exif(root: Path, paths: list[str]) -> NDArray[np.float64]:
 
 
 def read_pose(file: Path) -> PhotoPose:
-    """Position, direction, accuracy and time of one photo."""
+    """Return position, direction, accuracy and time of one photo."""
     try:
         with open_image(file) as image:
             exif = image.getexif()
@@ -92,52 +102,66 @@ def read_pose(file: Path) -> PhotoPose:
     except KappaPlaceError:
         raise
     except Exception as error:  # damaged headers raise many types (struct, Syntax, Value, OS errors ...)
-        raise KappaPlaceError(f"{file} cannot be read as an image ({error}): remove or repair it.") from None
+        raise KappaPlaceError(f"{file} cannot be read as an image ({error}). Remove or repair it.") from None
     lat, lon = _degrees(gps.get(2), gps.get(1)), _degrees(gps.get(4), gps.get(3))
-    nowhere = lat == 0 and lon == 0  # cameras write 0, 0 for no fix
-    if nowhere or not (np.isfinite(lat) and np.isfinite(lon)):
+    no_fix = lat == 0 and lon == 0  # cameras write 0, 0 without a GPS position
+    if no_fix or not (np.isfinite(lat) and np.isfinite(lon)):
         lat = lon = float("nan")
-    return PhotoPose(lat, lon, _number(gps.get(17)), _number(gps.get(31)), _time(exif, details, gps))
+    taken, zone = _text(details.get(36867) or exif.get(306)), _text(details.get(36881))
+    time = unix_time(taken)
+    if taken and re.fullmatch(r"[+-]\d{2}:\d{2}", zone):
+        time = unix_time(taken + zone)
+    elif gps.get(29) and gps.get(7):  # GPS time (UTC) is better than a clock without a time zone
+        hours, minutes, seconds = ([_number(v) for v in gps[7]] + [0.0, 0.0, 0.0])[:3]
+        time = unix_time(_text(gps[29])) + hours * 3600 + minutes * 60 + seconds
+    return PhotoPose(lat, lon, _number(gps.get(17)), _number(gps.get(31)), time)
 
 
 def _placed_by(
-    given: PlaceImages,
-    with_role: NDArray[np.bool_],
+    table: PlaceImages,
+    has_role: NDArray[np.bool_],
     paths: list[str],
-    degrees: tuple[NDArray[Any], NDArray[Any]],
-    known: dict[str, Any],
-) -> tuple[NDArray[np.float64], str, dict[str, Any]]:
-    """EXIF and folders, overruled by what the CSV's table says of the photos it names; all in one frame.
+    degrees: tuple[NDArray[np.float64], NDArray[np.float64]],
+    data: _Columns,
+) -> tuple[NDArray[np.float64], str, _Columns]:
+    """Replace data from EXIF and folders by the CSV file's table for the photos that it names.
 
-    ``with_role`` marks the rows of the table whose role the CSV states; an empty cell leaves it to folders.
+    ``has_role`` marks the rows of the table with a role in the CSV file; otherwise the folder decides.
     """
-    row_of = {path: row for row, path in enumerate(given.paths.tolist())}
+    row_of = {path: row for row, path in enumerate(table.paths.tolist())}
     rows = np.array([row_of.get(path, -1) for path in paths])
     named = rows >= 0
-    placed = named & given.posed[rows]
+    placed = named & table.posed[rows]
     positions, frame = project(*(np.where(placed, np.nan, part) for part in degrees))
-    if placed.any() and np.isfinite(positions).any() and given.frame != frame:
+    if placed.any() and np.isfinite(positions).any() and table.frame != frame:
         raise KappaPlaceError(
-            f"The CSV places photos in the frame {given.frame} but others have GPS in {frame}: "
-            "give latitude and longitude in the CSV, or keep the two sets apart."
+            f"The CSV file places photos in the frame {table.frame} but other photos have GPS in {frame}. "
+            "Use latitude and longitude in the CSV file, or put the photos into separate datasets."
         )
-    positions[placed] = given.positions[rows[placed]]
-    said = dict(known)
-    for column in ("heading", "timestamp"):
-        stated = getattr(given, column)[rows]
-        said[column] = np.where(named & np.isfinite(stated), stated, known[column])
-    accuracy = np.full(len(paths), np.nan) if given.accuracy is None else given.accuracy[rows]
-    # The accuracy of a GPS fix says nothing of a position that the CSV gives.
-    said["accuracy"] = np.where(placed | (named & np.isfinite(accuracy)), accuracy, known["accuracy"])
-    said["place"] = np.where(named, given.place[rows], -1)
-    condition = given.condition[rows]
-    said["condition"] = np.where(named & (condition != ""), condition, known["condition"])
-    said["is_query"] = np.where(named & with_role[rows], given.is_query[rows], known["is_query"])
-    return positions, given.frame if placed.any() else frame, said
+    positions[placed] = table.positions[rows[placed]]
+
+    def replaced(name: str, values: NDArray[np.generic], mask: NDArray[np.bool_]) -> NDArray[np.generic]:
+        return np.where(named & mask, values, data[name])
+
+    heading, timestamp, condition = table.heading[rows], table.timestamp[rows], table.condition[rows]
+    accuracy = np.full(len(paths), np.nan) if table.accuracy is None else table.accuracy[rows]
+    return (
+        positions,
+        table.frame if placed.any() else frame,
+        {
+            "heading": replaced("heading", heading, np.isfinite(heading)),
+            "timestamp": replaced("timestamp", timestamp, np.isfinite(timestamp)),
+            # The accuracy of a GPS fix does not apply to a position from the CSV file.
+            "accuracy": replaced("accuracy", accuracy, placed | np.isfinite(accuracy)),
+            "place": np.where(named, table.place[rows], -1),
+            "condition": replaced("condition", condition, condition != ""),
+            "is_query": replaced("is_query", table.is_query[rows], has_role[rows]),
+        },
+    )
 
 
 def _roles(root: Path, paths: list[str], queries: str) -> NDArray[np.bool_]:
-    """Which photos lie below the folder of queries, however it is written (./walk2, walk2/, a full path)."""
+    """Mark the photos below the query folder, however its path is written (./walk2, walk2/, a full path)."""
     if not queries:
         return np.zeros(len(paths), dtype=bool)
     if not (root / queries).is_dir():
@@ -148,37 +172,29 @@ def _roles(root: Path, paths: list[str], queries: str) -> NDArray[np.bool_]:
     head = "" if below == Path() else below.as_posix() + "/"
     roles = np.array([path.startswith(head) for path in paths])
     if not roles.any():
-        raise KappaPlaceError(f"{root / queries} holds no photo of {root}, so there would be no query.")
+        raise KappaPlaceError(f"{root / queries} contains no photo of {root}, so there would be no query.")
     return roles
 
 
-def _number(value: Any) -> float:
+def _text(value: str | bytes | None) -> str:
+    return str(value or "").strip("\0 ")
+
+
+def _number(value: SupportsFloat | str | None) -> float:
     try:
-        return float(value)
+        return float("nan" if value is None else value)
     except (TypeError, ValueError, ZeroDivisionError):
         return float("nan")
 
 
-def _degrees(value: Any, side: Any) -> float:
-    """Degrees, minutes, seconds and N/S/E/W → signed degrees."""
+def _degrees(value: Iterable[SupportsFloat] | None, side: str | bytes | None) -> float:
+    """Return degrees, minutes, seconds and N/S/E/W as signed degrees."""
     try:
-        parts = [_number(v) for v in value]
+        parts = [_number(part) for part in value or ()]
     except TypeError:
         return float("nan")
-    degrees = sum(part / 60**power for power, part in enumerate(parts))
-    return -degrees if str(side or "").strip("\0 ").upper() in ("S", "W") else degrees
-
-
-def _time(exif: Any, details: dict[int, Any], gps: dict[int, Any]) -> float:
-    """The camera's clock with its zone if it states one; else GPS time (UTC); else the clock as it is."""
-    taken = str(details.get(36867) or exif.get(306) or "").strip("\0 ")
-    zone = str(details.get(36881) or "").strip("\0 ")
-    if taken and re.fullmatch(r"[+-]\d{2}:\d{2}", zone):
-        return unix_time(taken + zone)
-    if gps.get(29) and gps.get(7):
-        hours, minutes, seconds = ([_number(v) for v in gps[7]] + [0.0, 0.0, 0.0])[:3]
-        return unix_time(str(gps[29]).strip("\0 ")) + hours * 3600 + minutes * 60 + seconds
-    return unix_time(taken)
+    degrees = sum(part / 60**power for power, part in enumerate(parts)) if parts else float("nan")
+    return -degrees if _text(side).upper() in ("S", "W") else degrees
 
 
 READER = Reader(
@@ -186,11 +202,12 @@ READER = Reader(
     "a folder of photos with GPS and direction in EXIF (JPEG, PNG, WebP; extra heic for HEIC files)",
     read,
     {
-        "queries": "subfolder whose photos are queries (none)",
-        "csv": "CSV that places photos without GPS: path and lat/lon, UTM or x/y, and what else it says",
-        "columns": "what the guess of the CSV's columns gets wrong, as in the layout csv",
-        "frame": "frame of UTM coordinates in the CSV, e.g. EPSG:32610",
-        "max_accuracy": "metres; photos with a worse stated accuracy count as unposed (100)",
-        "radius": "metres within which a reference is a positive, before the accuracy is added (25)",
+        "queries": "subfolder whose photos are queries (default: no queries)",
+        "csv": "CSV file that places photos without GPS: path and lat/lon, UTM or x/y, and other columns",
+        "columns": "columns of the CSV file that replace guesses, as in the layout csv",
+        "frame": "frame of UTM coordinates in the CSV file, for example EPSG:32610",
+        "max_accuracy": "photos with a worse GPS accuracy in metres have no position (default: 100)",
+        "radius": "distance in metres within which a reference is a positive, before the accuracy is added "
+        "(default: 25)",
     },
 )

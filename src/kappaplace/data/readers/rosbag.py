@@ -1,13 +1,12 @@
-"""A ROS 1 bag, a ROS 2 bag or an MCAP file with images and GPS or odometry; no ROS installation needed."""
+"""ROS 1 bags, ROS 2 bags and MCAP files with images and GPS or odometry; ROS is not required."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +14,18 @@ from PIL import Image
 
 from kappaplace.data.geodesy import project
 from kappaplace.data.readers.layout import Reader
-from kappaplace.data.readers.trajectory import Trajectory, headings, sample_by_distance
-from kappaplace.data.readers.video import frames_folder
+from kappaplace.data.readers.trajectory import Trajectory, sample_by_distance
+from kappaplace.data.readers.video import frames_folder, frames_table
 from kappaplace.data.table import DEFAULT_RADIUS, PlaceImages
 from kappaplace.errors import KappaPlaceError, MissingExtra
-from kappaplace.files import reason, replace_file
+from kappaplace.files import reason, write_file
 from kappaplace.progress import track
+
+if TYPE_CHECKING:
+    from rosbags.highlevel import AnyReader
+    from rosbags.interfaces import Connection
+    from rosbags.typesys.stores.ros2_humble import sensor_msgs__msg__CompressedImage as CompressedImage
+    from rosbags.typesys.stores.ros2_humble import sensor_msgs__msg__Image as RawImage
 
 _IMAGES = ("sensor_msgs/msg/CompressedImage", "sensor_msgs/msg/Image")
 _POSES = (
@@ -29,7 +34,7 @@ _POSES = (
     "geometry_msgs/msg/PoseStamped",
     "geometry_msgs/msg/PoseWithCovarianceStamped",
 )
-# Encoding of a raw image → bytes a pixel, and the order of its channels in RGB(A) or grey.
+# Encoding of a raw image → bytes per pixel, and the order of its channels in RGB(A) or grey.
 _ENCODINGS: dict[str, tuple[int, tuple[int, ...]]] = {
     "rgb8": (3, (0, 1, 2)),
     "bgr8": (3, (2, 1, 0)),
@@ -50,93 +55,99 @@ def read_bag(
     frames: str = "",
     radius: float = DEFAULT_RADIUS,
 ) -> PlaceImages:
-    """``folder`` is the bag (a ROS 2 folder, .bag or .mcap). One image is kept every ``every`` metres."""
+    """Read images and positions of a bag.
+
+    Args:
+        folder: The bag: a ROS 2 folder, or a .bag or .mcap file.
+        image_topic: Topic of the images. Default: the only one.
+        pose_topic: Topic of GPS, odometry or poses. Default: the only one, GPS first.
+        every: Distance between images in metres.
+        frames: Folder for the images. Default: BAG_frames next to the bag.
+        radius: Distance in metres within which a reference is a positive.
+
+    Returns:
+        The table.
+
+    Raises:
+        KappaPlaceError: If the bag cannot be read or has no suitable topics.
+    """
     bag = Path(folder)
     if not bag.exists():
         raise KappaPlaceError(f"There is no bag {bag}.")
-    with _opened(bag) as reader:
+    with _open_bag(bag) as reader:
         images = _connections(reader, image_topic, _IMAGES, "image_topic")
         poses = _connections(reader, pose_topic, _POSES, "pose_topic")
         path = _trajectory(reader, poses)
-        stamps = np.array([_stamp(m, t) for m, t in _messages(reader, images, "Reading image times")])
-        positions = path.at(stamps)
-        rows = sample_by_distance(positions, every)
+        stamps = np.array([time for _, time in _messages(reader, images, "Reading image times")])
+        rows = sample_by_distance(path.at(stamps), every)
         if not len(rows):
-            raise KappaPlaceError(f"{bag}: no image falls into the time of {poses[0].topic}.")
-        place = Path(frames) if frames else bag.parent / f"{bag.stem}_frames"
-        out = frames_folder(place, bag, images[0].topic)
-        names = _write_images(reader, images, set(rows.tolist()), out)
-    accuracy = path.accuracy_at(stamps[rows])
-    return PlaceImages.create(
-        names,
-        positions[rows],
-        heading=headings(positions[rows]),
-        timestamp=stamps[rows],
-        condition=[bag.stem] * len(rows),
-        frame_number=rows,
-        accuracy=accuracy,
-        root=out,
-        frame=path.frame,
-        name=bag.stem,
-        radius=radius,
-    )
+            raise KappaPlaceError(f"{bag} has no image within the time of {poses[0].topic}.")
+        folder = Path(frames) if frames else bag.parent / f"{bag.stem}_frames"
+        out = frames_folder(folder, bag, images[0].topic)
+        files = _write_images(reader, images, set(rows.tolist()), out)
+    return frames_table(files, path, stamps, rows, bag, radius)
 
 
 def unpack_images(bag: Path, folder: Path, image_topic: str = "") -> tuple[list[str], NDArray[np.float64]]:
-    """All images of a bag as files: their names and times; for poses that come from elsewhere."""
-    with _opened(bag) as reader:
+    """Write all images of a bag to files, for poses from another source.
+
+    Args:
+        bag: The bag.
+        folder: Folder for the images.
+        image_topic: Topic of the images. Default: the only one.
+
+    Returns:
+        Names and times of the images.
+    """
+    with _open_bag(bag) as reader:
         images = _connections(reader, image_topic, _IMAGES, "image_topic")
-        stamps = np.array([_stamp(m, t) for m, t in _messages(reader, images, "Reading image times")])
+        stamps = np.array([time for _, time in _messages(reader, images, "Reading image times")])
         out = frames_folder(folder, bag, images[0].topic)
-        return _write_images(reader, images, set(range(len(stamps))), out), stamps
+        files = _write_images(reader, images, set(range(len(stamps))), out)
+    return [file.name for file in files], stamps
 
 
 def whole_poses(bag: Path, pose_topic: str = "") -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
-    """Times, and x, y, z, qx, qy, qz, qw, of odometry or poses; None where only GPS, or no direction, is
-    known.
+    """Read the poses of a bag.
+
+    Args:
+        bag: The bag.
+        pose_topic: Topic of odometry or poses. Default: the only one.
+
+    Returns:
+        Times and poses (x, y, z, qx, qy, qz, qw); None if the bag contains only GPS, or no directions.
     """
-    with _opened(bag) as reader:
+    with _open_bag(bag) as reader:
         topics = {c.topic for c in reader.connections if c.msgtype in _POSES[1:]}
         if pose_topic not in topics if pose_topic else not topics:
             return None
         poses = _connections(reader, pose_topic, _POSES[1:], "pose_topic")
-        times, rows = [], []
-        for message, moment in _messages(reader, poses, "Reading poses"):
-            pose = message.pose.pose if hasattr(message.pose, "pose") else message.pose
-            at, turned = pose.position, pose.orientation
-            rows.append((at.x, at.y, at.z, turned.x, turned.y, turned.z, turned.w))
-            times.append(_stamp(message, moment))
-    found = np.array(rows, np.float64).reshape(-1, 7)
-    return None if not found[:, 3:].any() else (np.array(times), found)
+        rows = [(time, *_pose(message)) for message, time in _messages(reader, poses, "Reading poses")]
+    array = np.array(rows, np.float64).reshape(-1, 8)
+    return (array[:, 0], array[:, 1:]) if array[:, 4:].any() else None
 
 
 @contextmanager
-def _opened(bag: Path) -> Iterator[Any]:
-    """The reader of a bag; whatever is wrong with it is one sentence."""
-    open_bag = _rosbags()
-    try:
-        with open_bag([bag]) as reader:
-            yield reader
-    except KappaPlaceError:
-        raise
-    except Exception as error:  # damaged bags raise what SQLite, YAML, MCAP, zstd and the decoders raise
-        raise KappaPlaceError(f"{bag} cannot be read as a bag ({reason(error)}).") from error
-
-
-def _rosbags() -> Any:
-    """The reader of any bag."""
+def _open_bag(bag: Path) -> Iterator[AnyReader]:
+    """Open a bag; every error becomes one message."""
     try:
         from rosbags.highlevel import AnyReader
         from rosbags.typesys import Stores, get_typestore
     except ImportError:
         raise MissingExtra("Reading ROS bags", "rosbag") from None
-    # Bags of ROS 2 Foxy and older carry no message definitions; the common ones have not changed since.
+    # Bags of ROS 2 Foxy and older contain no message definitions; the common ones have not changed since.
     types = get_typestore(Stores.ROS2_HUMBLE)
-    return partial(AnyReader, default_typestore=types)
+    try:
+        with AnyReader([bag], default_typestore=types) as reader:
+            yield reader
+    except KappaPlaceError:
+        raise
+    except Exception as error:  # damaged bags raise errors of SQLite, YAML, MCAP, zstd and the decoders
+        raise KappaPlaceError(f"{bag} cannot be read as a bag ({reason(error)}).") from error
 
 
-def _connections(reader: Any, topic: str, kinds: tuple[str, ...], option: str) -> list[Any]:
-    """Connections of the topic named, or of the only topic of the best kind present."""
+def _connections(reader: AnyReader, topic: str, kinds: tuple[str, ...], option: str) -> list[Connection]:
+    """Return the connections of a topic, or of the only topic of the best kind."""
     usable = [c for c in reader.connections if c.msgtype in kinds]
     if topic:
         usable = [c for c in usable if c.topic == topic]
@@ -145,42 +156,45 @@ def _connections(reader: Any, topic: str, kinds: tuple[str, ...], option: str) -
         usable = [c for c in usable if c.msgtype == kinds[best]]
     topics = sorted({c.topic for c in usable})
     if len(topics) != 1:
-        there = ", ".join(sorted(f"{c.topic} ({c.msgtype})" for c in reader.connections)) or "no topic"
-        raise KappaPlaceError(f"Name the topic with {option}=…; the bag holds {there}.")
+        contents = ", ".join(sorted(f"{c.topic} ({c.msgtype})" for c in reader.connections)) or "no topic"
+        raise KappaPlaceError(f"Name the topic with {option}=…. The bag contains {contents}.")
     return usable
 
 
-def _messages(reader: Any, connections: list[Any], what: str) -> Any:
+def _messages(reader: AnyReader, connections: list[Connection], task: str) -> Iterator[tuple[Any, float]]:
+    """Yield messages with their times: the header's, or that of the recording if the driver left it empty."""
     total = sum(connection.msgcount for connection in connections)
-    with track(what, total) as bar:
-        for connection, moment, raw in reader.messages(connections=connections):
-            yield reader.deserialize(raw, connection.msgtype), moment
+    with track(task, total) as bar:
+        for connection, recorded, raw in reader.messages(connections=connections):
+            message: Any = reader.deserialize(raw, connection.msgtype)
+            seconds = message.header.stamp.sec + message.header.stamp.nanosec * 1e-9
+            yield message, float(seconds if seconds > 0 else recorded * 1e-9)
             bar.advance()
 
 
-def _stamp(message: Any, recorded: int) -> float:
-    """The header's time, or the time of recording where a driver left it empty."""
-    stamp = message.header.stamp
-    seconds = stamp.sec + stamp.nanosec * 1e-9
-    return float(seconds if seconds > 0 else recorded * 1e-9)
+def _pose(message: Any) -> tuple[float, ...]:
+    """Return x, y, z, qx, qy, qz, qw of odometry or a pose, with or without covariance."""
+    pose = message.pose.pose if hasattr(message.pose, "pose") else message.pose
+    at, rotation = pose.position, pose.orientation
+    return at.x, at.y, at.z, rotation.x, rotation.y, rotation.z, rotation.w
 
 
-def _trajectory(reader: Any, connections: list[Any]) -> Trajectory:
+def _trajectory(reader: AnyReader, connections: list[Connection]) -> Trajectory:
     satellite = connections[0].msgtype == "sensor_msgs/msg/NavSatFix"
-    times, points, spread = [], [], []
-    for message, moment in _messages(reader, connections, "Reading poses"):
+    points: list[tuple[float, ...]] = []
+    times, spread = [], []
+    for message, time in _messages(reader, connections, "Reading poses"):
         if satellite:
             if message.status.status < 0:  # no fix
                 continue
             points.append((message.latitude, message.longitude))
-            known = message.position_covariance_type != 0
-            spread.append(float(np.sqrt(max(message.position_covariance[[0, 4]]))) if known else np.nan)
+            has_spread = message.position_covariance_type != 0
+            spread.append(float(np.sqrt(max(message.position_covariance[[0, 4]]))) if has_spread else np.nan)
         else:
-            pose = message.pose.pose if hasattr(message.pose, "pose") else message.pose
-            points.append((pose.position.x, pose.position.y))
-        times.append(_stamp(message, moment))
+            points.append(_pose(message)[:2])
+        times.append(time)
     if len(points) < 2:
-        raise KappaPlaceError(f"{connections[0].topic} holds fewer than two poses.")
+        raise KappaPlaceError(f"{connections[0].topic} contains fewer than two poses.")
     array = np.array(points, dtype=np.float64)
     if not satellite:
         return Trajectory(np.array(times), array)
@@ -191,28 +205,37 @@ def _trajectory(reader: Any, connections: list[Any]) -> Trajectory:
     )
 
 
-def _write_images(reader: Any, connections: list[Any], wanted: set[int], out: Path) -> list[str]:
-    names = []
+def _write_images(reader: AnyReader, connections: list[Connection], rows: set[int], out: Path) -> list[Path]:
+    files = []
     for row, (message, _) in enumerate(_messages(reader, connections, "Writing images")):
-        if row not in wanted:
+        if row not in rows:
             continue
         data, suffix = _encoded(message)
-        name = f"{row:07d}{suffix}"
-        if not (out / name).is_file():
-            replace_file(out / name, lambda part, data=data: part.write_bytes(data))  # type: ignore[misc]
-        names.append(name)
-    return names
+        files.append(out / f"{row:07d}{suffix}")
+        if not files[-1].is_file():
+            write_file(files[-1], data)
+    return files
 
 
-def image_of_message(message: Any) -> Image.Image:
-    """A sensor_msgs Image or CompressedImage as a picture."""
+def image_of_message(message: RawImage | CompressedImage) -> Image.Image:
+    """Convert a ROS message to an image.
+
+    Args:
+        message: A sensor_msgs Image or CompressedImage, of ROS or of the package rosbags.
+
+    Returns:
+        The image.
+
+    Raises:
+        KappaPlaceError: If the encoding is not supported.
+    """
     if hasattr(message, "format"):
         return Image.open(io.BytesIO(bytes(message.data)))
     return Image.fromarray(_pixels(message))
 
 
-def _encoded(message: Any) -> tuple[bytes, str]:
-    """The image as bytes of a file; what the camera compressed stays as it is."""
+def _encoded(message: RawImage | CompressedImage) -> tuple[bytes, str]:
+    """Return the bytes and the suffix of an image file; images compressed by the camera are unchanged."""
     if hasattr(message, "format"):
         data = bytes(message.data)
         return data, ".png" if data.startswith(b"\x89PNG") else ".jpg"
@@ -221,12 +244,9 @@ def _encoded(message: Any) -> tuple[bytes, str]:
     return buffer.getvalue(), ".png"
 
 
-def _pixels(message: Any) -> NDArray[np.uint8]:
+def _pixels(message: RawImage) -> NDArray[np.uint8]:
     if message.encoding not in _ENCODINGS:
-        known = ", ".join(_ENCODINGS)
-        raise KappaPlaceError(
-            f"Raw images of encoding {message.encoding} are not supported; known are {known}."
-        )
+        raise KappaPlaceError(f"Unknown encoding {message.encoding!r}. Supported: {', '.join(_ENCODINGS)}.")
     depth, order = _ENCODINGS[message.encoding]
     rows = np.frombuffer(bytes(message.data), dtype=np.uint8).reshape(message.height, message.step)
     pixels = rows[:, : message.width * depth].reshape(message.height, message.width, depth)[:, :, order]
@@ -239,10 +259,10 @@ READER = Reader(
     read_bag,
     {
         "image_topic": "topic of the images (default: the only one)",
-        "pose_topic": "topic of NavSatFix, Odometry or PoseStamped (default: the only one; GPS first)",
-        "every": "metres between images (2)",
-        "frames": "where images are written (beside the bag)",
-        "radius": "metres within which a reference is a positive (25)",
+        "pose_topic": "topic of NavSatFix, Odometry or PoseStamped (default: the only one, GPS first)",
+        "every": "distance between images in metres (default: 2)",
+        "frames": "folder for the images (default: BAG_frames next to the bag)",
+        "radius": "distance in metres within which a reference is a positive (default: 25)",
     },
     extra="rosbag",
 )

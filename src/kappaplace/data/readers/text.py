@@ -1,6 +1,6 @@
-"""CSV files of others: rows, and cells that are numbers or names; what is wrong is told with its place.
+"""CSV files and their cells: numbers, place names, and times in many formats.
 
-Times in the many forms that cameras, robots and spreadsheets write, as seconds since 1970.
+Every error names its file, row and column.
 """
 
 from __future__ import annotations
@@ -12,61 +12,87 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timezone
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kappaplace.errors import KappaPlaceError
 
 T = TypeVar("T")
+Row = dict[str, str]
+"""A row of a CSV file: cells by column name."""
 
 
-def read_rows(file: Path, needed: Iterable[str] = ()) -> list[dict[str, str]]:
-    """Rows of a CSV file as dictionaries; an absent file or column is told in one sentence."""
+def read_rows(file: Path, columns: Iterable[str] = ()) -> list[Row]:
+    """Read a CSV file.
+
+    Args:
+        file: The file, with a header; separated by commas, semicolons or tabs.
+        columns: Columns that must exist.
+
+    Returns:
+        The rows.
+
+    Raises:
+        KappaPlaceError: If the file is missing, is not a CSV file or has no such column.
+    """
     if not file.is_file():
-        raise KappaPlaceError(f"{file} is missing: the layout needs it.")
+        raise KappaPlaceError(f"{file} is missing. The layout requires it.")
     try:
         with file.open(encoding="utf-8-sig", newline="") as stream:
             header = stream.readline()
             stream.seek(0)
-            delimiter = max(",;\t", key=header.count)
-            reader = csv.DictReader(stream, delimiter=delimiter, restval="")
-            rows: list[dict[Any, Any]] = list(reader)
+            table = list(csv.reader(stream, delimiter=max(",;\t", key=header.count)))
     except UnicodeDecodeError as error:
         raise KappaPlaceError(
-            f"{file} is not UTF-8 text (byte {error.start} is {error.object[error.start]:#04x}): "
-            "save it as UTF-8."
+            f"{file} is not UTF-8 text (byte {error.start} is {error.object[error.start]:#04x}). "
+            "Save it as UTF-8."
         ) from None
     except csv.Error as error:
         raise KappaPlaceError(f"{file} cannot be read as CSV ({error}).") from None
-    names = [name or "" for name in reader.fieldnames or ()]
-    missing = [name for name in needed if name not in names]
+    names = table[0] if table else []
+    missing = [name for name in columns if name not in names]
     if missing:
-        raise KappaPlaceError(f"{file} lacks the column {missing[0]}; it has {', '.join(names) or 'none'}.")
-    for row, cells in enumerate(rows, start=1):
-        surplus = cells.pop(None, [])
-        if any(cell.strip() for cell in surplus):  # empty ones are only a separator at the end of the line
+        raise KappaPlaceError(f"{file} has no column {missing[0]}, only {', '.join(names) or 'none'}.")
+    rows = []
+    for number_of_row, cells in enumerate(filter(None, table[1:]), start=1):  # blank lines do not count
+        if any(cell.strip() for cell in cells[len(names) :]):  # empty: a trailing separator
             raise KappaPlaceError(
-                f"{file} row {row} has {len(names) + len(surplus)} cells but the header has {len(names)}: "
-                "put text that holds the separator in quotes."
+                f"{file} row {number_of_row} has {len(cells)} cells but the header has {len(names)}. "
+                "Put text that contains the separator in quotes."
             )
+        rows.append(dict(zip(names, cells + [""] * (len(names) - len(cells)), strict=False)))
     return rows
 
 
-def parsed(rows: Sequence[dict[str, str]], column: str, parse: Callable[[str], T], file: Path) -> list[T]:
-    """Every cell of a column through ``parse``; one that it refuses is told with file, row and column."""
+def parse_column(rows: Sequence[Row], column: str, parse: Callable[[str], T], file: Path) -> list[T]:
+    """Convert every cell of a column.
+
+    Args:
+        rows: Rows of the file.
+        column: Name of the column.
+        parse: Converts a cell; it raises KappaPlaceError or ValueError for invalid text.
+        file: The file, for messages.
+
+    Returns:
+        One value per row.
+
+    Raises:
+        KappaPlaceError: If a cell is invalid; the message has file, row and column.
+    """
     values = []
     for row, cells in enumerate(rows, start=1):
         try:
             values.append(parse(cells[column].strip()))
         except (KappaPlaceError, ValueError) as error:
-            words = str(error).rstrip(".")
-            raise KappaPlaceError(f"{file} row {row}, column {column}: {words}.") from None
+            message = str(error).rstrip(".")
+            raise KappaPlaceError(f"{file} row {row}, column {column}: {message}.") from None
     return values
 
 
 def number(text: str | None) -> float:
-    """A cell as a number; empty is NaN."""
+    """Return a cell as a number; an empty cell is NaN."""
     text = (text or "").strip()
     if not text:
         return float("nan")
@@ -77,30 +103,30 @@ def number(text: str | None) -> float:
 
 
 def integer(text: str) -> int:
-    """A cell as an integer; empty is none."""
+    """Return a cell as an integer; an empty cell is invalid."""
     try:
         return int(text)
     except ValueError:
         raise KappaPlaceError(f"{text!r} is not an integer.") from None
 
 
-def labels(names: Iterable[str]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Place names → 0, 1, 2 … in order of first appearance; an empty name is −1."""
-    seen: dict[str, int] = {"": -1}
-    return np.array([seen.setdefault(name, len(seen) - 1) for name in names], dtype=np.int64)
+def labels(names: Iterable[str]) -> NDArray[np.int64]:
+    """Number place names 0, 1, 2 … in order of first appearance; an empty name is −1."""
+    numbers: dict[str, int] = {"": -1}
+    return np.array([numbers.setdefault(name, len(numbers) - 1) for name in names], dtype=np.int64)
 
 
 _COMPACT = re.compile(r"(19|20)\d{2}(\d{2}){0,2}(_(\d{2}){1,3})?")
-_UNITS = (1e9, 1e6, 1e3)  # nano-, micro- and milliseconds are told by their size (after 1973)
+_UNITS = (1e9, 1e6, 1e3)  # nano-, micro- and milliseconds, detected by their size (after 1973)
 
 
 @lru_cache(maxsize=4096)  # file names repeat the same few months
 def unix_time(text: str) -> float:
-    """Seconds since 1970 of one date or number that stands alone; NaN if there is none.
+    """Return one date or number as seconds since 1970; NaN if it is neither.
 
-    Dates without a zone are taken as UTC. Known forms: ISO 8601, EXIF's ``2020:05:31 12:00:00``,
-    ``20200531_120000`` and its beginnings (``202005``, ``2020``), seconds, milliseconds or nanoseconds since
-    1970. A column of cells says more than one of them: see :func:`unix_times`.
+    Dates without a time zone are UTC. Formats: ISO 8601, EXIF's ``2020:05:31 12:00:00``, ``20200531_120000``
+    and its beginnings (``202005``, ``2020``), and seconds, milliseconds, microseconds or nanoseconds since
+    1970. For a whole column use :func:`unix_times`, which has more evidence.
 
     >>> unix_time("1970-01-02"), unix_time("197001"), unix_time("86400")
     (86400.0, 0.0, 86400.0)
@@ -108,26 +134,23 @@ def unix_time(text: str) -> float:
     text = text.strip()
     if _COMPACT.fullmatch(text):
         return _compact(text)
-    try:
-        value = float(text)
-    except ValueError:
-        return _iso(text)
-    return value / _unit(abs(value))
+    value = _float(text)
+    return _iso(text) if math.isnan(value) else value / _unit(abs(value))
 
 
 def unix_times(cells: Sequence[str]) -> list[float]:
-    """Seconds since 1970 of a column; NaN where a cell says nothing.
+    """Return a column of dates or numbers as seconds since 1970; NaN for empty or invalid cells.
 
-    What the numbers are is decided once for the column: digits are dates (``202005``, ``20200531_1200``) only
-    where every cell is one, and all numbers have the unit of the largest. Four digits alone are never a
-    year here: seconds since the start of a recording pass through 1900 to 2099, too.
+    The format of numbers is the same for the whole column. Digits are dates (``202005``, ``20200531_1200``)
+    only if every cell is a date, and all numbers have the unit of the largest. Four digits are never a year
+    here, because seconds since the start of a recording also pass through 1900 to 2099.
 
     >>> unix_times(["1898", "1999", "2000"]), unix_times(["197001", "", "197002"])
     ([1898.0, 1999.0, 2000.0], [0.0, nan, 2678400.0])
     """
     texts = [cell.strip() for cell in cells]
-    told = [text for text in texts if text]
-    if all(len(text) > 4 and _COMPACT.fullmatch(text) and math.isfinite(_compact(text)) for text in told):
+    dates = all(_COMPACT.fullmatch(t) and len(t) > 4 and math.isfinite(_compact(t)) for t in texts if t)
+    if dates:
         return [_compact(text) if text else float("nan") for text in texts]
     values = [_float(text) for text in texts]
     unit = _unit(max((abs(value) for value in values if math.isfinite(value)), default=0.0))

@@ -1,16 +1,13 @@
-"""Trajectories of a camera: TUM, KITTI and GPX files, interpolation in time, sampling by distance.
-
-Whole poses, not only positions, out of TUM, KITTI and GPX files, and at the times of images.
-"""
+"""Trajectories of a camera in TUM, KITTI and GPX files: positions or poses, interpolated in time."""
 
 from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation, Slerp
 
@@ -24,14 +21,18 @@ _PLANES = {"xy": (0, 1), "xz": (0, 2), "yz": (1, 2)}
 
 @dataclass(frozen=True, eq=False)
 class Trajectory:
-    """Where the camera was when: seconds (or frame numbers, for KITTI) and metres."""
+    """Positions of a camera over time."""
 
     time: NDArray[np.float64]
+    """Seconds; frame numbers for KITTI."""
     positions: NDArray[np.float64]
+    """N×2 metres."""
     frame: str = "local"
+    """Frame of the positions."""
     by_frame: bool = False
-    """KITTI: pose i belongs to frame i, there is no clock."""
+    """KITTI: pose i belongs to frame i, and there is no clock."""
     accuracy: NDArray[np.float64] | None = None
+    """Accuracy of each position in metres, if known."""
 
     def __post_init__(self) -> None:
         order = np.argsort(self.time, kind="stable")
@@ -42,36 +43,44 @@ class Trajectory:
         if len(self.time) < 2 or not np.isfinite(self.positions).all() or not np.isfinite(self.time).all():
             raise KappaPlaceError("A trajectory needs at least two poses, each with a time and a position.")
 
-    def at(self, time: NDArray[Any]) -> NDArray[np.float64]:
-        """Positions at some times; NaN outside the trajectory, never extrapolated."""
-        axes = [np.interp(time, self.time, self.positions[:, axis]) for axis in (0, 1)]
-        inside = (np.asarray(time) >= self.time[0]) & (np.asarray(time) <= self.time[-1])
-        return np.where(inside[:, None], np.column_stack(axes), np.nan)
+    def at(self, time: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Interpolate positions; NaN outside the trajectory."""
+        axes = [np.interp(time, self.time, axis, left=np.nan, right=np.nan) for axis in self.positions.T]
+        return np.column_stack(axes)
 
-    def accuracy_at(self, time: NDArray[Any]) -> NDArray[np.float64] | None:
+    def accuracy_at(self, time: NDArray[np.float64]) -> NDArray[np.float64] | None:
+        """Interpolate the accuracy; None if it is unknown."""
         return None if self.accuracy is None else np.interp(time, self.time, self.accuracy)
 
 
 def sample_by_distance(positions: NDArray[np.float64], every: float) -> NDArray[np.int64]:
-    """Rows to keep so that about one remains every ``every`` metres of the way; unposed rows are left out.
+    """Select rows at regular distances along a trajectory.
 
-    Zero keeps every posed row.
+    Args:
+        positions: N×2 metres; NaN for rows without a position, which are never selected.
+        every: Distance between rows in metres along the trajectory; 0 selects every row with a position.
+
+    Returns:
+        Row numbers.
+
+    Raises:
+        KappaPlaceError: If every is negative or NaN.
 
     >>> sample_by_distance(np.column_stack([np.arange(10.0), np.zeros(10)]), every=3.0).tolist()
     [0, 3, 6, 9]
     """
     if not every >= 0:
-        raise KappaPlaceError(f"every={every:g} is no distance: give metres, or 0 for every image.")
+        raise KappaPlaceError(f"every must be a distance in metres, or 0 for every image, got {every:g}.")
     rows = np.flatnonzero(np.isfinite(positions[:, 0]))
     if not len(rows) or every == 0:
         return rows
-    way = np.concatenate([[0.0], np.cumsum(np.hypot(*np.diff(positions[rows], axis=0).T))])
-    step = np.floor(way / every + 1e-9)
+    distance = np.concatenate([[0.0], np.cumsum(np.hypot(*np.diff(positions[rows], axis=0).T))])
+    step = np.floor(distance / every + 1e-9)
     return rows[np.concatenate([[True], np.diff(step) > 0])]
 
 
 def headings(positions: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Direction of motion in degrees clockwise from north: where a forward-looking camera looks."""
+    """Return the direction of motion in degrees clockwise from north, for a camera that looks forward."""
     if len(positions) < 2:
         return np.full(len(positions), np.nan)
     step = np.gradient(positions, axis=0)
@@ -80,9 +89,19 @@ def headings(positions: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def read_trajectory(file: Path, plane: str = "") -> Trajectory:
-    """GPX by its suffix; in plain text, TUM has 8 numbers a line (t x y z qx qy qz qw), KITTI 12 (3×4).
+    """Read a trajectory file.
 
-    ``plane`` names the two horizontal axes: xy for TUM (z points up), xz for KITTI (z points forward).
+    Args:
+        file: GPX by its suffix; otherwise text with 8 numbers per line (TUM: t x y z qx qy qz qw) or 12
+            (KITTI: 3×4 matrix).
+        plane: The two horizontal axes: xy, xz or yz. Default: xy for TUM (z points up), xz for KITTI (z
+            points forward).
+
+    Returns:
+        The trajectory.
+
+    Raises:
+        KappaPlaceError: If the file is not a trajectory.
     """
     if not file.is_file():
         raise KappaPlaceError(f"There is no trajectory {file}.")
@@ -91,7 +110,7 @@ def read_trajectory(file: Path, plane: str = "") -> Trajectory:
     numbers = pose_numbers(file)
     width = numbers.shape[1]
     if plane and plane not in _PLANES:
-        raise KappaPlaceError(f"plane={plane!r} is unknown; choose {', '.join(_PLANES)}.")
+        raise KappaPlaceError(f"plane must be one of {', '.join(_PLANES)}, got {plane!r}.")
     if width == 8:
         return Trajectory(numbers[:, 0], numbers[:, 1:4][:, _PLANES[plane or "xy"]])
     if width == 12:
@@ -99,22 +118,24 @@ def read_trajectory(file: Path, plane: str = "") -> Trajectory:
         return Trajectory(
             np.arange(float(len(numbers))), translation[:, _PLANES[plane or "xz"]], by_frame=True
         )
-    raise KappaPlaceError(f"{file} has {width} numbers a line: TUM has 8, KITTI 12, GPX is XML.")
+    raise _wrong_width(file, width)
 
 
 def pose_numbers(file: Path) -> NDArray[np.float64]:
-    """The numbers of a text file with one pose a line: 8 columns of TUM, 12 of KITTI, or whatever is
-    there.
-    """
+    """Read a text file with one pose per line: 8 columns for TUM, 12 for KITTI."""
     if not file.is_file():
         raise KappaPlaceError(f"There is no trajectory {file}.")
     first = _first_line(file)
     if not first:
-        raise KappaPlaceError(f"{file} is empty: a trajectory needs at least two poses.")
+        raise KappaPlaceError(f"{file} is empty. A trajectory needs at least two poses.")
     try:
         return np.loadtxt(file, comments="#", ndmin=2, delimiter="," if "," in first else None)
     except ValueError as error:
-        raise KappaPlaceError(f"{file} is no table of numbers ({error}).") from None
+        raise KappaPlaceError(f"{file} is not a table of numbers ({error}).") from None
+
+
+def _wrong_width(file: Path, width: int) -> KappaPlaceError:
+    return KappaPlaceError(f"{file} has {width} numbers per line. TUM has 8 and KITTI 12; GPX is XML.")
 
 
 def _first_line(file: Path) -> str:
@@ -126,13 +147,13 @@ def _read_gpx(file: Path) -> Trajectory:
     try:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise KappaPlaceError(f"{file} is not UTF-8 text: save it as UTF-8.") from None
+        raise KappaPlaceError(f"{file} is not UTF-8 text. Save it as UTF-8.") from None
     if "<!DOCTYPE" in text or "<!ENTITY" in text:
-        raise KappaPlaceError(f"{file} declares XML entities, which no GPX needs: it is refused.")
+        raise KappaPlaceError(f"{file} declares XML entities, which are not allowed in GPX files.")
     try:
         tree = ElementTree.fromstring(text)
     except ElementTree.ParseError as error:
-        raise KappaPlaceError(f"{file} is no valid GPX ({error}).") from None
+        raise KappaPlaceError(f"{file} is not valid GPX ({error}).") from None
     points = [e for e in tree.iter() if e.tag.rpartition("}")[2] in ("trkpt", "rtept")]
     times = []
     for point in points:
@@ -160,48 +181,65 @@ _CAMERA = np.array([[0.0, 0.0, 1.0], [-1.0, 0.0, 0.0], [0.0, -1.0, 0.0]])
 
 @dataclass(frozen=True, eq=False)
 class TimedPoses:
-    """Poses at times; the time of KITTI's is the number of the frame."""
+    """Poses of a camera over time."""
 
     time: NDArray[np.float64]
+    """Seconds; frame numbers for KITTI."""
     poses: Poses
+    """N×3 (x, y, yaw) or N×7 (x, y, z, quaternion), in metres and radians."""
     by_frame: bool = False
+    """KITTI: pose i belongs to frame i, and there is no clock."""
 
     def __post_init__(self) -> None:
         if len(self.time) != len(self.poses) or len(self.time) < 2:
             raise KappaPlaceError("A trajectory needs at least two poses, each with a time.")
         order = np.argsort(self.time, kind="stable")
-        fresh = np.concatenate([[True], np.diff(self.time[order]) > 0])  # of one moment the first
-        object.__setattr__(self, "time", self.time[order][fresh])
-        object.__setattr__(self, "poses", self.poses[order][fresh])
+        first = np.concatenate([[True], np.diff(self.time[order]) > 0])  # the first pose of each time
+        object.__setattr__(self, "time", self.time[order][first])
+        object.__setattr__(self, "poses", self.poses[order][first])
 
-    def at(self, time: NDArray[Any]) -> tuple[Poses, NDArray[np.bool_]]:
-        """Poses at some times, and which of them the trajectory covers; nothing is extrapolated."""
-        asked = np.asarray(time, np.float64)
-        inside = (asked >= self.time[0]) & (asked <= self.time[-1])
-        moment = np.clip(np.where(np.isnan(asked), self.time[0], asked), self.time[0], self.time[-1])
+    def at(self, time: npt.ArrayLike) -> tuple[Poses, NDArray[np.bool_]]:
+        """Interpolate poses; outside the trajectory the nearest pose is used.
+
+        Args:
+            time: Times, N.
+
+        Returns:
+            The poses, and which of the times the trajectory covers.
+        """
+        times = np.asarray(time, np.float64)
+        inside = (times >= self.time[0]) & (times <= self.time[-1])
+        moment = np.clip(np.where(np.isnan(times), self.time[0], times), self.time[0], self.time[-1])
         size = self.poses.shape[1]
-        where = np.stack(
-            [np.interp(moment, self.time, self.poses[:, axis]) for axis in range(2 if size == PLANAR else 3)],
-            axis=1,
-        )
+        axes = self.poses[:, : 2 if size == PLANAR else 3].T
+        position = np.column_stack([np.interp(moment, self.time, axis) for axis in axes])
         if size == PLANAR:
             yaw = np.interp(moment, self.time, np.unwrap(self.poses[:, 2]))
-            return np.column_stack([where, wrap_angle(yaw)]), inside
-        turned = Slerp(self.time, Rotation.from_quat(self.poses[:, 3:]))(moment).as_quat()
-        return np.concatenate([where, turned], axis=1), inside
+            return np.column_stack([position, wrap_angle(yaw)]), inside
+        rotation = Slerp(self.time, Rotation.from_quat(self.poses[:, 3:]))(moment).as_quat()
+        return np.concatenate([position, rotation], axis=1), inside
 
 
 def read_poses(file: str | Path, dimensions: int = 2) -> TimedPoses:
-    """TUM (8 numbers a line), KITTI (12) or GPX as poses in the plane or in space.
+    """Read a TUM, KITTI or GPX file as poses in the plane or in space.
 
-    GPX knows no direction: that of motion stands in, so it is for the plane only.
+    Args:
+        file: TUM (8 numbers per line), KITTI (12) or GPX. GPX contains no directions, so the direction of
+            motion is used, and only in the plane.
+        dimensions: 2 (x, y, yaw) or 3 (x, y, z, quaternion).
+
+    Returns:
+        The poses.
+
+    Raises:
+        KappaPlaceError: If the file is not a trajectory.
     """
     file = Path(file)
     if dimensions not in (2, 3):
-        raise KappaPlaceError(f"Poses have 2 or 3 dimensions, not {dimensions}.")
+        raise KappaPlaceError(f"dimensions must be 2 or 3, got {dimensions}.")
     if file.suffix.lower() == ".gpx":
         if dimensions == 3:
-            raise KappaPlaceError(f"{file} knows no directions: a GPX track is for two dimensions.")
+            raise KappaPlaceError(f"{file} contains no directions. Use a GPX file in two dimensions only.")
         path = read_trajectory(file)
         return TimedPoses(path.time, from_headings(path.positions, headings(path.positions)))
     numbers = pose_numbers(file)
@@ -210,37 +248,41 @@ def read_poses(file: str | Path, dimensions: int = 2) -> TimedPoses:
     elif numbers.shape[1] == 12:
         time, poses, by_frame = np.arange(float(len(numbers))), _from_kitti(numbers, file), True
     else:
-        raise KappaPlaceError(
-            f"{file} has {numbers.shape[1]} numbers a line: TUM has 8, KITTI 12, GPX is XML."
-        )
+        raise _wrong_width(file, numbers.shape[1])
     if not np.isfinite(time).all():
-        raise KappaPlaceError(f"Some times of {file} are no numbers.")
+        raise KappaPlaceError(f"Some times in {file} are not finite numbers.")
     return TimedPoses(time, poses if dimensions == 3 else as_planar(poses), by_frame)
 
 
 def from_headings(positions: NDArray[np.float64], heading: NDArray[np.floating]) -> Poses:
-    """SE(2) from positions and degrees clockwise from north; where unknown, the last known direction
-    holds.
+    """Return planar poses from positions and headings.
+
+    Args:
+        positions: N×2 metres.
+        heading: Degrees clockwise from north, N; NaN is replaced by the previous heading.
+
+    Returns:
+        Poses x, y, yaw, N×3.
     """
     degrees = np.asarray(heading, np.float64)
-    known = np.flatnonzero(np.isfinite(degrees))
-    if not len(known):
-        degrees = np.zeros(len(degrees))
-    else:
-        rows = np.maximum.accumulate(np.where(np.isfinite(degrees), np.arange(len(degrees)), known[0]))
+    finite = np.isfinite(degrees)
+    if finite.any():
+        rows = np.maximum.accumulate(np.where(finite, np.arange(len(degrees)), np.argmax(finite)))
         degrees = degrees[rows]
+    else:
+        degrees = np.zeros(len(degrees))
     return np.column_stack([positions, wrap_angle(np.pi / 2 - np.radians(degrees))])
 
 
 def _from_kitti(numbers: NDArray[np.float64], file: Path) -> Poses:
     camera = numbers.reshape(-1, 3, 4)
     if not np.isfinite(camera).all():
-        raise KappaPlaceError(f"Some poses of {file} are NaN or infinite; leave those frames out.")
+        raise KappaPlaceError(f"Some poses in {file} are NaN or infinite. Remove these lines.")
     if (np.abs(np.linalg.det(camera[:, :, :3]) - 1.0) > 0.1).any():
         raise KappaPlaceError(
-            f"Some lines of {file} are no poses: KITTI has a rotation and a position a line, three rows of "
-            "four numbers one after the other."
+            f"Some lines of {file} are not poses. A KITTI line contains a rotation and a position, as three "
+            "rows of four numbers."
         )
-    turned = _CAMERA @ camera[:, :, :3] @ _CAMERA.T
-    moved = camera[:, :, 3] @ _CAMERA.T
-    return poses_from_matrices(np.concatenate([turned, moved[:, :, None]], axis=2))
+    rotation = _CAMERA @ camera[:, :, :3] @ _CAMERA.T
+    position = camera[:, :, 3] @ _CAMERA.T
+    return poses_from_matrices(np.concatenate([rotation, position[:, :, None]], axis=2))

@@ -1,65 +1,108 @@
-"""A video plus the trajectory of its camera: frames sampled by distance and written as images.
-
-The folder into which a film or a bag is unpacked; it remembers of what, so no old image is reused.
-"""
+"""A video and the trajectory of its camera: frames are sampled by distance and written as images."""
 
 from __future__ import annotations
 
 import json
 import re
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
-from kappaplace.data.near import Neighborhood
-from kappaplace.data.readers.layout import Reader, chosen_file, existing_folder
-from kappaplace.data.readers.trajectory import headings, read_trajectory, sample_by_distance
+from kappaplace.data.readers.layout import Reader, check_folder, select_file
+from kappaplace.data.readers.trajectory import Trajectory, headings, read_trajectory, sample_by_distance
 from kappaplace.data.table import DEFAULT_RADIUS, PlaceImages
 from kappaplace.errors import KappaPlaceError, MissingExtra
-from kappaplace.files import make_folder, replace_file
+from kappaplace.files import make_folder, replace_file, write_file
 from kappaplace.progress import track
+from kappaplace.types import Json
 
 _STAMP = ".source.json"
-_WRITTEN = re.compile(r"\d{7}\.(jpg|png)")  # names that the readers give to the images they write
+_WRITTEN = re.compile(r"\d{7}\.(jpg|png)")  # names of the images that the readers write
+
+
+def frames_table(
+    files: list[Path],
+    path: Trajectory,
+    time: NDArray[np.float64],
+    rows: NDArray[np.int64],
+    source: Path,
+    radius: float,
+) -> PlaceImages:
+    """Return the table of frames sampled from a video or a bag.
+
+    Args:
+        files: Image files of the sampled frames.
+        path: Trajectory of the camera.
+        time: Time of every frame.
+        rows: Numbers of the sampled frames.
+        source: The video or bag.
+        radius: Distance in metres within which a reference is a positive.
+    """
+    positions = path.at(time[rows])
+    return PlaceImages.create(
+        [file.name for file in files],
+        positions,
+        heading=headings(positions),
+        timestamp=None if path.by_frame else time[rows],
+        condition=[source.stem] * len(rows),
+        frame_number=rows,
+        accuracy=path.accuracy_at(time[rows]),
+        root=files[0].parent,
+        frame=path.frame,
+        name=source.stem,
+        radius=radius,
+    )
 
 
 def frames_folder(folder: Path, source: Path, topic: str = "") -> Path:
-    """The folder, made ready for the images of ``source`` (and, of a bag, one of its topics).
+    """Prepare a folder for the images of a video or of a bag's topic.
 
-    Images of the same source are kept, so that an interrupted import goes on. When the source has changed
-    since (size or time of writing), they are removed before the new stamp is written: whenever this stops, no
-    image stands under a stamp that is not its own. A folder with images of something else is refused.
+    The folder stores the source in a stamp file. Images of the same source are kept, so an interrupted import
+    resumes. If the source has changed (size or modification time), they are removed before the new stamp is
+    written, so images and stamp agree after any interruption.
+
+    Args:
+        folder: The folder.
+        source: The video or bag.
+        topic: Topic of the images in a bag.
+
+    Returns:
+        The folder.
+
+    Raises:
+        KappaPlaceError: If the folder contains images of another source.
     """
     make_folder(folder)
-    whose = {"name": source.name, "topic": topic}
-    now = whose | _state(source)
-    before = _stamp(folder / _STAMP)
-    if before == now:
+    identity = {"name": source.name, "topic": topic}
+    stamp: dict[str, Json] = {**identity, **_state(source)}
+    previous = _read_stamp(folder / _STAMP)
+    if previous == stamp:
         return folder
     images = [file for file in folder.iterdir() if _WRITTEN.fullmatch(file.name)]
-    if images and {key: before.get(key) for key in whose} != whose:
-        owner = " ".join(filter(None, (before.get("name"), before.get("topic")))) or "another source"
+    if images and {key: previous.get(key) for key in identity} != identity:
+        owner = " ".join(str(previous[key]) for key in identity if previous.get(key)) or "another source"
         raise KappaPlaceError(
-            f"{folder} holds images of {owner}, not of {' '.join(filter(None, whose.values()))}: "
-            "choose another folder with frames=…."
+            f"{folder} contains images of {owner}, not of {' '.join(filter(None, identity.values()))}. "
+            "Choose another folder with frames=…."
         )
     for file in images:
         file.unlink()
-    replace_file(folder / _STAMP, lambda part: part.write_text(json.dumps(now), encoding="utf-8"))
+    write_file(folder / _STAMP, json.dumps(stamp))
     return folder
 
 
 def _state(source: Path) -> dict[str, int]:
-    """Bytes and time of writing; of a bag that is a folder, over all its files."""
+    """Return size and modification time; for a bag that is a folder, over all its files."""
     files = sorted(f for f in source.rglob("*") if f.is_file()) if source.is_dir() else [source]
     facts = [file.stat() for file in files]
     latest = max((f.st_mtime_ns for f in facts), default=0)
     return {"bytes": sum(f.st_size for f in facts), "mtime_ns": latest}
 
 
-def _stamp(file: Path) -> dict[str, Any]:
+def _read_stamp(file: Path) -> dict[str, Json]:
     try:
         stamp = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -82,48 +125,42 @@ def read(
     frames: str = "",
     radius: float = DEFAULT_RADIUS,
 ) -> PlaceImages:
-    """``folder`` holds video and trajectory; frames go to ``frames`` (default: folder/frames/VIDEO).
+    """Read frames and positions of a video.
 
-    ``offset`` is the trajectory's time of the first frame in seconds (default: its first pose). Frames
-    already written are kept, so an interrupted import goes on where it stopped; those of an earlier film
-    under the same name are replaced.
+    An interrupted import resumes. Frames of an earlier video with the same name are replaced.
+
+    Args:
+        folder: Folder with the video and the trajectory.
+        video: The video. Default: the only one in the folder.
+        trajectory: The trajectory. Default: the only one in the folder.
+        every: Distance between frames in metres.
+        offset: Time of the first frame in the trajectory, in seconds. Default: its first pose.
+        plane: Horizontal axes of the trajectory: xy, xz or yz.
+        frames: Folder for the frames. Default: FOLDER/frames/VIDEO.
+        radius: Distance in metres within which a reference is a positive.
+
+    Returns:
+        The table.
     """
-    root = existing_folder(folder)
-    film = chosen_file(root, video, _with_suffix(root, _VIDEOS), "video", "video")
-    poses = chosen_file(root, trajectory, _with_suffix(root, _TRAJECTORIES), "trajectory", "trajectory")
+    root = check_folder(folder)
+    file = select_file(root, video, _with_suffix(root, _VIDEOS), "video", "video")
+    poses = select_file(root, trajectory, _with_suffix(root, _TRAJECTORIES), "trajectory", "trajectory")
     path = read_trajectory(poses, plane)
-    count, rate = _facts(film)
+    count, rate = _length_and_rate(file)
     start = path.time[0] if np.isnan(offset) else offset
-    seconds = np.arange(count) / rate
-    clock = np.arange(float(count)) if path.by_frame else start + seconds
-    positions = path.at(clock)
-    rows = sample_by_distance(positions, every)
+    time = np.arange(float(count)) if path.by_frame else start + np.arange(count) / rate
+    rows = sample_by_distance(path.at(time), every)
     if not len(rows):
-        raise KappaPlaceError(
-            f"No frame of {film.name} falls into the trajectory's time: set offset=… (seconds)."
-        )
-    out = frames_folder(Path(frames) if frames else root / "frames" / film.stem, film)
-    names = _write_frames(film, rows, out)
-    return PlaceImages.create(
-        names,
-        positions[rows],
-        heading=headings(positions[rows]),
-        timestamp=None if path.by_frame else clock[rows],
-        condition=[film.stem] * len(rows),
-        frame_number=rows,
-        root=out,
-        frame=path.frame,
-        name=film.stem,
-        radius=radius,
-        neighborhood=Neighborhood("metres", radius),
-    )
+        raise KappaPlaceError(f"{file.name} has no frame within the trajectory. Set offset=… in seconds.")
+    out = frames_folder(Path(frames) if frames else root / "frames" / file.stem, file)
+    return frames_table(_write_frames(file, rows, out), path, time, rows, file, radius)
 
 
 def _with_suffix(root: Path, suffixes: tuple[str, ...]) -> list[Path]:
     return [file for file in root.glob("*") if file.suffix.lower() in suffixes]
 
 
-def _opencv() -> Any:
+def _opencv() -> ModuleType:
     try:
         import cv2
     except ImportError:
@@ -131,39 +168,36 @@ def _opencv() -> Any:
     return cv2
 
 
-def _facts(film: Path) -> tuple[int, float]:
+def _length_and_rate(file: Path) -> tuple[int, float]:
     cv2 = _opencv()
-    capture = cv2.VideoCapture(str(film))
+    capture = cv2.VideoCapture(str(file))
     count, rate = int(capture.get(cv2.CAP_PROP_FRAME_COUNT)), float(capture.get(cv2.CAP_PROP_FPS))
     opened = capture.isOpened()
     capture.release()
     if not opened or count <= 0 or not rate > 0:
-        raise KappaPlaceError(f"{film} cannot be opened as a video with a known length and frame rate.")
+        raise KappaPlaceError(f"{file} cannot be opened as a video with a known length and frame rate.")
     return count, rate
 
 
-def _write_frames(film: Path, rows: np.ndarray[Any, np.dtype[np.int64]], out: Path) -> list[str]:
-    names = [f"{row:07d}.jpg" for row in rows]
-    wanted = {int(row): name for row, name in zip(rows, names, strict=True) if not (out / name).is_file()}
-    if not wanted:
-        return names
-    cv2 = _opencv()
-    capture = cv2.VideoCapture(str(film))
-    with track("Writing frames", max(wanted) + 1) as bar:
-        for number in range(max(wanted) + 1):
+def _write_frames(file: Path, rows: NDArray[np.int64], out: Path) -> list[Path]:
+    files = [out / f"{row:07d}.jpg" for row in rows]
+    missing = {int(row): image for row, image in zip(rows, files, strict=True) if not image.is_file()}
+    if not missing:
+        return files
+    capture = _opencv().VideoCapture(str(file))
+    with track("Writing frames", max(missing) + 1) as bar:
+        for number in range(max(missing) + 1):
             if not capture.grab():
                 capture.release()
-                raise KappaPlaceError(
-                    f"{film} ends at frame {number}, before its trajectory does: is it damaged?"
-                )
-            if number in wanted:
-                _write_frame(capture.retrieve()[1][:, :, ::-1], out / wanted[number])
+                raise KappaPlaceError(f"{file} is damaged: it ends at frame {number}.")
+            if number in missing:
+                _write_frame(capture.retrieve()[1][:, :, ::-1], missing[number])
             bar.advance()
     capture.release()
-    return names
+    return files
 
 
-def _write_frame(pixels: Any, file: Path) -> None:
+def _write_frame(pixels: NDArray[np.uint8], file: Path) -> None:
     image = Image.fromarray(np.ascontiguousarray(pixels))
     replace_file(file, lambda part: image.save(part, format="JPEG", quality=95))
 
@@ -175,11 +209,11 @@ READER = Reader(
     {
         "video": "the video (default: the only one in the folder)",
         "trajectory": "the trajectory (default: the only .txt, .tum, .kitti, .csv or .gpx)",
-        "every": "metres between frames (2)",
-        "offset": "trajectory time of the first frame in seconds (default: its first pose)",
-        "plane": "horizontal axes of the trajectory: xy (TUM), xz (KITTI)",
-        "frames": "where frames are written (DIR/frames/VIDEO)",
-        "radius": "metres within which a reference is a positive (25)",
+        "every": "distance between frames in metres (default: 2)",
+        "offset": "time of the first frame in the trajectory, in seconds (default: its first pose)",
+        "plane": "horizontal axes of the trajectory (default: xy for TUM, xz for KITTI)",
+        "frames": "folder for the frames (default: DIR/frames/VIDEO)",
+        "radius": "distance in metres within which a reference is a positive (default: 25)",
     },
     extra="video",
 )

@@ -1,10 +1,8 @@
 """VPR-Bench folders: ``query/``, ``ref/`` and ``ground_truth_new.npy`` with rows [query, references].
 
-Lists of indices out of an ``.npy`` file of dtype object, without running the pickle inside it.
-
-Such files hold a pickle, and unpickling runs whatever the file says. Here nothing of NumPy or Python is
-called: every name in the pickle is answered by an inert stand-in that only remembers its arguments, and the
-few shapes that an array of lists can take are read from those memories.
+The .npy file contains a pickle, and unpickling can run any code. This reader calls no function of the pickle:
+every name in it becomes a `_Standin` that only stores its arguments, and the few forms of an array of lists
+are read from these arguments.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ import numpy as np
 from kappaplace.data.near import Neighborhood
 from kappaplace.data.readers.layout import (
     Reader,
-    existing_folder,
+    check_folder,
     index_of,
     query_and_reference_images,
     query_reference_table,
@@ -27,13 +25,14 @@ from kappaplace.data.readers.layout import (
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import reason
+from kappaplace.types import Json
 
 _NUMBERS = {f"{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)} | {"f4", "f8"}
-_LONGEST_RANGE = 10_000_000  # more references than any such set has; a damaged file may claim any number
+_LONGEST_RANGE = 10_000_000  # more references than any such dataset has; a damaged file may claim any number
 
 
 class _Standin:
-    """Answers for numpy.ndarray, numpy.dtype, their makers and range: remembers, does nothing."""
+    """Replaces numpy.ndarray, numpy.dtype, their constructors and range: it only stores its arguments."""
 
     def __init__(self, *arguments: Any) -> None:
         self.arguments = arguments
@@ -44,39 +43,44 @@ class _Standin:
 
 
 class _Encode(_Standin):
-    """Answers for _codecs.encode, by which protocol 2 pickles write bytes."""
+    """Replaces _codecs.encode, which protocol 2 pickles use for bytes."""
 
 
 class _Unpickler(pickle._Unpickler):
-    """The unpickler written in Python: the one in C makes room for as many memories as the file claims.
+    """Pure-Python unpickler: the C version preallocates a memo of whatever size the file claims.
 
-    A damaged byte can claim four billion, for which it fills 64 GB; here a memory costs what it holds.
+    A damaged byte can claim four billion entries, which would take 64 GB.
     """
 
-    def find_class(self, module: str, name: str) -> Any:
-        known = {"_reconstruct", "scalar", "ndarray", "dtype", "_frombuffer"}
-        if module.startswith("numpy") and name in known:
+    def find_class(self, module: str, name: str) -> type[_Standin]:
+        if module.startswith("numpy") and name in (
+            "_reconstruct",
+            "scalar",
+            "ndarray",
+            "dtype",
+            "_frombuffer",
+        ):
             return type(name, (_Standin,), {})
         if (module, name) == ("_codecs", "encode"):
             return _Encode
         if module in ("builtins", "__builtin__") and name in ("range", "xrange"):
             return type("range", (_Standin,), {})
-        raise KappaPlaceError(f"the file asks for {module}.{name}, which no list of indices needs")
+        raise KappaPlaceError(f"the file requires {module}.{name}, which lists of indices do not need")
 
 
-def load_rows(file: Path) -> list[Any]:
-    """The rows of an ``.npy`` file as plain numbers and lists."""
+def load_rows(file: Path) -> list[Json]:
+    """Return the rows of an ``.npy`` file as numbers and lists."""
     try:
-        # From memory: a damaged length then asks for no more bytes than the file has.
+        # From memory: a damaged length then requests no more bytes than the file has.
         stream = io.BytesIO(file.read_bytes())
         if not _is_object(stream):
             stream.seek(0)
             return np.load(stream, allow_pickle=False).tolist()
         return _plain(_Unpickler(stream, encoding="latin1").load())
-    except Exception as error:  # a damaged pickle raises whatever its bytes happen to ask for
+    except Exception as error:  # a damaged pickle can raise any error
         raise KappaPlaceError(
-            f"{file} cannot be read safely ({reason(error)}): convert it to gt.json with a list `positives` "
-            "of reference indices a query."
+            f"{file} cannot be read safely ({reason(error)}). Convert it to gt.json with a list `positives` "
+            "of reference indices per query."
         ) from None
 
 
@@ -87,8 +91,8 @@ def _is_object(stream: BinaryIO) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """A remembered object as numbers and lists."""
-    if isinstance(value, (list, tuple)):
+    """Return an unpickled value as numbers and lists."""
+    if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if not isinstance(value, _Standin):
         return value
@@ -110,11 +114,11 @@ def _plain(value: Any) -> Any:
     raise ValueError(f"unexpected {name} in the pickle")
 
 
-def _numbers(kind: _Standin, data: Any) -> list[Any]:
+def _numbers(kind: _Standin, data: _Encode | str | bytes) -> list[Json]:
     code = str(kind.arguments[0])
     order = str(kind.state[1]) if kind.state else "|"
     if code not in _NUMBERS:
-        raise ValueError(f"numbers of kind {code}")
+        raise ValueError(f"numbers of type {code}")
     if isinstance(data, _Encode):
         data = str(data.arguments[0]).encode(str(data.arguments[1]))
     if isinstance(data, str):
@@ -122,7 +126,7 @@ def _numbers(kind: _Standin, data: Any) -> list[Any]:
     return np.frombuffer(data, dtype=("<" if order in "|=" else order) + code).tolist()
 
 
-def _shaped(flat: list[Any], shape: list[int], fortran: bool) -> list[Any]:
+def _shaped(flat: list[Json], shape: list[int], fortran: bool) -> list[Json]:
     if len(shape) == 1:
         return flat
     if len(shape) != 2 or shape[0] * shape[1] != len(flat):
@@ -137,30 +141,36 @@ _FILES = ("ground_truth_new.npy", "ground_truth.npy")
 
 
 def read(folder: str | Path, *, ground_truth: str = "", neighborhood: str = "") -> PlaceImages:
-    """Images in natural order of their names (2 before 10), as the ground truth counts them.
+    """Read the images in natural order of their names (2 before 10), which the ground truth refers to.
 
-    ``neighborhood`` is ``self`` or ``frames:N``; by default it is read off the ground truth: the number of
-    frames that an unbroken run of positives reaches to either side, or the image itself where none has two.
+    Args:
+        folder: Folder of the dataset.
+        ground_truth: The .npy file. Default: ground_truth_new.npy or ground_truth.npy.
+        neighborhood: References of the same place: ``self`` or ``frames:N``. Default: half the longest run
+            of consecutive positives, or ``self`` if there is no run.
+
+    Returns:
+        The table.
     """
-    root = existing_folder(folder)
+    root = check_folder(folder)
     images = query_and_reference_images(root)
     names = (ground_truth,) if ground_truth else _FILES
     file = next((root / name for name in names if (root / name).is_file()), None)
     if file is None:
-        raise KappaPlaceError(f"{root} holds no {' or '.join(names)}.")
+        raise KappaPlaceError(f"{root} contains no {' or '.join(names)}.")
     lists = _lists(load_rows(file), len(images.queries), file)
     near = Neighborhood.parse(neighborhood) if neighborhood else _near(lists)
     return query_reference_table(images, lists, near)
 
 
 def _near(lists: list[list[int]]) -> Neighborhood:
-    """Positives of one place follow each other; a second visit, far off in the order, widens none."""
+    """Return half the longest run: positives of a place are consecutive, and a later visit is another run."""
     longest = max((_longest_run(row) for row in lists), default=0)
     return Neighborhood("frames", longest // 2) if longest > 1 else Neighborhood("self")
 
 
 def _longest_run(indices: list[int]) -> int:
-    """How many of the indices follow each other without a gap.
+    """Count the longest run of consecutive indices.
 
     >>> _longest_run([7, 2, 3, 150, 4])
     3
@@ -170,21 +180,24 @@ def _longest_run(indices: list[int]) -> int:
     return int(np.diff(np.concatenate([[0], starts, [len(ordered)]])).max())
 
 
-def _lists(rows: list[Any], queries: int, file: Path) -> list[list[int]]:
-    """The positives of each query; every query must have its row, once."""
+def _lists(rows: list[Json], queries: int, file: Path) -> list[list[int]]:
+    """Return the positives of each query; every query must have exactly one row."""
     lists: dict[int, list[int]] = {}
     try:
         for row in rows:
-            query, right = index_of(row[0]), row[1]
+            if not isinstance(row, list):
+                raise TypeError(f"{row!r} is not a row")
+            query, positives = index_of(row[0]), row[1]
             if query in lists:
-                raise ValueError(f"query {query} comes twice")
-            lists[query] = [index_of(r) for r in right] if isinstance(right, list) else [index_of(right)]
+                raise ValueError(f"query {query} appears more than once")
+            positives = positives if isinstance(positives, list) else [positives]
+            lists[query] = [index_of(value) for value in positives]
         absent = [query for query in range(queries) if query not in lists]
         if absent or len(lists) != queries:
             raise ValueError(f"query {absent[0]} has no row" if absent else f"it has {len(lists)} queries")
     except (TypeError, ValueError, LookupError) as error:
         raise KappaPlaceError(
-            f"{file} does not hold rows [query, references] for the {queries} queries ({error})."
+            f"{file} does not contain rows [query, references] for the {queries} queries ({error})."
         ) from None
     return [lists[query] for query in range(queries)]
 
@@ -194,7 +207,7 @@ READER = Reader(
     "VPR-Bench: query/, ref/ and ground_truth_new.npy",
     read,
     {
-        "ground_truth": "the .npy file (ground_truth_new.npy or ground_truth.npy)",
+        "ground_truth": "the .npy file (default: ground_truth_new.npy or ground_truth.npy)",
         "neighborhood": "self or frames:N (default: as wide as the positives)",
     },
 )
