@@ -25,7 +25,8 @@ from kappaplace.files import replace_file
 from kappaplace.models.checkpoint import load_model
 
 LEVEL = 0.005
-"""Queries of other places only reject what is farther than all of them: maps differ more than queries of one map."""
+"""Queries of other places only reject what is farther than all of them: maps differ more than queries of one
+map."""
 QUERIES = 160
 """Queries per set; those that were answered correctly are candidates."""
 

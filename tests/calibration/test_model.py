@@ -232,7 +232,7 @@ def test_only_correct_answers_keep_the_prior_and_abstain_below_it() -> None:
         groups=None,
         signals={},
     )
-    with pytest.raises(KappaPlaceError, match="right"):
+    with pytest.raises(KappaPlaceError, match="only correct ones"):
         fit_calibration(good, CalibrateOptions(0.1))
     made = fit_calibration(good, CalibrateOptions(0.1), prior=prior)
     assert made.rule is not None

@@ -12,7 +12,7 @@ import pytest
 
 from kappaplace.calibration.calibration import Calibration
 from kappaplace.calibration.fit import Examples, fit_calibration
-from kappaplace.calibration.options import CalibrateOptions
+from kappaplace.calibration.options import RERANK, CalibrateOptions
 from kappaplace.calibration.sources import ACCEPT_RISK, MODEL, REJECT_RISK, read_shipped
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
@@ -61,8 +61,8 @@ def test_labels_follow_what_a_borrowed_calibration_compares(home, tiny, town, qu
     town_map = PlaceMap.build(town, tmp_path / "m")
     sample = Sample(tuple(town.paths[town.query_rows].tolist()), str(town.root), 0, 12, 12, "25 m")
     sheet = open_sheet(town_map, sample, tmp_path / "labels.csv")
-    assert sheet.sampling.verify == 3
-    answers = town_map.localize(queries, k=1, rerank=3)
+    assert sheet.sampling.verify == RERANK  # as many as a calibration will compare
+    answers = town_map.localize(queries, k=1, rerank=RERANK)
     assert [row.match for row in sheet.rows] == [answer.matches[0].name for answer in answers]
     assert (
         town_map.localize(queries[0], rerank=2).probability is None

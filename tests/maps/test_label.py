@@ -64,7 +64,7 @@ def built(drive, tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = PlaceModel.create("resnet_tiny", dim=32, preprocessing=Preprocessing(64, "exact")).eval()
     folder = tmp_path_factory.mktemp("built")
     made = PlaceMap.build(drive[0], folder / "town.map", model)
-    open_sheet(made, draw_sample(drive[1], made.manifest.radius, size=150), folder / "labels.csv")
+    open_sheet(made, draw_sample(drive[1], made.manifest.radius, size=150), folder / "labels.csv", rerank=0)
     return folder
 
 
@@ -353,7 +353,7 @@ def test_pictures_keep_their_shape():
 def test_labels_carry_a_promise(ready, sheet, tmp_path):
     made = calibrate_map_on_labels(ready, write(labelled(sheet), tmp_path), LAX)
     assert made.facts["right"] == sum(truth(row) == YES for row in sheet.rows)
-    assert made.facts["outside"] is None
+    assert made.facts["outside"] == made.facts["right"]  # each correct one without its place
     assert made.rule.guaranteed
     promise = " ".join(made.rule.promise())
     assert f"{len(sheet.rows)} of {len(sheet.rows)} queries drawn at random" in promise
@@ -443,12 +443,24 @@ def test_a_match_that_has_changed_counts_as_unknown(ready, sheet, drive, tmp_pat
     assert made.facts["right"] == sum(row.label == YES for row in full.rows[1:])
 
 
-@pytest.mark.parametrize(("label", "word"), [(YES, "correct"), (NO, "incorrect"), (UNKNOWN, "incorrect")])
-def test_labels_of_one_kind_teach_nothing(ready, sheet, tmp_path, label, word):
+@pytest.mark.parametrize("label", [NO, UNKNOWN])
+def test_incorrect_answers_alone_teach_nothing(ready, sheet, tmp_path, label):
     for i in range(40):
         sheet = sheet.with_label(i, label)
-    with pytest.raises(KappaPlaceError, match=rf"All 20 labels .*half of 40.* are {word}"):
+    with pytest.raises(KappaPlaceError, match=r"None of the 40 queries was answered correctly"):
         calibrate_map_on_labels(ready, write(sheet, tmp_path), LAX)
+
+
+def test_correct_answers_alone_are_enough(ready, sheet, tmp_path):
+    """Each one is searched without its place, too, which makes an incorrect answer."""
+    for i in range(60):
+        sheet = sheet.with_label(i, YES)
+    made = calibrate_map_on_labels(
+        ready, write(sheet, tmp_path), CalibrateOptions(max_risk=0.5, confidence=0.6)
+    )
+    assert made.facts["right"] == 60 - made.facts["stale"]
+    assert made.facts["counterparts"]
+    assert np.isfinite(made.rule.accept_at)
 
 
 def test_a_sample_is_told_by_model_seed_and_order():

@@ -97,7 +97,11 @@ def test_every_match_has_a_decision(town_map, queries):
     pairs = rng.random((600, 3)) * 0.1
     hits = rng.random((600, 3)) > (10 * pairs) ** 2
     made = fit_calibration(
-        Examples(pairs[:, 0], hits[:, 0], ["cosine"], pairs, hits, ["cosine"]), CalibrateOptions(0.2)
+        Examples(
+            *(pairs[:, 0], hits[:, 0], ["cosine"], pairs, hits, ["cosine"]),
+            domain={"cosine": rng.normal(0, 5, 600)},  # every query is like those of the calibration
+        ),
+        CalibrateOptions(0.2),
     )
     town_map.calibrate_with(made, "made up", guarantee=True)
     seen = set()

@@ -151,7 +151,7 @@ def test_labels_are_about_matches_as_they_were_found(again, shown, queries, tmp_
 
 def test_labels_of_the_first_format_knew_no_comparing(again, shown, tmp_path):
     sample = Sample(tuple(again.paths.tolist()), str(again.root), 0, len(again), len(again), "25 m")
-    sheet, file = open_sheet(shown, sample, tmp_path / "labels.csv"), tmp_path / "labels.csv"
+    sheet, file = open_sheet(shown, sample, tmp_path / "labels.csv", rerank=0), tmp_path / "labels.csv"
     text = file.read_text().replace("kappaplace-labels: 2", "kappaplace-labels: 1")
     file.write_text(text.replace("# verify: 0\n", ""))
     assert "verify" not in file.read_text()

@@ -99,9 +99,9 @@ def test_one_wild_value_moves_little() -> None:
 @pytest.mark.parametrize(
     ("x", "right", "names", "sentence"),
     [
-        (np.zeros((3, 1)), [True] * 3, ["a"], "only right queries"),
-        (np.zeros((3, 1)), [False] * 3, ["a"], "only wrong queries"),
-        (np.zeros((0, 1)), [], ["a"], "no queries"),
+        (np.zeros((3, 1)), [True] * 3, ["a"], "only correct ones"),
+        (np.zeros((3, 1)), [False] * 3, ["a"], "only incorrect ones"),
+        (np.zeros((0, 1)), [], ["a"], "got none"),
         (np.array([[np.nan], [1.0]]), [True, False], ["a"], "score a is NaN or infinite"),
         (np.zeros((3, 2)), [True, False, True], ["a"], "one column a score"),
         (np.zeros((3, 0)), [True, False, True], [], "one column a score"),

@@ -126,8 +126,12 @@ def fit_combination(
     if not 0 < penalty < np.inf:
         raise KappaPlaceError(f"The penalty on weights must be above 0 and finite, got {penalty}.")
     if right.all() or not right.any():
-        what = "no queries" if not len(right) else f"only {'right' if right.all() else 'wrong'} queries"
-        raise KappaPlaceError(f"The validation split has {what}; a combination needs right and wrong ones.")
+        kind = "none" if not len(right) else f"only {'correct' if right.all() else 'incorrect'} ones"
+        raise KappaPlaceError(
+            f"Combining scores needs correctly and incorrectly answered queries, got {kind}. Add the "
+            f"others, or use "
+            "a single score."
+        )
     _check_finite(columns, names)
     centre, scale, constant = _robust_scale(columns)
     x = np.where(constant, 0.0, _standardised(columns, centre, scale))

@@ -209,6 +209,11 @@ def fit_calibration(
     if right.ndim != 1:
         raise KappaPlaceError(f"Outcomes must be one boolean per query, got shape {right.shape}.")
     out = None if examples.outside is None else booleans(examples.outside, right.shape, "out-of-map mask")
+    if not right.any():
+        raise KappaPlaceError(
+            f"None of the {len(right):,} queries was answered correctly. Label more queries, or check the "
+            f"map."
+        )
     if prior is not None and int((~right).sum()) < LEAST_QUERIES:
         return _with_prior(examples, options, prior)
     parts = split_queries(len(right), examples.groups, options.seed, fit_share=options.fit_share)
