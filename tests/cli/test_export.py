@@ -24,7 +24,7 @@ def test_writes_and_prints_the_parity(tiny, tmp_path):
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
     assert "parity      1 × 64×64: descriptor 1 − cosine" in done.output
-    assert "any batch, any size; gives descriptor, kappa, patches" in done.output
+    assert "outputs     descriptor, kappa, patches" in done.output
     assert load_model(tmp_path / "m.onnx").record.name == "model"
 
 
@@ -43,7 +43,7 @@ def test_json(tiny, tmp_path):
 
 @pytest.mark.parametrize(
     ("more", "sentence"),
-    [(["--int8"], "--calibration-images"), (["--calibration-images", "x"], "add --int8")],
+    [(["--int8"], "--calibration-images"), (["--calibration-images", "x"], "Add --int8")],
 )
 def test_int8_and_its_images_belong_together(tiny, tmp_path, more, sentence):
     save_model(tiny, tmp_path / "model")

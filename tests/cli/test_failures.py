@@ -13,7 +13,11 @@ from kappaplace.cli import main as command_line
 @pytest.mark.parametrize(
     ("error", "code", "sentence"),
     [
-        (MemoryError(), 2, "kappaplace: Out of memory. Use a smaller batch, or fewer images at a time."),
+        (
+            MemoryError(),
+            2,
+            "kappaplace: Out of memory. Pass a smaller --batch-size, or fewer images at a time.",
+        ),
         (
             OSError(errno.ENOSPC, "whatever", "map/data.bin"),
             2,

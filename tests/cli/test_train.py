@@ -78,7 +78,7 @@ def test_from_tables_to_a_model_that_knows_kappa(
     assert run(monkeypatch, "train", "retrieval", *data, "--out", tmp_path / "base", *options()) == 0
     start = ("--from", tmp_path / "base" / "model")
     assert run(monkeypatch, "train", "kappa-pt", *start, *data, "--out", tmp_path / "pt", *options()) == 0
-    assert "The model is in" in capsys.readouterr().out
+    assert "Model saved to" in capsys.readouterr().out
     for file in (
         "settings.toml",
         "steps.csv",
@@ -101,7 +101,7 @@ def test_from_tables_to_a_model_that_knows_kappa(
     ("words", "told"),
     [
         (("kappa-xt",), "Unknown recipe 'kappa-xt'"),
-        (("retrieval",), "A run needs --data TABLE and --out FOLDER"),
+        (("retrieval",), "Pass --data TABLE and --out FOLDER"),
         (("retrieval", "-s", "optimiser.lr=fast"), "optimiser.lr must be a number; got 'fast'"),
         (("retrieval", "-s", "optimizer.lr=1"), "There is no option 'optimizer.lr'; sections are: model"),
         (("retrieval", "--config", "nowhere.toml"), "The settings nowhere.toml cannot be read"),
