@@ -16,6 +16,7 @@ NO_INPUT = {"city", "data-city", "data-layouts", "demo", "doctor", "models-list"
 EXTRA: dict[str, tuple[str, ...]] = {
     "train": ("kappa-pt", "--data", "BROKEN", "--out", "OUT"),
     "evaluate-model": ("BROKEN",),
+    "evaluate-paper": ("BROKEN",),
     "bench": ("--only", "metrics", "--check", "BROKEN"),
     }
 """How commands are given a file that they could do without."""

@@ -255,9 +255,14 @@ def model(
 
 @command(app)
 def descriptors(
-    queries: Annotated[Path, typer.Argument(help="Descriptors of the queries, one row per query (.npy).")],
+    queries: Annotated[
+        Path, typer.Argument(metavar="QUERIES", help="Descriptors of the queries, one row per query (.npy).")
+    ],
     references: Annotated[
-        Path, typer.Argument(help="Descriptors of the references, one row per reference (.npy).")
+        Path,
+        typer.Argument(
+            metavar="REFERENCES", help="Descriptors of the references, one row per reference (.npy)."
+        ),
     ],
     output: Output,
     options: FileOptions,
@@ -405,7 +410,9 @@ def paper(
 
 
 def compare(
-    folders: Annotated[list[Path], typer.Argument(help="Folders written by `kappaplace evaluate`.")],
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="FOLDER…", help="Folders written by `kappaplace evaluate`.")
+    ],
     metric: Annotated[
         list[str] | None,
         typer.Option(

@@ -68,6 +68,10 @@ class MapEncoder(MapAccess):
 
     batch_size: Annotated[int, Help(_BATCH_SIZE)] = 32
 
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise KappaPlaceError(f"The batch size must be at least 1, got {self.batch_size}.")
+
 
 @dataclass(frozen=True)
 class Setting(Help):
