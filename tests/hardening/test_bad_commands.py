@@ -18,7 +18,7 @@ EXTRA: dict[str, tuple[str, ...]] = {
     "evaluate-model": ("BROKEN",),
     "evaluate-paper": ("BROKEN",),
     "bench": ("--only", "metrics", "--check", "BROKEN"),
-    }
+}
 """How commands are given a file that they could do without."""
 PIECES: dict[str, bytes | None] = {
     "missing.parquet": None,

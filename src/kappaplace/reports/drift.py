@@ -1,4 +1,4 @@
-"""Signals of incoming queries against the calibrated range, window by window."""
+"""Figure and page of drift: signals of incoming queries against the calibrated range."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".png", ".svg", ".html")
 HOW_TO_READ = (
-    "Grey: the calibrated range (p1 to p99) and median. Blue: median and p5 to p95 of each full window. "
-    "Red cross: a window that warned. Hollow: queries that wait for their window to be full."
+    "Gray: the calibrated range (1st to 99th percentile) and median. Blue: median and 5th to 95th percentile "
+    "of each full window. Red cross: a window with a warning. Hollow: queries of the current window."
 )
 _COLUMN = 1.5
-"""Inches of height a signal."""
+"""Height in inches per signal."""
 
 
 def drift_figure(monitor: DriftMonitor) -> Figure:
-    """One plot a signal, one below the other, against the number of queries seen."""
+    """Draw each signal against the number of queries, one plot per signal."""
     import matplotlib
 
     sketch, history = monitor.sketch, list(monitor.history)
-    at = np.array([window.queries for window in history], dtype=np.float64)
+    queries = np.array([window.queries for window in history], dtype=np.float64)
     with matplotlib.rc_context(PLOT_STYLE):
         figure = new_figure(WIDTH, 0.8 + _COLUMN * len(sketch.values))
         axes = figure.subplots(len(sketch.values), 1, sharex=True, squeeze=False)[:, 0]
@@ -41,7 +41,7 @@ def drift_figure(monitor: DriftMonitor) -> Figure:
             axis.axhline(float(np.median(points)), color="#8a8a8a", linestyle="--", linewidth=1)
             values = np.array([window.quantiles[name] for window in history]).reshape(-1, len(SHOWN))
             axis.errorbar(
-                at,
+                queries,
                 values[:, 1],
                 [values[:, 1] - values[:, 0], values[:, 2] - values[:, 1]],
                 fmt="o-",
@@ -50,23 +50,33 @@ def drift_figure(monitor: DriftMonitor) -> Figure:
                 capsize=2,
                 color=COLOURS[0],
             )
-            told = [any(w.signal == name for w in window.warnings) for window in history]
-            axis.plot(at[told], values[told, 1], "x", color=WRONG, markersize=8, markeredgewidth=2, zorder=3)
+            rows = [any(w.signal == name for w in window.warnings) for window in history]
+            style = {"color": WRONG, "markersize": 8, "markeredgewidth": 2, "zorder": 3}
+            axis.plot(queries[rows], values[rows, 1], "x", **style)
             if monitor.waiting:
                 middle = float(np.median(monitor.waiting_values[name]))
                 axis.plot([monitor.queries], [middle], "o", color=COLOURS[0], markerfacecolor="none")
             axis.set_ylabel(plain("κ" if name == "kappa" else name))
-        axes[-1].set_xlabel("queries seen")
+        axes[-1].set_xlabel("number of queries")
         axes[-1].set_xlim(left=0)
         return figure
 
 
 def write_drift(monitor: DriftMonitor, file: str | Path, title: str) -> None:
-    """Write the picture as .png or .svg, or a page around it as .html."""
+    """Write the figure of drift as an image, or as a page with the warnings.
+
+    Args:
+        monitor: State of the monitor.
+        file: File to write: .png, .svg or .html.
+        title: Title of the page.
+
+    Raises:
+        KappaPlaceError: If the suffix is another one.
+    """
     file = Path(file)
     kind = file.suffix.lower()
     if kind not in SUFFIXES:
-        raise KappaPlaceError(f"A picture of drift is written as {', '.join(SUFFIXES)}, not as {file.name}.")
+        raise KappaPlaceError(f'The figure must be a {", ".join(SUFFIXES)} file, got "{file.name}".')
     figure = drift_figure(monitor)
     if kind == ".png":
         data = png_of(figure)
@@ -80,20 +90,17 @@ def write_drift(monitor: DriftMonitor, file: str | Path, title: str) -> None:
 def _page(monitor: DriftMonitor, figure: Figure, title: str) -> str:
     sections = [paragraph(warning.sentence) for warning in monitor.drifting]
     if not sections:
-        words = "No full window yet." if not monitor.history else "The last full window shows no drift."
-        sections = [paragraph(words)]
-    sections.append(picture(png_of(figure), "signals of incoming queries by window", HOW_TO_READ))
+        text = "No full window yet." if not monitor.history else "The last full window shows no drift."
+        sections = [paragraph(text)]
+    sections.append(picture(png_of(figure), "Signals of incoming queries by window", HOW_TO_READ))
     rows = [
         [f"{window.queries:,}", _date(window.time), "; ".join(w.sentence for w in window.warnings) or "–"]
         for window in reversed(monitor.history)
     ]
     if rows:
-        sections.append(table(["queries seen", "full at", "warnings"], rows).replace("<table", _WORDS))
-    lead = f"{monitor.queries:,} queries in windows of {monitor.window:,}, {monitor.waiting:,} are waiting"
+        sections.append(table(["number of queries", "full at", "warnings"], rows, words=True))
+    lead = f"{monitor.queries:,} queries in windows of {monitor.window:,}, {monitor.waiting:,} in the current"
     return page(title, lead, sections)
-
-
-_WORDS = '<table class="words"'
 
 
 def _date(seconds: float | None) -> str:

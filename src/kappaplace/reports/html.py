@@ -1,4 +1,4 @@
-"""One self-contained HTML page: no script, no outside address, readable on a phone and in print."""
+"""Self-contained HTML pages without scripts and external URLs, readable on a phone and in print."""
 
 from __future__ import annotations
 
@@ -66,7 +66,13 @@ table.words th { text-align: left; }
 
 
 def page(title: str, lead: str, sections: Sequence[str]) -> str:
-    """The whole document; ``sections`` are pieces of HTML made by the functions below."""
+    """Return a page.
+
+    Args:
+        title: Title of the page.
+        lead: Text below the title.
+        sections: HTML of the content, from the functions below.
+    """
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -78,61 +84,82 @@ def page(title: str, lead: str, sections: Sequence[str]) -> str:
 
 
 def heading(text: str, anchor: str = "", level: int = 2) -> str:
-    """A section's title, of level 2 or below; an anchor lets `contents` lead to it."""
+    """Return a heading.
+
+    Args:
+        text: Text of the heading.
+        anchor: Target of the link in `contents`.
+        level: Level of the heading, 2 or more.
+    """
     mark = f' id="{html.escape(anchor)}"' if anchor else ""
     return f"<h{level}{mark}>{html.escape(text)}</h{level}>"
 
 
 def contents(entries: Sequence[tuple[str, str]]) -> str:
-    """Where to find what: (anchor, title) of each section."""
+    """Return the table of contents from the (anchor, title) of each section."""
     items = "".join(f'<li><a href="#{html.escape(a)}">{html.escape(t)}</a></li>' for a, t in entries)
     return f'<nav aria-label="Contents"><ul>{items}</ul></nav>'
 
 
 def paragraph(text: str, small: bool = False) -> str:
-    """Plain words."""
+    """Return a paragraph of plain text."""
     start = '<p class="note">' if small else "<p>"
     return f"{start}{html.escape(text)}</p>"
 
 
 def grid(pieces: Sequence[str]) -> str:
-    """Figures side by side where there is room, one below the other on a phone."""
+    """Return figures side by side, or one below the other on a narrow screen."""
     joined = "".join(pieces)
     return f'<div class="grid">{joined}</div>' if pieces else ""
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Numbers in rows; scrolls sideways on a narrow screen."""
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, words: bool = False) -> str:
+    """Return a table, which scrolls sideways on a narrow screen.
+
+    Args:
+        header: Column names.
+        rows: Text of the cells, row by row.
+        words: Whether the cells contain text instead of numbers.
+    """
     top = "".join(f'<th scope="col">{html.escape(cell)}</th>' for cell in header)
     body = "".join(
         "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
     )
-    return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+    kind = ' class="words"' if words else ""
+    return (
+        f'<div class="scroll"><table{kind}><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+    )
 
 
-def picture(png: bytes, alternative: str, how_to_read: str) -> str:
-    """A figure with the sentence that says how to read it."""
+def picture(png: bytes, alternative: str, caption: str) -> str:
+    """Return a figure with its caption.
+
+    Args:
+        png: The image.
+        alternative: Text for readers who cannot see it.
+        caption: How to read it.
+    """
     data = base64.b64encode(png).decode("ascii")
     return (
         f'<figure><img alt="{html.escape(alternative)}" src="data:image/png;base64,{data}">'
-        f"<figcaption>{html.escape(how_to_read)}</figcaption></figure>"
+        f"<figcaption>{html.escape(caption)}</figcaption></figure>"
     )
 
 
 def png_of(figure: Figure, dpi: int = 130) -> bytes:
-    """A figure as PNG bytes, the same for the same figure."""
+    """Return a figure as PNG; equal figures give equal bytes."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=dpi, metadata={"Software": None})
     return buffer.getvalue()
 
 
 def svg_of(figure: Figure, dpi: int = 130) -> bytes:
-    """A figure as SVG bytes, the same for the same figure; ``dpi`` is that of rasterised parts."""
+    """Return a figure as SVG; equal figures give equal bytes. ``dpi`` applies to rasterized parts."""
     import matplotlib
 
     from kappaplace.reports.figures import PLOT_STYLE
 
     buffer = io.BytesIO()
-    with matplotlib.rc_context(PLOT_STYLE):  # names inside the file are salted when it is written
+    with matplotlib.rc_context(PLOT_STYLE):  # the salt of names inside the file
         figure.savefig(buffer, format="svg", dpi=dpi, metadata={"Date": None, "Creator": None})
     return buffer.getvalue()

@@ -1,9 +1,7 @@
-"""Labelling as one HTML page that needs nothing else: two pictures, three answers, a file at the end.
+"""A self-contained HTML page for labeling: each query next to its match, and a labels file at the end.
 
-No address outside of it is asked for, and its policy forbids any: scripts and styles are those of the page
-(told by their hashes), pictures lie inside. Answers are kept in the browser as they are given.
-
-A labelling page of a sheet: every query beside its match, inside one HTML file.
+The page loads nothing from other hosts, and its content security policy forbids it: images are embedded, and
+scripts and styles must match their hashes. The browser stores every answer.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from kappaplace.progress import track
 
 @dataclass(frozen=True)
 class Question:
-    """One query with its match; a picture is a JPEG, None where it cannot be opened."""
+    """One query with its match. Images are JPEG, or None if they cannot be opened."""
 
     order: int
     query: str
@@ -39,7 +37,16 @@ class Question:
 def label_page(
     questions: Sequence[Question], *, title: str, radius: float, sample: str, head: Sequence[str], file: str
 ) -> str:
-    """The page as text; ``head`` is what stands in the labels file before its columns."""
+    """Return the page as text.
+
+    Args:
+        questions: Queries with their matches.
+        title: Title of the page.
+        radius: Distance in meters within which two images show the same place.
+        sample: Identifier of the sample, under which the browser stores the answers.
+        head: Lines of the labels file before its columns.
+        file: Name of the labels file.
+    """
     data = {
         "sample": sample,
         "head": list(head),
@@ -117,19 +124,20 @@ _SCRIPT = """
 (() => {
   const find = id => document.getElementById(id);
   const data = JSON.parse(find("data").textContent);
-  const key = "kappaplace-labels:" + data.sample, known = ["yes", "no", "unknown"];
+  const key = "kappaplace-labels:" + data.sample, choices = ["yes", "no", "unknown"];
   const labels = data.rows.map(row => row[3]);
-  let at = 0, kept = true, saved = true;
+  let at = 0, stored = true, saved = true;
 
   try {
     const before = JSON.parse(localStorage.getItem(key) || "[]");
     if (Array.isArray(before) && before.length === labels.length) {
-      before.forEach((label, i) => { if (known.includes(label)) labels[i] = label; });
+      before.forEach((label, i) => { if (choices.includes(label)) labels[i] = label; });
     }
-  } catch (error) { kept = false; }
+  } catch (error) { stored = false; }
 
-  function keep() {
-    try { localStorage.setItem(key, JSON.stringify(labels)); kept = true; } catch (error) { kept = false; }
+  function store() {
+    try { localStorage.setItem(key, JSON.stringify(labels)); stored = true; }
+    catch (error) { stored = false; }
   }
   const done = () => labels.filter(label => label).length;
   const firstOpen = () => { const i = labels.indexOf(""); return i < 0 ? labels.length : i; };
@@ -147,25 +155,25 @@ _SCRIPT = """
     find("progress").max = total; find("progress").value = count;
     find("progress").textContent = `${count} of ${total}`;
     find("question").hidden = over; find("end").hidden = !over;
-    find("unkept").hidden = kept;
+    find("unstored").hidden = stored;
     if (!over) {
       const [, query, match] = data.rows[at];
       picture("query", data.pictures[at][0], query);
       picture("match", data.pictures[at][1], match);
     }
-    for (const label of known) {
+    for (const label of choices) {
       find(label).setAttribute("aria-pressed", String(!over && labels[at] === label));
       find(label).disabled = over;
     }
     find("back").disabled = at === 0;
-    find("count").textContent = known.map((name, i) =>
+    find("count").textContent = choices.map((name, i) =>
       `${labels.filter(label => label === name).length} ${["yes", "no", "don’t know"][i]}`).join(", ");
   }
 
   function answer(label) {
     if (at >= labels.length) { return; }
     labels[at] = label; saved = false; at += 1;
-    keep(); show();
+    store(); show();
   }
   function back() { if (at > 0) { at -= 1; show(); } }
 
@@ -181,10 +189,10 @@ _SCRIPT = """
     link.download = data.file; document.body.append(link); link.click(); link.remove();
     setTimeout(() => URL.revokeObjectURL(link.href), 10000);
     saved = true;
-    find("said").textContent = `${done()} labels saved as ${data.file}.`;
+    find("message").textContent = `${done()} labels saved as ${data.file}.`;
   }
 
-  for (const label of known) { find(label).addEventListener("click", () => answer(label)); }
+  for (const label of choices) { find(label).addEventListener("click", () => answer(label)); }
   find("back").addEventListener("click", back);
   for (const button of document.querySelectorAll(".save")) { button.addEventListener("click", save); }
   document.addEventListener("keydown", event => {
@@ -194,7 +202,7 @@ _SCRIPT = """
     else if (name === "u") { answer("unknown"); } else if (name === "s") { save(); }
     else if (["b", "backspace", "arrowleft"].includes(name)) { event.preventDefault(); back(); }
   });
-  addEventListener("beforeunload", event => { if (!kept && !saved) { event.preventDefault(); } });
+  addEventListener("beforeunload", event => { if (!stored && !saved) { event.preventDefault(); } });
   at = firstOpen(); show();
 })();
 """
@@ -211,27 +219,27 @@ _PAGE = """<!doctype html>
 <body>
 <header>
 <div class="line"><h1>%TITLE%</h1><button type="button" class="save">Save labels <kbd>s</kbd></button></div>
-<progress id="progress" aria-label="labelled so far" value="0" max="1"></progress>
+<progress id="progress" aria-label="progress" value="0" max="1"></progress>
 <div class="line soft"><span id="place" role="status"></span><span id="count"></span></div>
-<p class="soft" id="said" role="status"></p>
-<p class="warn" id="unkept" hidden>This browser does not keep your answers: save them before you close the
+<p class="soft" id="message" role="status"></p>
+<p class="warn" id="unstored" hidden>This browser cannot store your answers. Save them before you close the
 page.</p>
 </header>
 <main>
-<section id="question" aria-labelledby="asked">
-<h2 id="asked">Is this the same place?</h2>
+<section id="question" aria-labelledby="heading">
+<h2 id="heading">Is this the same place?</h2>
 <div class="pair">
 <figure><img id="query-image" alt=""><div class="gone" id="query-gone" hidden>cannot be opened</div>
 <figcaption>query: <span id="query-name"></span></figcaption></figure>
 <figure><img id="match-image" alt=""><div class="gone" id="match-gone" hidden>cannot be opened</div>
 <figcaption>best match: <span id="match-name"></span></figcaption></figure>
 </div>
-<p class="soft">Yes: taken within about %RADIUS% m of each other, and you see the same things. If you cannot
-tell, say so: it is counted as wrong, which is the safe side.</p>
+<p class="soft">Answer “Yes” if both images were taken within about %RADIUS% m of each other and show the same
+things. If you cannot tell, answer “Don’t know”: it counts as incorrect, which keeps the guarantee valid.</p>
 </section>
 <section id="end" hidden>
 <h2>Done</h2>
-<p>Save the labels and give the file to <code>kappaplace calibrate MAP --labels FILE</code>.</p>
+<p>Save the labels and pass the file to <code>kappaplace calibrate MAP --labels FILE</code>.</p>
 <p><button type="button" class="save">Save labels</button></p>
 </section>
 <noscript><p class="warn">This page needs JavaScript.</p></noscript>
@@ -250,17 +258,31 @@ tell, say so: it is counted as wrong, which is the safe side.</p>
 
 
 PIXELS = 480
-"""Longer side of each picture: enough to tell places, small enough for a phone."""
+"""Longer side of each image in pixels."""
 
 
 def write_label_page(
     place_map: PlaceMap, sheet: Sheet, page: str | Path, labels_name: str, *, pixels: int = PIXELS
 ) -> int:
-    """Write the page, which saves its labels as ``labels_name``; how many pictures cannot be opened."""
+    """Write a page for labeling the matches of a sheet in a browser.
+
+    Args:
+        place_map: Map that was queried.
+        sheet: Queries with their matches, drawn by `PlaceMap.label`.
+        page: HTML file to write.
+        labels_name: Name under which the page saves the labels.
+        pixels: Longer side of each image.
+
+    Returns:
+        Number of images that cannot be opened.
+
+    Raises:
+        KappaPlaceError: If the queries were not drawn at random, or no image of the map can be opened.
+    """
     if sheet.sampling is None:
-        raise KappaPlaceError("A labelling page is made of queries drawn at random; draw them first.")
+        raise KappaPlaceError("A labeling page needs queries drawn at random. Draw them with `map label`.")
     questions = []
-    with track("Shrinking pictures", len(sheet.rows)) as bar:
+    with track("Resizing images", len(sheet.rows)) as bar:
         for position, row in enumerate(sheet.rows):
             pictures = (
                 query_picture(sheet, position, pixels),
@@ -270,8 +292,8 @@ def write_label_page(
             bar.advance()
     if all(question.match_picture is None for question in questions):
         raise KappaPlaceError(
-            f"None of the map's images can be opened (for instance {questions[0].match!r}), so there is "
-            "nothing to compare; bring them back, or build the map with --thumbnails."
+            f'None of the images of the map can be opened, for example "{questions[0].match}". Restore them, or '
+            "build the map with --thumbnails."
         )
     text = label_page(
         questions,
