@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from PIL import Image
 
-from kappaplace.files import make_folder, replace_file
+from kappaplace.files import make_folder, write_file
 from kappaplace.reports import html
 
 if TYPE_CHECKING:
@@ -56,13 +56,13 @@ class Artifacts:
 
     def table(self, name: str, table: Table) -> str:
         """Write a table as LaTeX, and return it as HTML."""
-        _write(self.folder / f"{self._free(f'tables/{slug(name)}')}.tex", table.latex().encode())
+        write_file(self.folder / f"{self._free(f'tables/{slug(name)}')}.tex", table.latex(), sync=False)
         return table.html()
 
     def page(self, text: str) -> Path:
         """Write report.html after its files, then delete the files of an earlier report; return its path."""
         file = self.folder / "report.html"
-        _write(file, text.encode())
+        write_file(file, text, sync=False)
         for old in (*self.figures.glob("*.png"), *self.figures.glob("*.svg"), *self.tables.glob("*.tex")):
             if f"{old.parent.name}/{old.stem}" not in self._names:
                 old.unlink()
@@ -74,8 +74,8 @@ class Artifacts:
         if colors:
             png = _fewer_colors(png, colors)
         figure.set_layout_engine("none")  # the layout is done; repeating it would double the time
-        _write(self.folder / f"{stem}.png", png)
-        _write(self.folder / f"{stem}.svg", html.svg_of(figure, dpi))
+        write_file(self.folder / f"{stem}.png", png, sync=False)
+        write_file(self.folder / f"{stem}.svg", html.svg_of(figure, dpi), sync=False)
         return f"{stem}.png", png
 
     def _fitted(self, piece: str, file: str) -> str:
@@ -104,7 +104,3 @@ def _fewer_colors(png: bytes, colors: int) -> bytes:
     buffer = io.BytesIO()
     image.quantize(colors, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)
     return buffer.getvalue()
-
-
-def _write(file: Path, data: bytes) -> None:
-    replace_file(file, lambda part: part.write_bytes(data), sync=False)

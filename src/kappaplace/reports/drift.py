@@ -10,8 +10,8 @@ import numpy as np
 
 from kappaplace.calibration.drift import SHOWN, DriftMonitor
 from kappaplace.errors import KappaPlaceError
-from kappaplace.files import replace_file
-from kappaplace.reports.figures import COLOURS, PLOT_STYLE, WIDTH, WRONG, new_figure, plain
+from kappaplace.files import write_file
+from kappaplace.reports.figures import COLOURS, WIDTH, WRONG, new_figure, plain, styled
 from kappaplace.reports.html import page, paragraph, picture, png_of, svg_of, table
 
 if TYPE_CHECKING:
@@ -26,40 +26,38 @@ _COLUMN = 1.5
 """Height in inches per signal."""
 
 
+@styled
 def drift_figure(monitor: DriftMonitor) -> Figure:
     """Draw each signal against the number of queries, one plot per signal."""
-    import matplotlib
-
     sketch, history = monitor.sketch, list(monitor.history)
     queries = np.array([window.queries for window in history], dtype=np.float64)
-    with matplotlib.rc_context(PLOT_STYLE):
-        figure = new_figure(WIDTH, 0.8 + _COLUMN * len(sketch.values))
-        axes = figure.subplots(len(sketch.values), 1, sharex=True, squeeze=False)[:, 0]
-        for axis, (name, points) in zip(axes, sketch.values.items(), strict=True):
-            if (calibrated := sketch.calibrated_range(name)) is not None:
-                axis.axhspan(*calibrated, color="#8a8a8a", alpha=0.25, linewidth=0)
-            axis.axhline(float(np.median(points)), color="#8a8a8a", linestyle="--", linewidth=1)
-            values = np.array([window.quantiles[name] for window in history]).reshape(-1, len(SHOWN))
-            axis.errorbar(
-                queries,
-                values[:, 1],
-                [values[:, 1] - values[:, 0], values[:, 2] - values[:, 1]],
-                fmt="o-",
-                markersize=3,
-                linewidth=1,
-                capsize=2,
-                color=COLOURS[0],
-            )
-            rows = [any(w.signal == name for w in window.warnings) for window in history]
-            style = {"color": WRONG, "markersize": 8, "markeredgewidth": 2, "zorder": 3}
-            axis.plot(queries[rows], values[rows, 1], "x", **style)
-            if monitor.waiting:
-                middle = float(np.median(monitor.waiting_values[name]))
-                axis.plot([monitor.queries], [middle], "o", color=COLOURS[0], markerfacecolor="none")
-            axis.set_ylabel(plain("κ" if name == "kappa" else name))
-        axes[-1].set_xlabel("number of queries")
-        axes[-1].set_xlim(left=0)
-        return figure
+    figure = new_figure(WIDTH, 0.8 + _COLUMN * len(sketch.values))
+    axes = figure.subplots(len(sketch.values), 1, sharex=True, squeeze=False)[:, 0]
+    for axis, (name, points) in zip(axes, sketch.values.items(), strict=True):
+        if (calibrated := sketch.calibrated_range(name)) is not None:
+            axis.axhspan(*calibrated, color="#8a8a8a", alpha=0.25, linewidth=0)
+        axis.axhline(float(np.median(points)), color="#8a8a8a", linestyle="--", linewidth=1)
+        values = np.array([window.quantiles[name] for window in history]).reshape(-1, len(SHOWN))
+        axis.errorbar(
+            queries,
+            values[:, 1],
+            [values[:, 1] - values[:, 0], values[:, 2] - values[:, 1]],
+            fmt="o-",
+            markersize=3,
+            linewidth=1,
+            capsize=2,
+            color=COLOURS[0],
+        )
+        rows = [any(w.signal == name for w in window.warnings) for window in history]
+        style = {"color": WRONG, "markersize": 8, "markeredgewidth": 2, "zorder": 3}
+        axis.plot(queries[rows], values[rows, 1], "x", **style)
+        if monitor.waiting:
+            middle = float(np.median(monitor.waiting_values[name]))
+            axis.plot([monitor.queries], [middle], "o", color=COLOURS[0], markerfacecolor="none")
+        axis.set_ylabel(plain("κ" if name == "kappa" else name))
+    axes[-1].set_xlabel("number of queries")
+    axes[-1].set_xlim(left=0)
+    return figure
 
 
 def write_drift(monitor: DriftMonitor, file: str | Path, title: str) -> None:
@@ -84,7 +82,7 @@ def write_drift(monitor: DriftMonitor, file: str | Path, title: str) -> None:
         data = svg_of(figure)
     else:
         data = _page(monitor, figure, title).encode("utf-8", "backslashreplace")
-    replace_file(file, lambda part: part.write_bytes(data))
+    write_file(file, data)
 
 
 def _page(monitor: DriftMonitor, figure: Figure, title: str) -> str:

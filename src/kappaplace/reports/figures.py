@@ -5,9 +5,10 @@ They show ECE@K and its sensitivity, histograms of scores and κ, risk–coverag
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,23 @@ PLOT_STYLE: Any = {
 WIDTH = 4.6
 """Width in inches of a figure that is legible on a phone."""
 _DASHES = ("-", "--", ":", "-.")
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def styled(draw: Callable[P, T]) -> Callable[P, T]:
+    """Decorate a function that draws, so that it uses `PLOT_STYLE`."""
+
+    @wraps(draw)
+    def run(*arguments: P.args, **options: P.kwargs) -> T:
+        import matplotlib
+
+        with matplotlib.rc_context(PLOT_STYLE):
+            return draw(*arguments, **options)
+
+    return run
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -75,6 +93,7 @@ def line_style(position: int) -> dict[str, str]:
     return {"color": COLOURS[position % len(COLOURS)], "linestyle": dashes}
 
 
+@styled
 def reliability_figure(
     curves: Mapping[str, ReliabilityCurve],
     errors: Mapping[str, float],
@@ -93,32 +112,29 @@ def reliability_figure(
     Returns:
         The figure.
     """
-    import matplotlib
-
-    with matplotlib.rc_context(PLOT_STYLE):
-        if columns is None:
-            figure, axes, starts = panels(len(curves), len(curves), 2.6, 3.2, sharey=True)
-        else:
-            figure, axes, starts = panels(len(curves), columns, WIDTH / columns, 2.1, sharey=True)
-        for position, (axis, (label, curve)) in enumerate(zip(axes, curves.items(), strict=True)):
-            bins = np.arange(1, len(curve.counts) + 1)
-            fractions = curve.counts / curve.counts.sum()
-            axis.bar(bins, fractions, color="#bbbbbb", width=0.9, label="fraction of queries")
-            axis.plot(bins, curve.expected, "--", color="#666666", label="expected")
-            color = COLOURS[position % len(COLOURS)]
-            # Empty bins are NaN and interrupt the line: nothing was observed there.
-            axis.plot(bins, curve.observed, "o-", color=color, label="observed")
-            title = f"{plain(label)}{': ' if columns is None else chr(10)}ECE@{k} {errors[label]:.3f}"
-            axis.set(title=title, xlabel="bin, certain → uncertain", ylim=(0, 1.04))
-            axis.set_xticks(bins[::3])
-            if columns is not None:
-                axis.title.set_fontsize(8)
-                axis.xaxis.label.set_fontsize(8)
-                _counts_below(axis, bins, curve.counts)
-        for axis in starts:
-            axis.set_ylabel(f"R@{k}")
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
-        return figure
+    if columns is None:
+        figure, axes, starts = panels(len(curves), len(curves), 2.6, 3.2, sharey=True)
+    else:
+        figure, axes, starts = panels(len(curves), columns, WIDTH / columns, 2.1, sharey=True)
+    for position, (axis, (label, curve)) in enumerate(zip(axes, curves.items(), strict=True)):
+        bins = np.arange(1, len(curve.counts) + 1)
+        fractions = curve.counts / curve.counts.sum()
+        axis.bar(bins, fractions, color="#bbbbbb", width=0.9, label="fraction of queries")
+        axis.plot(bins, curve.expected, "--", color="#666666", label="expected")
+        color = COLOURS[position % len(COLOURS)]
+        # Empty bins are NaN and interrupt the line: nothing was observed there.
+        axis.plot(bins, curve.observed, "o-", color=color, label="observed")
+        title = f"{plain(label)}{': ' if columns is None else chr(10)}ECE@{k} {errors[label]:.3f}"
+        axis.set(title=title, xlabel="bin, certain → uncertain", ylim=(0, 1.04))
+        axis.set_xticks(bins[::3])
+        if columns is not None:
+            axis.title.set_fontsize(8)
+            axis.xaxis.label.set_fontsize(8)
+            _counts_below(axis, bins, curve.counts)
+    for axis in starts:
+        axis.set_ylabel(f"R@{k}")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
+    return figure
 
 
 def _counts_below(axis: Axes, bins: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
@@ -130,6 +146,7 @@ def _counts_below(axis: Axes, bins: NDArray[np.int64], counts: NDArray[np.int64]
         words.set_in_layout(False)  # it is always inside the plot, and computing its size is slow
 
 
+@styled
 def kappa_figure(
     curves: Mapping[str, tuple[Floats, Floats, Floats]],
     damage: Floats,
@@ -149,23 +166,20 @@ def kappa_figure(
     Returns:
         The figure.
     """
-    import matplotlib
-
-    with matplotlib.rc_context(PLOT_STYLE):
-        figure = new_figure(9.0, 3.3)
-        left, right = figure.subplots(1, 2)
-        for color, (condition, (levels, mean, error)) in zip(COLOURS, curves.items(), strict=False):
-            left.errorbar(levels, mean, error, marker="o", ms=3, color=color, label=condition)
-        left.set(xlabel="level of degradation", ylabel="mean κ", title="κ of the same views, degraded")
-        left.set_ylim(bottom=0)
-        left.legend(fontsize=8)
-        for mask, color, label in ((success, RIGHT, "correct"), (~success, WRONG, "incorrect")):
-            dots = {"s": 9, "alpha": 0.6, "color": color, "label": f"top match {label}"}
-            right.scatter(damage[mask], kappa[mask], **dots)
-        right.set(xlabel="total degradation of the query", ylabel="κ", title=title)
-        right.set_ylim(bottom=0)
-        right.legend(fontsize=8)
-        return figure
+    figure = new_figure(9.0, 3.3)
+    left, right = figure.subplots(1, 2)
+    for color, (condition, (levels, mean, error)) in zip(COLOURS, curves.items(), strict=False):
+        left.errorbar(levels, mean, error, marker="o", ms=3, color=color, label=condition)
+    left.set(xlabel="level of degradation", ylabel="mean κ", title="κ of the same views, degraded")
+    left.set_ylim(bottom=0)
+    left.legend(fontsize=8)
+    for mask, color, label in ((success, RIGHT, "correct"), (~success, WRONG, "incorrect")):
+        dots = {"s": 9, "alpha": 0.6, "color": color, "label": f"top match {label}"}
+        right.scatter(damage[mask], kappa[mask], **dots)
+    right.set(xlabel="total degradation of the query", ylabel="κ", title=title)
+    right.set_ylim(bottom=0)
+    right.legend(fontsize=8)
+    return figure
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,57 +232,53 @@ PROTOCOL = (10, 1.0)
 """Number of bins, and percentage clamped from a tail, in the paper."""
 
 
+@styled
 def ece_bars_figure(errors: Mapping[str, Mapping[int, float]], ks: Sequence[int]) -> Figure:
     """Draw ECE@K of each score as grouped horizontal bars, which leave room for the names of many scores."""
-    import matplotlib
-
     thickness = 0.8 / len(ks)
-    with matplotlib.rc_context(PLOT_STYLE):
-        figure = new_figure(WIDTH, 1.1 + (0.16 * len(ks) + 0.1) * len(errors))
-        axis = figure.subplots()
-        rows = np.arange(len(errors))
-        for position, k in enumerate(ks):
-            values = [score[k] for score in errors.values()]
-            offsets = rows + (position - (len(ks) - 1) / 2) * thickness
-            bars = axis.barh(offsets, values, thickness, color=COLOURS[position], label=f"ECE@{k}")
-            axis.bar_label(bars, fmt="%.3f", fontsize=6.5, padding=2)
-        axis.set_yticks(rows, [plain(label) for label in errors])
-        axis.set_ylim(len(errors) - 0.5, -0.5)  # the first score on top
-        axis.grid(axis="y", visible=False)
-        largest = np.nanmax([0.1, *(value for score in errors.values() for value in score.values())])
-        axis.set(xlabel="ECE, 0 is best", xlim=(0, 1.15 * float(largest)))
-        figure.legend(loc="outside lower center", ncols=len(ks), fontsize=8)
-        return figure
+    figure = new_figure(WIDTH, 1.1 + (0.16 * len(ks) + 0.1) * len(errors))
+    axis = figure.subplots()
+    rows = np.arange(len(errors))
+    for position, k in enumerate(ks):
+        values = [score[k] for score in errors.values()]
+        offsets = rows + (position - (len(ks) - 1) / 2) * thickness
+        bars = axis.barh(offsets, values, thickness, color=COLOURS[position], label=f"ECE@{k}")
+        axis.bar_label(bars, fmt="%.3f", fontsize=6.5, padding=2)
+    axis.set_yticks(rows, [plain(label) for label in errors])
+    axis.set_ylim(len(errors) - 0.5, -0.5)  # the first score on top
+    axis.grid(axis="y", visible=False)
+    largest = np.nanmax([0.1, *(value for score in errors.values() for value in score.values())])
+    axis.set(xlabel="ECE, 0 is best", xlim=(0, 1.15 * float(largest)))
+    figure.legend(loc="outside lower center", ncols=len(ks), fontsize=8)
+    return figure
 
 
+@styled
 def ece_sensitivity_figure(surfaces: Mapping[str, EceSurface]) -> Figure:
     """Draw ECE@1 over the number of bins, one plot per score, with a band for all clamps, and with zoom."""
-    import matplotlib
-
     columns = min(2, len(surfaces))
-    with matplotlib.rc_context(PLOT_STYLE):
-        figure, axes, starts = panels(len(surfaces), columns, WIDTH / columns, 1.9, sharey=True)
-        for axis, (label, surface) in zip(axes, surfaces.items(), strict=True):
-            usual = int(np.argmin(np.abs(surface.clamp - PROTOCOL[1])))
-            low, high = surface.plain.min(axis=0), surface.plain.max(axis=0)
-            axis.fill_between(surface.bins, low, high, color=COLOURS[0], alpha=0.18, linewidth=0)
-            axis.plot(surface.bins, surface.plain[usual], color=COLOURS[0], label="1% clamped")
-            # Zoom is for scores without a clamp: a clamp fills the last bin, so zoom would change nothing.
-            untouched = int(np.argmin(surface.clamp))
-            axis.plot(surface.bins, surface.zoomed[untouched], "--", color=COLOURS[1], label="zoom, no clamp")
-            bin_ = int(np.argmin(np.abs(surface.bins - PROTOCOL[0])))
-            protocol = surface.plain[usual, bin_]
-            axis.plot(surface.bins[bin_], protocol, "o", color="black", ms=4, label="the paper's choice")
-            lowest = min(surface.plain.min(), surface.zoomed.min())
-            highest = max(surface.plain.max(), surface.zoomed.max())
-            axis.set_title(f"{plain(label)}\n{protocol:.3f}, range {lowest:.3f}–{highest:.3f}", fontsize=8)
-            axis.set_xlabel("bins", fontsize=8)
-        top = max(max(surface.plain.max(), surface.zoomed.max()) for surface in surfaces.values())
-        axes[0].set_ylim(0, 1.08 * max(top, 0.05))  # all plots share it
-        for axis in starts:
-            axis.set_ylabel("ECE@1")
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=7.5)
-        return figure
+    figure, axes, starts = panels(len(surfaces), columns, WIDTH / columns, 1.9, sharey=True)
+    for axis, (label, surface) in zip(axes, surfaces.items(), strict=True):
+        usual = int(np.argmin(np.abs(surface.clamp - PROTOCOL[1])))
+        low, high = surface.plain.min(axis=0), surface.plain.max(axis=0)
+        axis.fill_between(surface.bins, low, high, color=COLOURS[0], alpha=0.18, linewidth=0)
+        axis.plot(surface.bins, surface.plain[usual], color=COLOURS[0], label="1% clamped")
+        # Zoom is for scores without a clamp: a clamp fills the last bin, so zoom would change nothing.
+        untouched = int(np.argmin(surface.clamp))
+        axis.plot(surface.bins, surface.zoomed[untouched], "--", color=COLOURS[1], label="zoom, no clamp")
+        bin_ = int(np.argmin(np.abs(surface.bins - PROTOCOL[0])))
+        protocol = surface.plain[usual, bin_]
+        axis.plot(surface.bins[bin_], protocol, "o", color="black", ms=4, label="the paper's choice")
+        lowest = min(surface.plain.min(), surface.zoomed.min())
+        highest = max(surface.plain.max(), surface.zoomed.max())
+        axis.set_title(f"{plain(label)}\n{protocol:.3f}, range {lowest:.3f}–{highest:.3f}", fontsize=8)
+        axis.set_xlabel("bins", fontsize=8)
+    top = max(max(surface.plain.max(), surface.zoomed.max()) for surface in surfaces.values())
+    axes[0].set_ylim(0, 1.08 * max(top, 0.05))  # all plots share it
+    for axis in starts:
+        axis.set_ylabel("ECE@1")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=7.5)
+    return figure
 
 
 BINS = 30
@@ -276,31 +286,30 @@ TAILS = (0.5, 99.5)
 """Percentiles of the outermost bins, which also contain all values beyond."""
 
 
+@styled
 def score_histogram_figure(scores: Mapping[str, NDArray[np.float64]], success: NDArray[np.bool_]) -> Figure:
     """Draw histograms of each score for correct and for incorrect top matches, one plot per score."""
-    import matplotlib
-
     columns = min(2, len(scores))
-    with matplotlib.rc_context(PLOT_STYLE):
-        figure, axes, starts = panels(len(scores), columns, WIDTH / columns, 1.75)
-        parts = (
-            (success, RIGHT, f"correct ({success.sum():,})", "-"),
-            (~success, WRONG, f"incorrect ({(~success).sum():,})", "--"),
-        )
-        for axis, (label, values) in zip(axes, scores.items(), strict=True):
-            clamped = clamp_tails(values, TAILS)
-            edges = _edges(clamped)
-            for mask, color, name, dashes in parts:
-                if mask.any():
-                    _outline(axis, clamped[mask], edges, color, name, dashes)
-            axis.set_title(plain(label), fontsize=8)
-            _finish(axis)
-        for axis in starts:
-            axis.set_ylabel("fraction", fontsize=8)
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8)
-        return figure
+    figure, axes, starts = panels(len(scores), columns, WIDTH / columns, 1.75)
+    parts = (
+        (success, RIGHT, f"correct ({success.sum():,})", "-"),
+        (~success, WRONG, f"incorrect ({(~success).sum():,})", "--"),
+    )
+    for axis, (label, values) in zip(axes, scores.items(), strict=True):
+        clamped = clamp_tails(values, TAILS)
+        edges = _edges(clamped)
+        for mask, color, name, dashes in parts:
+            if mask.any():
+                _outline(axis, clamped[mask], edges, color, name, dashes)
+        axis.set_title(plain(label), fontsize=8)
+        _finish(axis)
+    for axis in starts:
+        axis.set_ylabel("fraction", fontsize=8)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8)
+    return figure
 
 
+@styled
 def kappa_histogram_figure(
     queries: NDArray[np.float64],
     references: NDArray[np.float64] | None,
@@ -313,8 +322,6 @@ def kappa_histogram_figure(
         references: κ of each reference; None if it is unknown.
         success: Whether the top match of each query is correct; None if it is unknown.
     """
-    import matplotlib
-
     parts: list[tuple[NDArray[np.float64], str, str, str]] = []
     if references is not None:
         parts.append((references, COLOURS[0], f"references ({len(references):,})", ":"))
@@ -324,16 +331,15 @@ def kappa_histogram_figure(
         parts.append((queries[success], RIGHT, f"queries, top match correct ({success.sum():,})", "-"))
         parts.append((queries[~success], WRONG, f"queries, top match incorrect ({(~success).sum():,})", "--"))
     parts = [part for part in parts if len(part[0])]
-    with matplotlib.rc_context(PLOT_STYLE):
-        figure = new_figure(WIDTH, 3.2)
-        axis = figure.subplots()
-        edges = _edges(clamp_tails(np.concatenate([part[0] for part in parts]), TAILS))
-        for values, color, name, dashes in parts:
-            _outline(axis, np.clip(values, edges[0], edges[-1]), edges, color, name, dashes)
-        _finish(axis)
-        axis.set(xlabel="κ, uncertain → certain", ylabel="fraction")
-        figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=1, fontsize=8)
-        return figure
+    figure = new_figure(WIDTH, 3.2)
+    axis = figure.subplots()
+    edges = _edges(clamp_tails(np.concatenate([part[0] for part in parts]), TAILS))
+    for values, color, name, dashes in parts:
+        _outline(axis, np.clip(values, edges[0], edges[-1]), edges, color, name, dashes)
+    _finish(axis)
+    axis.set(xlabel="κ, uncertain → certain", ylabel="fraction")
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=1, fontsize=8)
+    return figure
 
 
 def _edges(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -365,48 +371,44 @@ NOISY = 0.05
 """Fraction of the first queries whose risk may leave the plot at its top."""
 
 
+@styled
 def risk_coverage_figure(curves: Mapping[str, AcceptanceCurve]) -> Figure:
     """Draw the risk–coverage curves of all scores; the legend lists the lowest AURC first."""
-    import matplotlib
-
-    with matplotlib.rc_context(PLOT_STYLE):
-        figure = new_figure(WIDTH, 3.0 + 0.17 * -(-len(curves) // 2))
-        axis = figure.subplots()
-        lines = [
-            (curve.aurc, _draw(axis, curve, f"{plain(label)} {curve.aurc:.3f}", line_style(position)))
-            for position, (label, curve) in enumerate(curves.items())
-        ]
-        _finish_acceptance(axis, list(curves.values()))
-        handles = [line for _, line in sorted(lines, key=lambda pair: pair[0])]
-        figure.legend(
-            handles=handles, loc="outside lower center", ncols=2, fontsize=7.5, title="AURC, best first"
-        )
-        return figure
+    figure = new_figure(WIDTH, 3.0 + 0.17 * -(-len(curves) // 2))
+    axis = figure.subplots()
+    lines = [
+        (curve.aurc, _draw(axis, curve, f"{plain(label)} {curve.aurc:.3f}", line_style(position)))
+        for position, (label, curve) in enumerate(curves.items())
+    ]
+    _finish_acceptance(axis, list(curves.values()))
+    handles = [line for _, line in sorted(lines, key=lambda pair: pair[0])]
+    figure.legend(
+        handles=handles, loc="outside lower center", ncols=2, fontsize=7.5, title="AURC, best first"
+    )
+    return figure
 
 
+@styled
 def comparison_figure(curves: Mapping[str, Mapping[str, AcceptanceCurve]]) -> Figure:
     """Draw the risk–coverage curves of several runs, one plot per score and one line per run."""
-    import matplotlib
-
     runs = list(dict.fromkeys(run for lines in curves.values() for run in lines))
     columns = min(2, len(curves))
-    with matplotlib.rc_context(PLOT_STYLE):
-        figure, axes, starts = panels(len(curves), columns, WIDTH / columns, 2.1, sharey=True)
-        for axis, (label, lines) in zip(axes, curves.items(), strict=True):
-            for run, curve in lines.items():
-                _draw(axis, curve, plain(run), line_style(runs.index(run)))
-            axis.set_title(plain(label), fontsize=8)
-        every = [curve for lines in curves.values() for curve in lines.values()]
-        for axis in axes:
-            _finish_acceptance(axis, every)
-            axis.set_ylabel("")
-        for axis in starts:
-            axis.set_ylabel("risk")
-        handles = {line.get_label(): line for axis in axes for line in axis.get_lines()}
-        figure.legend(
-            handles=[handles[plain(run)] for run in runs], loc="outside lower center", ncols=2, fontsize=8
-        )
-        return figure
+    figure, axes, starts = panels(len(curves), columns, WIDTH / columns, 2.1, sharey=True)
+    for axis, (label, lines) in zip(axes, curves.items(), strict=True):
+        for run, curve in lines.items():
+            _draw(axis, curve, plain(run), line_style(runs.index(run)))
+        axis.set_title(plain(label), fontsize=8)
+    every = [curve for lines in curves.values() for curve in lines.values()]
+    for axis in axes:
+        _finish_acceptance(axis, every)
+        axis.set_ylabel("")
+    for axis in starts:
+        axis.set_ylabel("risk")
+    handles = {line.get_label(): line for axis in axes for line in axis.get_lines()}
+    figure.legend(
+        handles=[handles[plain(run)] for run in runs], loc="outside lower center", ncols=2, fontsize=8
+    )
+    return figure
 
 
 def thinned(curve: AcceptanceCurve) -> tuple[np.ndarray, np.ndarray]:

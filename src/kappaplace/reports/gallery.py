@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from kappaplace.data.thumbnails import THUMBNAIL_SIZE, Thumbnail, thumbnail
 from kappaplace.reports.figures import GalleryRow, gallery_figure, plain
+from kappaplace.reports.html import card
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -160,13 +161,11 @@ def _short(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def _card_html(card: Card) -> str:
-    name = html.escape(card.name, quote=True)
-    kind = {None: "query", True: "right", False: "wrong"}[card.right]
-    alternative = {None: "query", True: "correct match", False: "incorrect match"}[card.right]
-    if card.picture is None:
-        picture = f'<div class="gone">{name or "image"} cannot be opened</div>'
-    else:
-        picture = f'<img alt="{alternative}: {name}" src="{card.picture.data}">'
-    words = "<br>".join(map(html.escape, card.captions))
-    return f'<div class="{kind}">{picture}<p>{words}</p></div>'
+def _card_html(each: Card) -> str:
+    kind, text = {
+        None: ("query", "query"),
+        True: ("right", "correct match"),
+        False: ("wrong", "incorrect match"),
+    }[each.right]
+    data = "" if each.picture is None else each.picture.data
+    return card(kind, each.name, data, each.captions, f"{text}: {each.name}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.reports.figures import PLOT_STYLE, WIDTH, WRONG, new_figure
+from kappaplace.reports.figures import WIDTH, WRONG, new_figure, styled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,6 +19,7 @@ MOST_QUERIES = 5_000
 """Maximum number of points; more only cover each other."""
 
 
+@styled
 def map_figure(
     references: NDArray[np.float64],
     queries: NDArray[np.float64],
@@ -35,7 +36,6 @@ def map_figure(
         uncertainty: Uncertainty of each query.
         success: Whether the top match of each query is correct.
     """
-    import matplotlib
     from scipy.stats import rankdata
 
     # Ranks, not values: with one outlier, all other queries would have the same color.
@@ -44,25 +44,24 @@ def map_figure(
     origin = np.concatenate([references, queries]).min(axis=0)
     ground = (references - origin)[_spread(len(references), MOST_REFERENCES)]
     points, failed = (queries - origin)[rows], ~success[rows]
-    with matplotlib.rc_context(PLOT_STYLE):
-        figure = new_figure(WIDTH, _height(np.concatenate([ground, points])))
-        axis = figure.subplots()
-        # Rasterised: thousands of points would make the SVG huge.
-        draw = partial(axis.scatter, rasterized=True)
-        draw(ground[:, 0], ground[:, 1], s=3, color="#b5b5b5", linewidths=0, label="reference")
-        order = np.argsort(rank[rows], kind="stable")  # uncertain queries on top
-        east, north = points[order].T
-        rank = rank[rows][order]
-        dots = draw(east, north, s=13, linewidths=0, label="query", c=rank, cmap="viridis_r", vmin=0, vmax=1)
-        east, north = points[failed].T
-        draw(east, north, s=14, marker="x", color=WRONG, linewidths=0.9, label="incorrect match")
-        axis.set_aspect("equal", adjustable="datalim")
-        axis.set(xlabel="east (m)", ylabel="north (m)")
-        axis.locator_params(nbins=5)
-        label = "fraction of queries that are more confident"
-        figure.colorbar(dots, ax=axis, label=label, location="bottom", shrink=0.8, aspect=30, pad=0.02)
-        figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
-        return figure
+    figure = new_figure(WIDTH, _height(np.concatenate([ground, points])))
+    axis = figure.subplots()
+    # Rasterised: thousands of points would make the SVG huge.
+    draw = partial(axis.scatter, rasterized=True)
+    draw(ground[:, 0], ground[:, 1], s=3, color="#b5b5b5", linewidths=0, label="reference")
+    order = np.argsort(rank[rows], kind="stable")  # uncertain queries on top
+    east, north = points[order].T
+    rank = rank[rows][order]
+    dots = draw(east, north, s=13, linewidths=0, label="query", c=rank, cmap="viridis_r", vmin=0, vmax=1)
+    east, north = points[failed].T
+    draw(east, north, s=14, marker="x", color=WRONG, linewidths=0.9, label="incorrect match")
+    axis.set_aspect("equal", adjustable="datalim")
+    axis.set(xlabel="east (m)", ylabel="north (m)")
+    axis.locator_params(nbins=5)
+    label = "fraction of queries that are more confident"
+    figure.colorbar(dots, ax=axis, label=label, location="bottom", shrink=0.8, aspect=30, pad=0.02)
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
+    return figure
 
 
 def thinning(references: int, queries: int) -> str:

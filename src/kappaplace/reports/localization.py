@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import html
 from collections.abc import Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
@@ -11,11 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kappaplace.data.thumbnails import thumbnail
-from kappaplace.files import replace_file
+from kappaplace.files import write_file
 from kappaplace.maps.answer import Localization, Match
 from kappaplace.maps.store.reader import MapStore
-from kappaplace.reports.figures import COLOURS, PLOT_STYLE, RIGHT, WIDTH, new_figure
-from kappaplace.reports.html import heading, page, paragraph, picture, png_of, table
+from kappaplace.reports.figures import COLOURS, RIGHT, WIDTH, new_figure, styled
+from kappaplace.reports.html import card, heading, page, paragraph, picture, png_of, table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,7 +50,7 @@ def write_answers(place_map: PlaceMap, answers: Sequence[Localization], file: st
     queries = "1 query" if len(answers) == 1 else f"{len(answers):,} queries"
     lead = f"{queries} in a map of {len(store):,} references"
     text = page(f"Where was this? {store.manifest.name}".strip(), lead, sections)
-    replace_file(Path(file), lambda part: part.write_text(text, encoding="utf-8", errors="backslashreplace"))
+    write_file(Path(file), text.encode("utf-8", "backslashreplace"))
 
 
 def _overview(store: MapStore, answers: Sequence[Localization]) -> str:
@@ -61,16 +60,17 @@ def _overview(store: MapStore, answers: Sequence[Localization]) -> str:
 
 
 def _answer(store: MapStore, answer: Localization, only: bool) -> list[str]:
-    pieces = [heading(PurePath(answer.query).name), paragraph(answer.sentence)]
+    name = PurePath(answer.query).name
+    pieces = [heading(name), paragraph(answer.sentence)]
     words = [f"κ {answer.kappa:,.3g}"] if np.isfinite(answer.kappa) else []
-    cards = [_card("query", answer.query, picture_data(answer.query, None), ["query", *words])]
+    cards = [card("query", name, picture_data(answer.query, None), ["query", *words])]
     for match in answer.matches[:CARDS]:
         frame = FRAMES.get(match.decision or "", "query")
         captions = [f"{match.rank}. similarity {match.similarity:.3f}"]
         captions += [f"probability {match.probability:.2f}"] if match.probability is not None else []
         captions += [f"({match.x:,.1f}, {match.y:,.1f})"] if np.isfinite(match.x) else ["no position"]
         image = picture_data(match.image, store.thumbnail(match.reference))
-        cards.append(_card(frame, match.name, image, captions))
+        cards.append(card(frame, PurePath(match.name).name, image, captions))
     pieces.append(f'<div class="row">{"".join(cards)}</div>')
     if only and (figure := map_figure(store, [answer])) is not None:
         caption = "Gray: the map. Blue: the matches; higher ranks are larger. Star: the estimated position."
@@ -115,14 +115,7 @@ def picture_data(path: str, small: bytes | None) -> str:
     return "data:image/jpeg;base64," + base64.b64encode(small).decode("ascii")
 
 
-def _card(frame: str, name: str, data: str, words: Sequence[str]) -> str:
-    shown = html.escape(PurePath(name).name, quote=True)
-    inside = (
-        f'<img alt="{shown}" src="{data}">' if data else f'<div class="gone">{shown} cannot be opened</div>'
-    )
-    return f'<div class="{frame}">{inside}<p>{"<br>".join(map(html.escape, words))}</p></div>'
-
-
+@styled
 def map_figure(store: MapStore, answers: Sequence[Localization], *, matches: bool = True) -> Figure | None:
     """Draw references gray, matches blue, and estimated positions by their decision.
 
@@ -134,31 +127,26 @@ def map_figure(store: MapStore, answers: Sequence[Localization], *, matches: boo
     Returns:
         The figure; None if no reference has a position.
     """
-    import matplotlib
-
     positions = store.positions[np.isfinite(store.positions[:, 0])]
     if not len(positions):
         return None
     origin = positions.min(axis=0)
     last, count = len(positions) - 1, min(len(positions), MOST_REFERENCES)
     ground = positions[np.linspace(0, last, count).round().astype(np.int64)] - origin
-    with matplotlib.rc_context(PLOT_STYLE):
-        figure = new_figure(WIDTH, WIDTH)
-        axis = figure.subplots()
-        axis.scatter(ground[:, 0], ground[:, 1], s=4, color="#b5b5b5", linewidths=0, rasterized=True)
-        for answer in answers:
-            points = (
-                np.array([[m.x, m.y] for m in answer.matches if np.isfinite(m.x)]).reshape(-1, 2) - origin
-            )
-            if matches and len(points):
-                sizes = np.linspace(60, 12, len(points))
-                axis.scatter(points[:, 0], points[:, 1], s=sizes, color=COLOURS[0], linewidths=0, alpha=0.8)
-            if answer.pose is not None:
-                x, y = answer.pose.x - origin[0], answer.pose.y - origin[1]
-                accepted, rejected = answer.decision == "accept", answer.decision == "reject"
-                color = RIGHT if accepted else COLOURS[1]
-                axis.scatter([x], [y], s=90, marker="x" if rejected else "*", color=color, zorder=3)
-        axis.set_aspect("equal", adjustable="datalim")
-        axis.set(xlabel=f"meters east of {origin[0]:,.0f}", ylabel=f"meters north of {origin[1]:,.0f}")
-        axis.locator_params(nbins=5)
-        return figure
+    figure = new_figure(WIDTH, WIDTH)
+    axis = figure.subplots()
+    axis.scatter(ground[:, 0], ground[:, 1], s=4, color="#b5b5b5", linewidths=0, rasterized=True)
+    for answer in answers:
+        points = np.array([[m.x, m.y] for m in answer.matches if np.isfinite(m.x)]).reshape(-1, 2) - origin
+        if matches and len(points):
+            sizes = np.linspace(60, 12, len(points))
+            axis.scatter(points[:, 0], points[:, 1], s=sizes, color=COLOURS[0], linewidths=0, alpha=0.8)
+        if answer.pose is not None:
+            x, y = answer.pose.x - origin[0], answer.pose.y - origin[1]
+            accepted, rejected = answer.decision == "accept", answer.decision == "reject"
+            color = RIGHT if accepted else COLOURS[1]
+            axis.scatter([x], [y], s=90, marker="x" if rejected else "*", color=color, zorder=3)
+    axis.set_aspect("equal", adjustable="datalim")
+    axis.set(xlabel=f"meters east of {origin[0]:,.0f}", ylabel=f"meters north of {origin[1]:,.0f}")
+    axis.locator_params(nbins=5)
+    return figure

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -11,10 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.files import make_folder, replace_file
+from kappaplace.files import make_folder, write_file
 from kappaplace.maps.tune.fit_check import LEVELS, read_record
-from kappaplace.reports.figures import COLOURS, PLOT_STYLE, new_figure
-from kappaplace.reports.html import heading, page, paragraph, picture, png_of, table
+from kappaplace.reports.figures import COLOURS, new_figure, styled
+from kappaplace.reports.html import card, heading, page, paragraph, picture, png_of, table
 from kappaplace.reports.localization import picture_data
 
 if TYPE_CHECKING:
@@ -71,22 +70,20 @@ class Example:
     kappa: float
 
 
+@styled
 def summary_figure(facts: FitFacts) -> Figure:
     """Draw four plots: κ and descriptors against degradation, the loss, and the probabilities."""
-    import matplotlib
-
-    with matplotlib.rc_context(PLOT_STYLE):
-        figure = new_figure(9.2, 6.6)
-        (kappa, close), (loss, promise) = figure.subplots(2, 2)
-        _kappa(kappa, facts)
-        _closeness(close, facts)
-        loss.plot(range(1, len(facts.losses) + 1), facts.losses, "o-", ms=3, color=COLOURS[0])
-        loss.set(title="training", xlabel="epoch", ylabel="negative log-likelihood")
-        loss.locator_params(axis="x", integer=True)
-        _reliability(promise, facts)
-        handles, labels = kappa.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), fontsize=8)
-        return figure
+    figure = new_figure(9.2, 6.6)
+    (kappa, close), (loss, promise) = figure.subplots(2, 2)
+    _kappa(kappa, facts)
+    _closeness(close, facts)
+    loss.plot(range(1, len(facts.losses) + 1), facts.losses, "o-", ms=3, color=COLOURS[0])
+    loss.set(title="training", xlabel="epoch", ylabel="negative log-likelihood")
+    loss.locator_params(axis="x", integer=True)
+    _reliability(promise, facts)
+    handles, labels = kappa.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), fontsize=8)
+    return figure
 
 
 def _kappa(axis: Axes, facts: FitFacts) -> None:
@@ -158,7 +155,9 @@ def fit_page(facts: FitFacts, highest: Sequence[Example], lowest: Sequence[Examp
     for title, examples in (("Highest κ", highest), ("Lowest κ", lowest)):
         if examples:
             sections.append(heading(f"{title} in the map"))
-            cards = "".join(map(_card, examples))
+            cards = "".join(
+                card("", each.name, each.data, [each.name, f"κ {_number(each.kappa)}"]) for each in examples
+            )
             sections.append(f'<div class="row">{cards}</div>')
     if facts.calibrated:
         sections.append(heading("Self-calibration"))
@@ -208,12 +207,6 @@ def _signed(value: float) -> str:
     return f"{value:+.2f}".replace("-", "−")
 
 
-def _card(example: Example) -> str:
-    name = html.escape(example.name, quote=True)
-    shown = f'<img alt="{name}" src="{example.data}">' if example.data else f'<div class="gone">{name}</div>'
-    return f"<div>{shown}<p>{name}<br>κ {_number(example.kappa)}</p></div>"
-
-
 EXAMPLES = 4
 
 
@@ -240,9 +233,8 @@ def write_fit_report(place_map: PlaceMap, file: str | Path) -> tuple[Path, Path]
     )
     make_folder(file.parent)
     image = file.with_suffix(".png")
-    png, text = png_of(summary_figure(facts)), fit_page(facts, highest, lowest)
-    replace_file(image, lambda part: part.write_bytes(png))
-    replace_file(file, lambda part: part.write_text(text, encoding="utf-8", errors="backslashreplace"))
+    write_file(image, png_of(summary_figure(facts)))
+    write_file(file, fit_page(facts, highest, lowest).encode("utf-8", "backslashreplace"))
     return file, image
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.files import make_folder, replace_file
-from kappaplace.reports.figures import COLOURS, PLOT_STYLE, QUERY, RIGHT, WRONG, new_figure
+from kappaplace.files import make_folder, write_file
+from kappaplace.reports.figures import COLOURS, QUERY, RIGHT, WRONG, new_figure, styled
 from kappaplace.reports.html import page, paragraph, picture, png_of, table
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ def draw_trajectory(
     axis.set_ylabel("y (m)")
 
 
+@styled
 def trajectory_figure(
     poses: NDArray[np.float64],
     closures: Sequence[Closure],
@@ -68,14 +69,11 @@ def trajectory_figure(
     truth: NDArray[np.float64] | None = None,
 ) -> Figure:
     """Return a figure of a trajectory, see `draw_trajectory`."""
-    import matplotlib
-
-    with matplotlib.rc_context(PLOT_STYLE):
-        figure = new_figure(6.4, 5.2)
-        axis = figure.subplots()
-        draw_trajectory(axis, poses, closures, odometry=odometry, truth=truth)
-        axis.legend(loc="best", fontsize=8)
-        return figure
+    figure = new_figure(6.4, 5.2)
+    axis = figure.subplots()
+    draw_trajectory(axis, poses, closures, odometry=odometry, truth=truth)
+    axis.legend(loc="best", fontsize=8)
+    return figure
 
 
 def write_slam(run: SlamRun, folder: str | Path) -> Path:
@@ -90,9 +88,8 @@ def write_slam(run: SlamRun, folder: str | Path) -> Path:
     """
     folder = make_folder(folder)
     figure = trajectory_figure(run.poses, run.closer.closures, odometry=run.closer.odometry)
-    png, text = png_of(figure), _page(run, figure)
-    replace_file(folder / "trajectory.png", lambda part: part.write_bytes(png))
-    replace_file(folder / "report.html", lambda part: part.write_text(text, encoding="utf-8"))
+    write_file(folder / "trajectory.png", png_of(figure))
+    write_file(folder / "report.html", _page(run, figure))
     return folder / "report.html"
 
 

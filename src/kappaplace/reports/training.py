@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.files import make_folder, replace_file
-from kappaplace.reports.figures import COLOURS, PLOT_STYLE, new_figure
+from kappaplace.files import make_folder, write_file
+from kappaplace.reports.figures import COLOURS, new_figure, styled
 from kappaplace.reports.html import png_of
 
 if TYPE_CHECKING:
@@ -21,31 +21,29 @@ Epoch: TypeAlias = Mapping[str, Any]
 METRICS = ("R@1", "R@5", "R@10", "ECE@1", "AUROC")
 
 
+@styled
 def training_figure(epochs: Sequence[Epoch]) -> Figure:
     """Draw the loss per epoch (left) and the validation metrics with the best epoch of each (right)."""
-    import matplotlib
-
     measured = [name for name in METRICS if any(name in row for row in epochs)]
-    with matplotlib.rc_context(PLOT_STYLE):
-        figure = new_figure(9.0 if measured else 4.8, 3.3)
-        axes = figure.subplots(1, 2 if measured else 1, squeeze=False)[0]
-        number, loss = _series(epochs, "loss")
-        axes[0].plot(number, loss, "o-", ms=3, color=COLOURS[0])
-        axes[0].set(xlabel="epoch", ylabel="training loss")
-        axes[0].set_xlim(left=0)
-        for color, name in zip(COLOURS, measured, strict=False):
-            number, values = _series(epochs, name)
-            axes[1].plot(number, values, "o-", ms=3, color=color, label=name)
-            after = number > 0
-            if name in ("R@1", "ECE@1", "AUROC") and after.any() and np.isfinite(values[after]).any():
-                pick = np.nanargmin if name == "ECE@1" else np.nanargmax
-                best = pick(values[after])
-                axes[1].plot(number[after][best], values[after][best], "*", ms=11, color=color)
-        if measured:
-            axes[1].set(xlabel="epoch", ylabel="validation (★ best epoch)", ylim=(0, 1.02))
-            axes[1].set_xlim(left=0)
-            axes[1].legend(fontsize=8, ncols=2)
-        return figure
+    figure = new_figure(9.0 if measured else 4.8, 3.3)
+    axes = figure.subplots(1, 2 if measured else 1, squeeze=False)[0]
+    number, loss = _series(epochs, "loss")
+    axes[0].plot(number, loss, "o-", ms=3, color=COLOURS[0])
+    axes[0].set(xlabel="epoch", ylabel="training loss")
+    axes[0].set_xlim(left=0)
+    for color, name in zip(COLOURS, measured, strict=False):
+        number, values = _series(epochs, name)
+        axes[1].plot(number, values, "o-", ms=3, color=color, label=name)
+        after = number > 0
+        if name in ("R@1", "ECE@1", "AUROC") and after.any() and np.isfinite(values[after]).any():
+            pick = np.nanargmin if name == "ECE@1" else np.nanargmax
+            best = pick(values[after])
+            axes[1].plot(number[after][best], values[after][best], "*", ms=11, color=color)
+    if measured:
+        axes[1].set(xlabel="epoch", ylabel="validation (★ best epoch)", ylim=(0, 1.02))
+        axes[1].set_xlim(left=0)
+        axes[1].legend(fontsize=8, ncols=2)
+    return figure
 
 
 def write_training(epochs: Sequence[Epoch], folder: str | Path) -> Path:
@@ -59,8 +57,7 @@ def write_training(epochs: Sequence[Epoch], folder: str | Path) -> Path:
         Path of the figure.
     """
     file = make_folder(folder) / "training.png"
-    png = png_of(training_figure(epochs), 120)
-    replace_file(file, lambda part: part.write_bytes(png))
+    write_file(file, png_of(training_figure(epochs), 120))
     return file
 
 
