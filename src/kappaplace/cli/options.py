@@ -63,6 +63,15 @@ class MapAccess:
 
 
 @dataclass(frozen=True)
+class EncoderOptions:
+    """Model, device and batch size with which images are embedded."""
+
+    model: Annotated[str, Help("Model: a folder, weights file or name. Default: the pretrained model.")] = ""
+    device: Annotated[str, Help(_DEVICE)] = ""
+    batch_size: Annotated[int, Help(_BATCH_SIZE)] = 32
+
+
+@dataclass(frozen=True)
 class MapEncoder(MapAccess):
     """Model, device and batch size with which queries of a map are embedded."""
 

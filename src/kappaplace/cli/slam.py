@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from kappaplace.cli.options import AsJson, BatchSize, Device, Setting, command
+from kappaplace.cli.options import AsJson, EncoderOptions, Setting, command
 from kappaplace.errors import KappaPlaceError
 from kappaplace.records import Help
 
@@ -26,9 +26,6 @@ _Frames = Annotated[
         metavar="FRAMES",
         help="Frames: an image folder, a table from `data import`, or a ROS bag / MCAP file.",
     ),
-]
-_Model = Annotated[
-    str, typer.Option(help="Model: a folder, weights file or name. Default: the pretrained model.")
 ]
 
 
@@ -71,6 +68,10 @@ class DriveOptions:
 class LoopClosingOptions:
     """When a loop closure is accepted."""
 
+    calibration: Annotated[
+        Path | None,
+        Help("Calibrated map, or file written by `slam calibrate`. Default: the shipped calibration."),
+    ] = None
     max_risk: Annotated[float, Help("Accept a closure if its probability is at least 1 − this value.")] = 0.01
     outside_rate: Annotated[
         float | None,
@@ -127,19 +128,11 @@ def run(
         Path, typer.Option(help="Folder for the trajectory, pose graph, closures, figure and report.")
     ],
     drive_options: DriveOptions,
-    calibration: Annotated[
-        Path | None,
-        typer.Option(
-            help="Calibrated map, or file written by `slam calibrate`. Default: the shipped calibration."
-        ),
-    ] = None,
-    *,
     closing: LoopClosingOptions,
     graph: GraphOptions,
+    *,
     truth: Annotated[Path | None, typer.Option(help="True poses, to measure the errors.")] = None,
-    model: _Model = "",
-    device: Device = "",
-    batch_size: BatchSize = 32,
+    encoder: EncoderOptions,
     as_json: AsJson = False,
 ) -> None:
     """Find loop closures in a drive, accept those within the risk limit, and correct the trajectory.
@@ -163,24 +156,40 @@ def run(
     settings, dimensions = closing.settings(), int(graph.dimensions)
     drive = drive_options.read(frames, out, dimensions)
     true_poses = None if truth is None else read_poses(truth, dimensions)
-    encoder, _ = loaded(model or None)
-    fitted = calibration_for(encoder, calibration)
+    model, _ = loaded(encoder.model or None)
+    fitted = calibration_for(model, closing.calibration)
     origin = fitted.facts.get("origin", "") or "other places"
     result = run_slam(
         drive,
-        encoder,
+        model,
         fitted,
         out,
         settings=settings,
         kernel=graph.kernel,
         incremental=graph.incremental,
         truth=true_poses,
-        batch_size=batch_size,
-        device=device or None,
+        batch_size=encoder.batch_size,
+        device=encoder.device or None,
         notes=[f"The probabilities were calibrated on {origin}; no risk is guaranteed for this drive."],
     )
     write_slam(result, out)
     typer.echo(json.dumps(result.facts) if as_json else f"{result.sentence}\nReport: {out / 'report.html'}")
+
+
+@dataclass(frozen=True)
+class LabelOptions:
+    """Which frames show the same place, and how matches are compared."""
+
+    radius: Annotated[float, Help("Maximum distance between two frames of the same place, in meters.")] = 12.0
+    angle: Annotated[float, Help("Maximum angle between two frames of the same place, in degrees.")] = 45.0
+    rerank: Annotated[
+        int,
+        Help(
+            "Number of top matches to re-rank by patch matching, now and whenever the calibration is used "
+            "(10 works well).",
+            ("--rerank", "--verify"),
+        ),
+    ] = 0
 
 
 @command(app)
@@ -189,23 +198,8 @@ def calibrate(
     truth: Annotated[Path, typer.Option(help="True poses: a TUM, KITTI or GPX file.")],
     out: Annotated[Path, typer.Option(help="Calibration file to write (.json).")],
     drive_options: DriveOptions,
-    radius: Annotated[
-        float, typer.Option(help="Maximum distance between two frames of the same place, in meters.")
-    ] = 12.0,
-    angle: Annotated[
-        float, typer.Option(help="Maximum angle between two frames of the same place, in degrees.")
-    ] = 45.0,
-    rerank: Annotated[
-        int,
-        typer.Option(
-            "--rerank",
-            "--verify",
-            help="Number of top matches to re-rank by patch matching, now and whenever the calibration is "
-            "used (10 works well).",
-        ),
-    ] = 0,
-    model: _Model = "",
-    device: Device = "",
+    labels: LabelOptions,
+    encoder: EncoderOptions,
 ) -> None:
     """Calibrate the probabilities of loop closures on a drive with known poses, for similar drives.
 
@@ -227,7 +221,7 @@ def calibrate(
     from kappaplace.slam.evaluation import same_place
     from kappaplace.slam.run import drive_embeddings, drive_frames
 
-    settings = ClosingSettings(verify=rerank)
+    settings = ClosingSettings(verify=labels.rerank)
     drive = drive_options.read(frames, out.parent)
     poses, inside = read_poses(truth, 2).at(drive.time)
     if not inside.any():
@@ -235,16 +229,15 @@ def calibrate(
             f"No frame falls into the time of {truth}. Pass true poses with the timestamps of the images."
         )
     drive, poses = drive.select(np.flatnonzero(inside)), poses[inside]
-    encoder, _ = loaded(model or None)
-    embeddings = drive_embeddings(drive, encoder, make_folder(out.parent), device=device or None)
+    model, _ = loaded(encoder.model or None)
+    folder, size = make_folder(out.parent), encoder.batch_size
+    embeddings = drive_embeddings(drive, model, folder, batch_size=size, device=encoder.device or None)
     rows = np.arange(len(drive))
-    same = same_place(poses, rows[:, None], rows[None], radius, angle)
-    scores = scores_for(embeddings.kappa is not None, rerank)
-    drive_ = drive_frames(drive, embeddings)
-    examples = collect(drive_, same, settings, scores=scores, patch_maps=patch_maps_of(encoder))
+    same = same_place(poses, rows[:, None], rows[None], labels.radius, labels.angle)
+    scores, maps = scores_for(embeddings.kappa is not None, labels.rerank), patch_maps_of(model)
+    examples = collect(drive_frames(drive, embeddings), same, settings, scores=scores, patch_maps=maps)
     fitted = fit_closures([examples])
-    fitted = replace(fitted, facts={**fitted.facts, MODEL: encoder.fingerprint})
-    save_calibration(fitted, out)
+    save_calibration(replace(fitted, facts={**fitted.facts, MODEL: model.fingerprint}), out)
     supported = examples.support >= 2
     correct = examples.right[supported].mean()
     typer.echo(
