@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from kappaplace.cli.options import AsJson, BatchSize, Device, VerbGroup, command
+from kappaplace.cli.options import AsJson, Device, Hidden, VerbGroup, command
 from kappaplace.data.positives import NoPositives
 from kappaplace.data.table_io import TABLE_FORMATS
 from kappaplace.errors import KappaPlaceError
+from kappaplace.files import make_folder
 from kappaplace.records import Help
 
 if TYPE_CHECKING:
     from kappaplace.evaluation.results import EvaluationResult
-    from kappaplace.evaluation.run import Choices
+    from kappaplace.evaluation.run import Choices, Machine
 
 _REPLACED = {"--similarities": "matrix", "--descriptors": "descriptors", "--protocol": "paper"}
 """Options of earlier versions that are commands now."""
@@ -34,11 +35,9 @@ class _Evaluate(VerbGroup):
             )
         if not words or words[0] in self.commands:
             return words
-        tokens = [
-            part
-            for word in words
-            for part in (word.split("=", 1) if word.partition("=")[0] in _REPLACED else [word])
-        ]
+        tokens: list[str] = []
+        for word in words:
+            tokens += word.split("=", 1) if word.partition("=")[0] in _REPLACED else [word]
         replaced = _REPLACED.keys() & set(tokens)
         if not replaced:
             return ["model", *words]
@@ -55,10 +54,12 @@ class _Evaluate(VerbGroup):
         return ["paper", *tokens[:at], *tokens[at + 2 :]]
 
 
-app = typer.Typer(
-    cls=_Evaluate,
-    no_args_is_help=True,
-    help="""Evaluate retrieval and every uncertainty score, with confidence intervals, per dataset and pooled.
+app = typer.Typer(cls=_Evaluate, no_args_is_help=True)
+
+
+@app.callback()
+def evaluate() -> None:
+    """Evaluate retrieval and every uncertainty score, with confidence intervals, per dataset and pooled.
 
     Results, a report and figures are written to the folder --out.
 
@@ -73,8 +74,7 @@ app = typer.Typer(
         kappaplace evaluate paper runs/pt/model --data tables/ --out results/paper
 
     `kappaplace evaluate MODEL TABLE…` is short for `kappaplace evaluate model MODEL TABLE…`.
-    """,
-)
+    """
 
 
 @dataclass(frozen=True)
@@ -148,6 +148,21 @@ class EvaluateOptions:
 
 
 @dataclass(frozen=True)
+class MachineOptions:
+    """Where images are embedded; it does not change the results."""
+
+    device: Annotated[str, Help("Device: cpu, cuda, cuda:1 or mps. Default: the first GPU, or cpu.")] = ""
+    batch_size: Annotated[int, Help("Number of images to embed at once.")] = 32
+    cache: Annotated[Path | None, Hidden("Folder of cached embeddings. Default: $KAPPAPLACE_CACHE.")] = None
+
+    def machine(self, root: Path | None) -> Machine:
+        """Return the checked options."""
+        from kappaplace.evaluation.run import Machine
+
+        return Machine(self.cache, self.device or None, self.batch_size, root)
+
+
+@dataclass(frozen=True)
 class NamedOptions(EvaluateOptions):
     """What is measured, under which name, and your own scores."""
 
@@ -206,14 +221,7 @@ def model(
     ],
     output: Output,
     options: ModelOptions,
-    cache: Annotated[
-        Path | None,
-        typer.Option(
-            hidden=True, help="Folder for embeddings. Default: $KAPPAPLACE_CACHE, or the cache of the user."
-        ),
-    ] = None,
-    device: Device = "",
-    batch_size: BatchSize = 32,
+    machine: MachineOptions,
 ) -> None:
     """Evaluate a model on one or more tables.
 
@@ -229,22 +237,20 @@ def model(
 
         kappaplace evaluate model runs/pt/model test.parquet --fuse margin,pa --fit-on val.parquet --out fused
     """
-    from kappaplace.evaluation.run import Machine, evaluate_model
-    from kappaplace.files import make_folder
+    from kappaplace.evaluation.run import evaluate_model
     from kappaplace.models.shipped import DEFAULT
 
     pretrained = _is_table(words[0])
     tables = [Path(word) for word in (words if pretrained else words[1:])]
     if not tables:
         raise KappaPlaceError("evaluate needs at least one table, got none. Pass MODEL TABLE….")
-    choices = options.choices(options.fuse)
-    machine = Machine(cache, device or None, batch_size, options.root)
+    choices, embedding = options.choices(options.fuse), machine.machine(options.root)
     make_folder(output.out)  # before the work, not after it
     result = evaluate_model(
         DEFAULT if pretrained else words[0],
         tables,
         choices,
-        machine,
+        embedding,
         name=options.name,
         validation=options.fit_on,
         own=options.uncertainty,
@@ -288,7 +294,6 @@ def descriptors(
         kappaplace evaluate descriptors q.npy r.npy --positives positives.json --neighborhood self --out mine
     """
     from kappaplace.evaluation.run import Machine, evaluate_descriptors
-    from kappaplace.files import make_folder
 
     choices, machine = options.choices(), Machine(device=device or None)
     make_folder(output.out)
@@ -332,7 +337,6 @@ def matrix(
         kappaplace evaluate matrix similarities.npy test.parquet --out results/mine
     """
     from kappaplace.evaluation.run import evaluate_matrices
-    from kappaplace.files import make_folder
 
     matrices = [file for file in files if not _is_table(file)]
     if not matrices:
@@ -365,12 +369,8 @@ def paper(
             help="Models to compare with the paper's. A model without a role gets the role of its head.",
         ),
     ] = None,
-    cache: Annotated[
-        Path | None,
-        typer.Option(help="Folder for embeddings. Default: $KAPPAPLACE_CACHE, or the cache of the user."),
-    ] = None,
-    device: Device = "",
-    batch_size: BatchSize = 32,
+    *,
+    machine: MachineOptions,
 ) -> None:
     """Reproduce the tables of the paper for which you have the data, next to the published numbers.
 
@@ -385,13 +385,10 @@ def paper(
     from kappaplace.cli.show import missing_table, paper_tables
     from kappaplace.evaluation.paper_run import compare_with_paper, paper_rows, write_paper
     from kappaplace.evaluation.results import plain
-    from kappaplace.evaluation.run import Machine
-    from kappaplace.files import make_folder
 
-    choices = options.choices()
-    machine = Machine(cache, device or None, batch_size, options.root)
+    choices, embedding = options.choices(), machine.machine(options.root)
     make_folder(output.out)
-    comparison = compare_with_paper(models or [], data, choices, machine)
+    comparison = compare_with_paper(models or [], data, choices, embedding)
     for role, result in comparison.evaluations.items():
         output.write(result, output.out / role)
     file = write_paper(comparison, output.out)

@@ -82,8 +82,11 @@ class MapEncoder(MapAccess):
             raise KappaPlaceError(f"The batch size must be at least 1, got {self.batch_size}.")
 
 
-@dataclass(frozen=True)
-class Setting(Help):
+class Hidden(Help):
+    """Help text of a field whose option is not in ``--help``."""
+
+
+class Setting(Hidden):
     """Help text of a field that few users change: ``--set NAME=VALUE`` or a hidden option sets it."""
 
 
@@ -202,7 +205,7 @@ def _options(record: type) -> list[inspect.Parameter]:
 def _option(field: Field[object], hint: Hint) -> inspect.Parameter:
     text = _help(hint)
     assert text is not None
-    option = typer.Option(*text.flags, help=text.text, hidden=isinstance(text, Setting))
+    option = typer.Option(*text.flags, help=text.text, hidden=isinstance(text, Hidden))
     missing = field.default is MISSING and field.default_factory is MISSING
     default = field.default if field.default_factory is MISSING else field.default_factory()
     return inspect.Parameter(
