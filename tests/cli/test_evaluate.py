@@ -26,14 +26,14 @@ def kappaplace(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
         monkeypatch.setattr("sys.argv", ["kappaplace", *map(str, words)])
         with pytest.raises(SystemExit) as stop:
             main()
-        said = capsys.readouterr()
+        output = capsys.readouterr()
         if not refuses:
-            assert stop.value.code in (0, None), said.err
-            return said.out
+            assert stop.value.code in (0, None), output.err
+            return output.out
         assert stop.value.code == BAD_INPUT
-        assert said.err.startswith("kappaplace: ")
-        assert said.err.count("\n") == 1
-        return said.err
+        assert output.err.startswith("kappaplace: ")
+        assert output.err.count("\n") == 1
+        return output.err
 
     return run
 
@@ -170,8 +170,8 @@ def test_bad_input_is_one_sentence(kappaplace, matrix, saved_model, city_folder,
         (("matrix", model[1]), "at least one .npy or .npz file"),
     ]
     for words, sentence in cases:
-        said = kappaplace("evaluate", *words, "--out", tmp_path / "out", "--no-report", refuses=True)
-        assert sentence in said, (words, said)
+        output = kappaplace("evaluate", *words, "--out", tmp_path / "out", "--no-report", refuses=True)
+        assert sentence in output, (words, output)
     assert "There is no evaluation in" in kappaplace("compare", tmp_path, refuses=True)
 
 
@@ -239,7 +239,7 @@ def test_a_policy_that_is_not_met_is_one_sentence(kappaplace, matrix, tmp_path):
         "--method",
         "HOG",
     )
-    said = kappaplace(*words, "--policy", "error", "--out", tmp_path / "out", refuses=True)
-    assert "1 of 40 queries have no positive" in said
+    output = kappaplace(*words, "--policy", "error", "--out", tmp_path / "out", refuses=True)
+    assert "1 of 40 queries have no positive" in output
     out = kappaplace(*words, "--policy", "skip", "--out", tmp_path / "out", *QUICK)
     assert "HOG, SET: 39 queries" in out

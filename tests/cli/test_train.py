@@ -98,7 +98,7 @@ def test_from_tables_to_a_model_that_knows_kappa(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("kappa-xt",), "Unknown recipe 'kappa-xt'"),
         (("retrieval",), "Pass --data TABLE and --out FOLDER"),
@@ -110,7 +110,7 @@ def test_from_tables_to_a_model_that_knows_kappa(
 )
 def test_bad_input_is_one_sentence(
     words: tuple[str, ...],
-    told: str,
+    message: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
@@ -118,7 +118,7 @@ def test_bad_input_is_one_sentence(
     monkeypatch.chdir(tmp_path)
     assert run(monkeypatch, "train", *words) == 2
     error = capsys.readouterr().err.strip()
-    assert told in error
+    assert message in error
     assert "\n" not in error
     assert not list(tmp_path.iterdir())
 

@@ -147,11 +147,11 @@ def test_map_marks_failures_and_says_what_it_left_out(monkeypatch: pytest.Monkey
 
 def test_gallery_goes_from_sure_to_unsure_without_repeats() -> None:
     uncertainty = np.random.default_rng(0).permutation(np.arange(101.0))
-    chosen = confident_queries(uncertainty)
-    assert [title for title, _ in chosen] == [
+    queries = confident_queries(uncertainty)
+    assert [title for title, _ in queries] == [
         f"{level} confidence" for level in ("High", "Middle", "Low") for _ in "ab"
     ]
-    assert [uncertainty[query] for _, query in chosen] == [3, 15, 45, 55, 85, 97]
+    assert [uncertainty[query] for _, query in queries] == [3, 15, 45, 55, 85, 97]
     assert confident_queries(np.zeros(1)) == [("High confidence", 0)]
 
 
@@ -209,10 +209,10 @@ def test_file_names_are_tame_and_free(tmp_path: Path) -> None:
     assert slug("SF-XL v1 / Nacht ☾") == "sf-xl-v1-nacht"
     assert slug("☾") == "unnamed"
     assert slug("../x") == "x"
-    made = Artifacts(tmp_path)
+    files = Artifacts(tmp_path)
     for name in ("map-☾", "map-☆"):
-        made.figure(name, ece_bars_figure({"a": {1: 0.1}}, (1,)), "alt", "how")
-    assert {file.name for file in made.figures.glob("*.png")} == {"map.png", "map-2.png"}
+        files.figure(name, ece_bars_figure({"a": {1: 0.1}}, (1,)), "alt", "how")
+    assert {file.name for file in files.figures.glob("*.png")} == {"map.png", "map-2.png"}
 
 
 def test_colours_are_enough_for_three_bars() -> None:
