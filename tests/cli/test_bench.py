@@ -18,9 +18,9 @@ def run(*words: str):
 
 def test_a_model_gives_a_table_and_a_file(tiny: PlaceModel, tmp_path: Path) -> None:
     save_model(tiny, tmp_path / "tiny")
-    done = run("--model", str(tmp_path / "tiny"), "--out", str(tmp_path / "bench"))
-    assert done.exit_code == 0, done.output
-    assert "model alone" in done.output
+    result = run("--model", str(tmp_path / "tiny"), "--out", str(tmp_path / "bench"))
+    assert result.exit_code == 0, result.output
+    assert "model alone" in result.output
     with (tmp_path / "bench" / "ratios.csv").open(encoding="utf-8", newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert list(rows[0])[:8] == ["date", "command", "machine", "part", "where", "what", "ours", "peer"]
@@ -28,9 +28,9 @@ def test_a_model_gives_a_table_and_a_file(tiny: PlaceModel, tmp_path: Path) -> N
 
 
 def test_an_unknown_part_fails(tmp_path: Path) -> None:
-    done = run("--only", "speed", "--out", str(tmp_path))
-    assert done.exit_code == 2
-    assert "speed" in done.output
+    result = run("--only", "speed", "--out", str(tmp_path))
+    assert result.exit_code == 2
+    assert "speed" in result.output
 
 
 def test_an_unknown_model_fails_before_measuring(tmp_path: Path) -> None:

@@ -23,12 +23,12 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     monkeypatch.setattr("sys.argv", ["kappaplace", "data", *map(str, words)])
     with pytest.raises(SystemExit) as exit_:
         main()
-    said = capsys.readouterr()
+    output = capsys.readouterr()
     assert exit_.value.code == BAD_INPUT == 2
-    assert said.out == ""
-    assert said.err.startswith("kappaplace: ")
-    assert said.err.count("\n") == 1
-    return said.err
+    assert output.out == ""
+    assert output.err.startswith("kappaplace: ")
+    assert output.err.count("\n") == 1
+    return output.err
 
 
 def run(*words: object, good: bool = True) -> Result:
@@ -90,9 +90,9 @@ def test_layouts_are_listed():
     assert "pitts30k-test: 6,816 queries, 10,000 references (verified)" in text
     assert "val split, positives within 25 m, images resized to 512×512 (exact)" in text
     assert "-o mat=…" in text
-    known = json.loads(run("layouts", "--json").stdout)
-    assert "rosbag" in known["layouts"]
-    assert known["protocols"]["amstertime"]["queries"] == 1231
+    layouts = json.loads(run("layouts", "--json").stdout)
+    assert "rosbag" in layouts["layouts"]
+    assert layouts["protocols"]["amstertime"]["queries"] == 1231
 
 
 @pytest.mark.parametrize(
@@ -176,8 +176,8 @@ def test_a_policy_that_is_not_met_leaves_the_old_table_alone(drive, tmp_path, mo
     out.write_text("what was here before", encoding="utf-8")
     table = PlaceImages.create(["q.jpg", "r.jpg"], [[0, 0], [500, 0]], is_query=[True, False])
     monkeypatch.setattr("kappaplace.cli.data.read_layout", lambda *_, **__: table)
-    said = refused(monkeypatch, capsys, "import", "csv", drive, "--out", out, "--policy", "error")
-    assert "1 of 1 queries have no positive" in said
+    output = refused(monkeypatch, capsys, "import", "csv", drive, "--out", out, "--policy", "error")
+    assert "1 of 1 queries have no positive" in output
     assert out.read_text(encoding="utf-8") == "what was here before"
 
 
@@ -207,8 +207,8 @@ def test_an_older_part_does_not_stay_beside_a_new_split(drive, tmp_path, monkeyp
     run("import", "csv", drive, "--out", table)
     run("split", table, "--by", "area", "--out", out)
     before = (out / "test.parquet").read_bytes()
-    said = refused(monkeypatch, capsys, "split", table, "--by", "session", "--out", out)
-    assert "train.parquet belongs to an earlier split" in said
+    output = refused(monkeypatch, capsys, "split", table, "--by", "session", "--out", out)
+    assert "train.parquet belongs to an earlier split" in output
     assert (out / "test.parquet").read_bytes() == before  # nothing was written
     run("split", table, "--by", "area", "--out", out, "--seed", "1")  # the same parts are replaced
     assert (out / "test.parquet").read_bytes() != before
@@ -230,8 +230,8 @@ def test_a_route_is_split_by_its_frames(tmp_path, monkeypatch, capsys):
         "test": 30,
     }
     assert answer["dropped"] == 3
-    said = refused(monkeypatch, capsys, "split", table, "--by", "session", "--out", tmp_path / "s")
-    assert "single session" in said
+    output = refused(monkeypatch, capsys, "split", table, "--by", "session", "--out", tmp_path / "s")
+    assert "single session" in output
 
 
 def test_shares_above_one_are_refused(drive, tmp_path, monkeypatch, capsys):

@@ -18,7 +18,7 @@ from kappaplace.models import shipped
 from tests.cli.test_main import run
 
 
-def found(name: str) -> Check:
+def check_named(name: str) -> Check:
     (check,) = (each for each in examine() if each.name == name)
     return check
 
@@ -52,7 +52,7 @@ def test_this_installation_is_sound() -> None:
 
 def test_a_missing_package_of_the_core_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     without("pyarrow", monkeypatch)
-    check = found("pyarrow")
+    check = check_named("pyarrow")
     assert (check.state, check.found) == ("problem", "not installed")
     [needed] = [x for x in metadata.requires("kappaplace") or [] if x.startswith("pyarrow")]
     assert check.fix == f"pip install '{needed}'"
@@ -60,7 +60,7 @@ def test_a_missing_package_of_the_core_is_a_problem(monkeypatch: pytest.MonkeyPa
 
 def test_a_version_that_is_too_old_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     without("numpy", monkeypatch, "1.26.0")
-    assert (found("numpy").state, found("numpy").found) == ("problem", "1.26.0")
+    assert (check_named("numpy").state, check_named("numpy").found) == ("problem", "1.26.0")
 
 
 def test_the_command_for_an_extra_names_its_packages() -> None:
@@ -72,7 +72,7 @@ def test_the_command_for_an_extra_names_its_packages() -> None:
 
 def test_a_missing_extra_is_only_told(monkeypatch: pytest.MonkeyPatch) -> None:
     without("faiss-cpu", monkeypatch)
-    check = found("extra faiss")
+    check = check_named("extra faiss")
     assert (check.state, check.found) == ("absent", "faiss-cpu missing")
     assert check.fix == "pip install 'faiss-cpu>=1.15'"  # works for a package that is on no index
     assert is_usable(examine())
@@ -80,7 +80,7 @@ def test_a_missing_extra_is_only_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_outdated_extra_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     without("fastapi", monkeypatch, "0.1.0")
-    assert found("extra serve").state == "warning"
+    assert check_named("extra serve").state == "warning"
 
 
 @pytest.mark.parametrize(("mended", "state"), [(True, "warning"), (False, "problem")])
@@ -98,7 +98,7 @@ def test_a_broken_torchvision(mended: bool, state: str, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(doctor.importlib, "import_module", broken)
     monkeypatch.setattr("kappaplace.models.backbones.timm.import_torchvision", mend)
-    check = found("torchvision import")
+    check = check_named("torchvision import")
     assert check.state == state
     assert "\n" not in check.found
     assert "torchvision" in check.fix
@@ -108,21 +108,21 @@ def test_a_gpu_that_torch_does_not_see(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/nvidia-smi")
-    assert (found("devices").state, "sees no GPU" in found("devices").found) == ("warning", True)
+    assert (check_named("devices").state, "sees no GPU" in check_named("devices").found) == ("warning", True)
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert found("devices").found == "cpu"
+    assert check_named("devices").found == "cpu"
 
 
 def test_a_lacking_or_damaged_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     copy = tmp_path / shipped.DEFAULT
     shutil.copytree(shipped.FOLDER / shipped.DEFAULT, copy)
     monkeypatch.setattr(shipped, "FOLDER", tmp_path)
-    assert found("pretrained model").state == "ok"
+    assert check_named("pretrained model").state == "ok"
     (weights,) = copy.glob("*.safetensors")
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x7f")
-    assert "checksum differs" in found("pretrained model").found
+    assert "checksum differs" in check_named("pretrained model").found
     shutil.rmtree(copy)
-    assert "not part of this installation" in found("pretrained model").found
+    assert "not part of this installation" in check_named("pretrained model").found
 
 
 def test_a_cache_that_cannot_be_written(
@@ -131,16 +131,16 @@ def test_a_cache_that_cannot_be_written(
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("KAPPAPLACE_CACHE", str(tmp_path / "file" / "below"))
     assert run(monkeypatch, "doctor", "--json") == 1
-    told = json.loads(capsys.readouterr().out)
-    assert told["sound"] is False
-    assert {"name", "state", "found", "fix"} == set(told["checks"][0])
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["sound"] is False
+    assert {"name", "state", "found", "fix"} == set(answer["checks"][0])
     assert run(monkeypatch, "doctor") == 1
     assert "→ set KAPPAPLACE_CACHE" in capsys.readouterr().out
 
 
 def test_a_full_disk_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "LEAST_FREE", 1 << 62)
-    assert found("cache").state == "warning"
+    assert check_named("cache").state == "warning"
 
 
 def test_exit_code_of_a_sound_installation(

@@ -1,4 +1,4 @@
-"""`kappaplace evaluate` and `kappaplace compare` as a user meets them."""
+"""`kappaplace evaluate` and `kappaplace compare` on the command line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FILES = {"results.json", "metrics.csv", "queries.parquet", "matches.parquet", "r
 
 @pytest.fixture
 def kappaplace(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    """Run a command; gives its output, or where it refuses its sentence."""
+    """Run a command and return its output, or its error message."""
     monkeypatch.setenv("KAPPAPLACE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "120")
 
@@ -26,14 +26,14 @@ def kappaplace(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
         monkeypatch.setattr("sys.argv", ["kappaplace", *map(str, words)])
         with pytest.raises(SystemExit) as stop:
             main()
-        said = capsys.readouterr()
+        output = capsys.readouterr()
         if not refuses:
-            assert stop.value.code in (0, None), said.err
-            return said.out
+            assert stop.value.code in (0, None), output.err
+            return output.out
         assert stop.value.code == BAD_INPUT
-        assert said.err.startswith("kappaplace: ")
-        assert said.err.count("\n") == 1
-        return said.err
+        assert output.err.startswith("kappaplace: ")
+        assert output.err.count("\n") == 1
+        return output.err
 
     return run
 
@@ -60,8 +60,8 @@ def test_a_model_on_two_tables(kappaplace, saved_model, city_folder, tmp_path): 
     out = kappaplace("evaluate", saved_model, *tables, "--out", tmp_path / "out", *QUICK)
     for words in (
         "model, val: 24 queries",
-        "model, all sets pooled: 48 queries",
-        "mean over sets",
+        "model, all datasets pooled: 48 queries",
+        "mean over datasets",
         "KappaPlace",
     ):
         assert words in out
@@ -148,12 +148,10 @@ def test_bad_input_is_one_sentence(kappaplace, matrix, saved_model, city_folder,
     empty = tmp_path / "empty.json"
     empty.write_text("[]")
     cases = [
-        ((), "Give a model and at least one table"),
-        ((saved_model,), "Give a model and at least one table"),
+        ((saved_model,), "evaluate needs at least one table"),
         ((*model, "--scores", "beauty"), "Unknown score 'beauty'"),
         ((*model, "--k", 99), "k must be between 1 and 56"),
         ((*model, "--k", 0), "k must be at least 1"),
-        ((*model, "--resize", "huge"), "--resize is model or protocol"),
         ((*model, "--device", "toaster"), "The device 'toaster' cannot be used here"),
         ((*model, "--root", tmp_path / "gone"), "No image file at"),
         ((*model, "--batch-size", 0), "batch_size must be at least 1"),
@@ -164,22 +162,70 @@ def test_bad_input_is_one_sentence(kappaplace, matrix, saved_model, city_folder,
         ((*similar, "--method", "VGG"), "does not contain the method 'VGG'"),
         ((*similar, "--k", 41), "k must be between 1 and 40, the number of references, got 41"),
         ((*similar, "--neighbourhood", "metres:5"), "needs positions"),
-        ((*similar, "--fuse", "pa"), "need a model"),
         ((*similar, city_folder / "val.parquet"), "the table val has 24 and 56"),
-        ((*similar, "--descriptors", "q.npy", "r.npy"), "Give one of"),
-        ((*similar, "--kappa", "q.npy", "r.npy"), "--kappa belongs to --descriptors"),
+        ((*similar, "--descriptors", "q.npy", "r.npy"), "Pass only one of"),
         (("--similarities", matrix[0]), "Pass --positives FILE or a table"),
         (("--similarities", matrix[0], "--positives", empty), "40 queries and 40 references to evaluate but"),
-        (("--protocol", "paper"), "needs --data DIR"),
-        (("--protocol", "other"), "--protocol knows paper only"),
-        ((*model, "--positives", "gone.json"), "--positives has no meaning with a model"),
-        ((*model, "--data", tmp_path), "--data has no meaning with a model"),
-        (("--protocol", "paper", "--fuse", "pa"), "--fuse has no meaning with --protocol paper"),
+        (("--protocol", "other"), '--protocol must be "paper", got "other"'),
+        (("matrix", model[1]), "at least one .npy or .npz file"),
     ]
     for words, sentence in cases:
-        said = kappaplace("evaluate", *words, "--out", tmp_path / "out", "--no-report", refuses=True)
-        assert sentence in said, (words, said)
+        output = kappaplace("evaluate", *words, "--out", tmp_path / "out", "--no-report", refuses=True)
+        assert sentence in output, (words, output)
     assert "There is no evaluation in" in kappaplace("compare", tmp_path, refuses=True)
+
+
+def test_options_of_another_command_are_rejected(monkeypatch, capsys, saved_model, matrix, tmp_path):  # noqa: F811
+    monkeypatch.chdir(tmp_path)
+    similar = ("--similarities", matrix[0], "--positives", matrix[1])
+    cases = [
+        ((), "Missing argument"),
+        ((saved_model, "val.parquet", "--resize", "huge"), "'--resize'"),
+        ((*similar, "--fuse", "pa"), "--fuse"),
+        ((*similar, "--kappa", "q.npy", "r.npy"), "--kappa"),
+        (("--protocol", "paper"), "'--data'"),
+        ((saved_model, "val.parquet", "--positives", "gone.json"), "--positives"),
+        ((saved_model, "val.parquet", "--data", tmp_path), "--data"),
+        (("--protocol", "paper", "--data", tmp_path, "--fuse", "pa"), "--fuse"),
+    ]
+    for words, option in cases:
+        monkeypatch.setattr("sys.argv", ["kappaplace", "evaluate", *map(str, words), "--out", "out"])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        assert stop.value.code == BAD_INPUT
+        assert option in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_each_spelling_gives_the_same(kappaplace, matrix, saved_model, city_folder, tmp_path):  # noqa: F811
+    """The commands, and the options that earlier versions had instead."""
+    table, positives = city_folder / "val.parquet", ("--positives", matrix[1], "--method", "HOG")
+    rng = np.random.default_rng(0)
+    images = PlaceImages.open(table)
+    files = [tmp_path / "q.npy", tmp_path / "r.npy"]
+    for file, rows in zip(files, (images.query_rows, images.reference_rows), strict=True):
+        np.save(file, rng.normal(size=(len(rows), 8)))
+    (tmp_path / "tables").mkdir()
+    data = ("--data", tmp_path / "tables")
+    spellings = [
+        (("model", saved_model, table), (saved_model, table)),
+        (("matrix", matrix[0], *positives), (f"--similarities={matrix[0]}", *positives)),
+        (("descriptors", *files, table), (table, "--descriptors", *files)),
+        (("paper", *data), (*data, "--protocol", "paper")),
+    ]
+    for new, old in spellings:
+        answers = [
+            json.loads(kappaplace("evaluate", *words, "--out", tmp_path / "out", *QUICK, "--json"))
+            for words in (new, old)
+        ]
+        assert answers[0] == answers[1]
+
+
+def test_a_folder_named_as_the_command_is_not_taken_for_it(kappaplace, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    assert "Pass ./model" in kappaplace("evaluate", "model", "walk.parquet", refuses=True)
+    assert "no table at walk.parquet" in kappaplace("evaluate", "walk.parquet", refuses=True)
 
 
 def test_a_policy_that_is_not_met_is_one_sentence(kappaplace, matrix, tmp_path):
@@ -193,7 +239,7 @@ def test_a_policy_that_is_not_met_is_one_sentence(kappaplace, matrix, tmp_path):
         "--method",
         "HOG",
     )
-    said = kappaplace(*words, "--policy", "error", "--out", tmp_path / "out", refuses=True)
-    assert "1 of 40 queries have no positive" in said
+    output = kappaplace(*words, "--policy", "error", "--out", tmp_path / "out", refuses=True)
+    assert "1 of 40 queries have no positive" in output
     out = kappaplace(*words, "--policy", "skip", "--out", tmp_path / "out", *QUICK)
     assert "HOG, SET: 39 queries" in out

@@ -21,10 +21,10 @@ def test_writes_and_prints_the_parity(tiny, tmp_path):
         "--out",
         str(tmp_path / "m.onnx"),
     ]
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == 0, done.output
-    assert "parity      1 × 64×64: descriptor 1 − cosine" in done.output
-    assert "any batch, any size; gives descriptor, kappa, patches" in done.output
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "parity      1 × 64×64: descriptor 1 − cosine" in result.output
+    assert "outputs     descriptor, kappa, patches" in result.output
     assert load_model(tmp_path / "m.onnx").record.name == "model"
 
 
@@ -43,12 +43,12 @@ def test_json(tiny, tmp_path):
 
 @pytest.mark.parametrize(
     ("more", "sentence"),
-    [(["--int8"], "--calibration-images"), (["--calibration-images", "x"], "add --int8")],
+    [(["--int8"], "--calibration-images"), (["--calibration-images", "x"], "Add --int8")],
 )
 def test_int8_and_its_images_belong_together(tiny, tmp_path, more, sentence):
     save_model(tiny, tmp_path / "model")
     arguments = ["export", str(tmp_path / "model"), "--out", str(tmp_path / "m.onnx"), *more]
-    done = CliRunner().invoke(app, arguments)
-    assert isinstance(done.exception, KappaPlaceError)
-    assert sentence in str(done.exception)
+    result = CliRunner().invoke(app, arguments)
+    assert isinstance(result.exception, KappaPlaceError)
+    assert sentence in str(result.exception)
     assert not (tmp_path / "m.onnx").exists()

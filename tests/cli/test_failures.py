@@ -13,7 +13,11 @@ from kappaplace.cli import main as command_line
 @pytest.mark.parametrize(
     ("error", "code", "sentence"),
     [
-        (MemoryError(), 2, "kappaplace: Out of memory. Use a smaller batch, or fewer images at a time."),
+        (
+            MemoryError(),
+            2,
+            "kappaplace: Out of memory. Pass a smaller --batch-size, or fewer images at a time.",
+        ),
         (
             OSError(errno.ENOSPC, "whatever", "map/data.bin"),
             2,
@@ -38,8 +42,8 @@ def test_a_failure_is_one_sentence(
     with pytest.raises(SystemExit) as stop:
         command_line.main()
     assert stop.value.code == code
-    said = capsys.readouterr()
-    assert (said.out, said.err) == ("", f"{sentence}\n")
+    output = capsys.readouterr()
+    assert (output.out, output.err) == ("", f"{sentence}\n")
 
 
 def test_an_error_of_the_program_itself_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:

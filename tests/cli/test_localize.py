@@ -29,28 +29,28 @@ def world(tiny, town, tmp_path) -> Path:  # noqa: F811
 
 
 def test_many_images_print_a_line_each_and_their_decisions(kappaplace, world):  # noqa: F811
-    said = kappaplace("localize", world / "town.map", world / "asked", "--batch-size", 3)
-    lines = said.splitlines()
+    output = kappaplace("localize", world / "town.map", world / "asked", "--batch-size", 3)
+    lines = output.splitlines()
     answers = [line for line in lines if "Best match" in line]
     assert len(answers) == 7
     counts = [int(word) for word in lines[-1].replace(",", "").split() if word.isdigit()]
     assert sum(counts) == 8
     assert lines[-1].endswith("1 unreadable")
-    assert "κ of the query" not in said
+    assert "κ of the query" not in output
 
 
 def test_more_is_told_when_asked_for(kappaplace, world):  # noqa: F811
     one = next(iter(sorted((world / "asked").iterdir())))
     assert "κ" not in kappaplace("localize", world / "town.map", one).split("Best match")[1]
-    said = kappaplace("localize", world / "town.map", one, "--verbose")
-    assert "κ of the query" in said
-    assert "Search exact" in said
+    output = kappaplace("localize", world / "town.map", one, "--verbose")
+    assert "κ of the query" in output
+    assert "Search exact" in output
 
 
 def test_a_broken_image_can_stop_and_loses_nothing(kappaplace, world, tmp_path):  # noqa: F811
     words = ("localize", world / "town.map", world / "asked", "--batch-size", 2, "--csv", tmp_path / "a.csv")
-    said = kappaplace(*words, "--on-error", "stop", code=BAD_INPUT)
-    assert "is not an image" in said
+    output = kappaplace(*words, "--on-error", "stop", code=BAD_INPUT)
+    assert "is not an image" in output
     rows = (tmp_path / "a.csv").read_text().splitlines()[1:]
     assert len({row.split(",")[0] for row in rows}) == 4
 

@@ -52,9 +52,7 @@ def test_an_alias_is_the_command_of_its_group(name: str) -> None:
 
 
 SHARED = {"model", "device", "batch_size", "as_json", "help", "verbose"}
-MOST_OPTIONS = 12
-CROWDED = {"serve": 20, "evaluate": 22, "slam run": 16}
-"""Commands with more options, and how many: the list must shrink."""
+MOST_OPTIONS = 13
 
 
 def own_options(command: Any, name: str = "") -> Iterator[tuple[str, int]]:
@@ -62,14 +60,14 @@ def own_options(command: Any, name: str = "") -> Iterator[tuple[str, int]]:
     for verb, each in getattr(command, "commands", {}).items():
         yield from own_options(each, f"{name} {verb}".strip())
     if not hasattr(command, "commands") and not command.hidden:
-        yield name, sum(p.param_type_name == "option" and p.name not in SHARED for p in command.params)
+        options = [p for p in command.params if p.param_type_name == "option" and not p.hidden]
+        yield name, sum(p.name not in SHARED for p in options)
 
 
 def test_no_command_has_too_many_options() -> None:
     counts = dict(own_options(typer.main.get_command(command_line.app)))
-    crowded = {name: count for name, count in counts.items() if count > MOST_OPTIONS}
-    assert not {name: count for name, count in crowded.items() if count > CROWDED.get(name, MOST_OPTIONS)}
-    assert not CROWDED.keys() - crowded.keys(), "commands that have become smaller: delete them"
+    assert len(counts) > 30
+    assert not {name: count for name, count in counts.items() if count > MOST_OPTIONS}
 
 
 @pytest.mark.parametrize("command", ["demo", "city", "models", "data", "train", "evaluate", "compare"])

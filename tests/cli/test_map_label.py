@@ -41,71 +41,69 @@ def test_label_in_the_terminal_and_calibrate(kappaplace, built, drive, tmp_path,
     out, now = tmp_path / "labels.csv", tmp_path / "now.jpg"
     words = ("map", "label", built, drive, "--out", out)
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\nu\nq\n"))
-    said = kappaplace(*words, "--picture", now)
-    assert "56 queries drawn at random from 56 (seed 0)" in said
-    assert "take care that no two show one place" in said
-    assert "2 of 56 labelled" in said
+    output = kappaplace(*words, "--picture", now)
+    assert "56 queries drawn at random from 56 (seed 0)" in output
+    assert "Make sure that no two of them show the same place" in output
+    assert "2 of 56 labels" in output
     assert now.exists()
     assert "at least 20 labels" in kappaplace("calibrate", built, "--labels", out, code=BAD_INPUT)
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\nn\n" + 60 * "y\n"))
-    said = kappaplace(*words)
-    assert "3 of 56\n" in said
-    assert "56 of 56 labelled" in said
-    made = json.loads(
+    output = kappaplace(*words)
+    assert "3 of 56\n" in output
+    assert "56 of 56 labels" in output
+    calibration = json.loads(
         kappaplace("calibrate", built, "--labels", out, "--max-risk", 0.3, "--confidence", 0.8, "--json")
     )
-    assert made["guaranteed"]
-    assert (made["facts"]["right"], made["facts"]["unknown"]) == (54, 1)
-    said = kappaplace("calibrate", built, "--labels", out, "--max-risk", 0.3, "--confidence", 0.8)
-    assert "54 of 56 queries were right.\n" in said
+    assert calibration["guaranteed"]
+    assert (calibration["facts"]["right"], calibration["facts"]["unknown"]) == (54, 1)
+    output = kappaplace("calibrate", built, "--labels", out, "--max-risk", 0.3, "--confidence", 0.8)
+    assert "54 of 56 top matches were correct.\n" in output
     shown = kappaplace("localize", built, drive / "q003.png", "--k", 3)
     assert "decision" in shown
     assert "another sample" in kappaplace(*words, "--seed", 1, code=BAD_INPUT)
-    assert "one of them" in kappaplace("calibrate", built, "--labels", out, "--self", code=BAD_INPUT)
+    assert "exactly one source" in kappaplace("calibrate", built, "--labels", out, "--self", code=BAD_INPUT)
 
 
 def test_a_page_to_label(kappaplace, built, drive, tmp_path):  # noqa: F811
     page = tmp_path / "label.html"
-    said = kappaplace(
+    output = kappaplace(
         "map", "label", built, drive, "--out", tmp_path / "l.csv", "--page", page, "--size", 7, "--no-thin"
     )
-    assert "7 queries drawn at random from 56" in said
-    assert "no two show one place" not in said
-    assert f"Open {page}" in said
+    assert "7 queries drawn at random from 56" in output
+    assert "no two of them" not in output
+    assert f"Open {page}" in output
     assert page.read_text().count("data:image/jpeg") == 14
     assert (tmp_path / "l.csv").read_text().count("\n") == 11 + 1 + 7
 
 
 def test_monitor_over_several_calls(kappaplace, built, drive, town_folder, tmp_path, monkeypatch):  # noqa: F811
-    said = kappaplace("map", "monitor", built, drive, code=BAD_INPUT)
-    assert "not calibrated" in said
+    output = kappaplace("map", "monitor", built, drive, code=BAD_INPUT)
+    assert "not calibrated" in output
     kappaplace("calibrate", built, "--self")
     lines = kappaplace("localize", built, drive, "--json", "--k", 1)
     file = tmp_path / "answers.jsonl"
     file.write_text(lines)
-    said = kappaplace("map", "monitor", built, file)
-    assert "56 queries taken in, no window of 200 compared; 56 wait" in said
-    assert "Too few queries" in said
+    output = kappaplace("map", "monitor", built, file)
+    assert "56 queries added, no window of 200 compared; 56 wait" in output
+    assert "Too few queries" in output
     # Queries far more certain than the damaged images of the calibration: the range is left.
     words = ("map", "monitor", built, "--window", 50, "--picture", tmp_path / "drift.html")
-    found = json.loads(kappaplace(*words, drive / "q003.png", "--json", code=1))
-    assert (found["queries"], found["windows"], found["waiting"], found["drifting"]) == (1, 1, 7, True)
-    assert found["warnings"][0]["sentence"]
+    drift = json.loads(kappaplace(*words, drive / "q003.png", "--json", code=1))
+    assert (drift["queries"], drift["windows"], drift["waiting"], drift["drifting"]) == (1, 1, 7, True)
+    assert drift["warnings"][0]["sentence"]
     assert "has become" in (tmp_path / "drift.html").read_text()
-    assert found["state"] == str(monitor_file(built))
-    said = kappaplace("localize", built, drive / "q003.png")
-    assert "Queries differ from those" in " ".join(said.split())
+    assert drift["state"] == str(monitor_file(built))
+    output = kappaplace("localize", built, drive / "q003.png")
+    assert "Queries differ from those" in " ".join(output.split())
     monkeypatch.setattr(sys, "stdin", io.StringIO(lines.splitlines()[0]))
-    said = kappaplace("map", "monitor", built, "-", code=1)  # no new window: what was found still stands
-    assert "has become" in said
+    output = kappaplace("map", "monitor", built, "-", code=1)  # no new window: what was found still stands
+    assert "has become" in output
     csv = tmp_path / "answers.csv"
     kappaplace("localize", built, drive / "q004.png", "--csv", csv)
     elsewhere = ("--state", tmp_path / "mine.json")
-    assert "1 queries taken in" in kappaplace("map", "monitor", built, csv, *elsewhere)
-    assert "12 queries taken in" in kappaplace(
-        "map", "monitor", built, town_folder / "val.parquet", *elsewhere
-    )
-    assert "not both" in kappaplace("map", "monitor", built, csv, drive, code=BAD_INPUT)
+    assert "1 queries added" in kappaplace("map", "monitor", built, csv, *elsewhere)
+    assert "12 queries added" in kappaplace("map", "monitor", built, town_folder / "val.parquet", *elsewhere)
+    assert "got both" in kappaplace("map", "monitor", built, csv, drive, code=BAD_INPUT)
     (tmp_path / "bad.jsonl").write_text("{}")
     assert "not an answer" in kappaplace("map", "monitor", built, tmp_path / "bad.jsonl", code=BAD_INPUT)
     monitor_file(built).write_text("")

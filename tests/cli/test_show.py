@@ -44,10 +44,10 @@ def test_each_table_of_the_paper_has_its_measured_rows() -> None:
     first, second = paper_tables(rows)  # nothing of table 3 was measured
     assert (first.title, second.title) == ("Table 1", "Table 2")
     assert lines(first)[-2:] == [
-        ["L2", "Pitts30k", "ECE@1", ".500", ".625", "+0.125"],
-        ["PA", "Pitts30k", "ECE@1", ".500", ".500", "+0.000"],
+        ["L2", "Pitts30k", "ECE@1", "0.500", "0.625", "+0.125"],
+        ["PA", "Pitts30k", "ECE@1", "0.500", "0.500", "+0.000"],
     ]
-    assert lines(second)[-1] == ["L2", "Pitts30k", "ECE@1", ".500", ".375", "-0.125"]
+    assert lines(second)[-1] == ["L2", "Pitts30k", "ECE@1", "0.500", "0.375", "-0.125"]
 
 
 def test_what_was_not_measured_is_counted_by_reason() -> None:
@@ -64,7 +64,7 @@ def test_what_was_not_measured_is_counted_by_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(0.1234, ".123"), (1.0, "1.000"), (-0.5, "-0.500"), (None, "–"), (math.nan, "–")]
+    ("value", "text"), [(0.1234, "0.123"), (1.0, "1.000"), (-0.5, "-0.500"), (None, "–"), (math.nan, "–")]
 )
-def test_numbers_are_as_the_field_writes_them(value: float | None, text: str) -> None:
+def test_numbers_have_three_decimals(value: float | None, text: str) -> None:
     assert number(value) == text

@@ -28,7 +28,7 @@ def drive(tmp_path: Path, tiny: PlaceModel) -> Path:
     """Twice around a square of 120 m, 2 m a frame, and odometry that turns a little too far."""
     rng = np.random.default_rng(0)
     (tmp_path / "frames").mkdir()
-    looks = [
+    views = [
         np.kron(rng.integers(0, 256, (4, 4, 3)), np.ones((12, 12, 1))).astype(np.uint8) for _ in range(60)
     ]
     steps = np.tile([2.0, 0.0, 0.0], (119, 1))
@@ -38,7 +38,7 @@ def drive(tmp_path: Path, tiny: PlaceModel) -> Path:
             tmp_path / f"{name}.tum", chain(np.zeros(3), steps + np.array([0, 0, turn])), np.arange(120.0)
         )
     for row in range(120):
-        Image.fromarray(looks[row % 60]).save(tmp_path / "frames" / f"{row}.png")
+        Image.fromarray(views[row % 60]).save(tmp_path / "frames" / f"{row}.png")
     save_model(tiny, tmp_path / "model")
     save_calibration(calibration(), tmp_path / "closures.json")
     return tmp_path
@@ -53,11 +53,11 @@ def _run(drive: Path, *more: str) -> dict[str, object]:
         "--calibration",
         str(drive / "closures.json"),
     ]
-    found = RUN.invoke(
+    result = RUN.invoke(
         app, [*words, "--max-risk", "0.05", "--recent", "100", "--json", *more], catch_exceptions=False
     )
-    assert found.exit_code == 0, found.output
-    return json.loads(found.stdout)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
 
 
 def test_a_drive_is_closed_and_written(drive: Path) -> None:
@@ -109,8 +109,8 @@ def test_a_drive_with_known_poses_calibrates(drive: Path) -> None:
         RUN.invoke(app, words, catch_exceptions=False)
     assert not (drive / "new.json").exists()
     (drive / "truth.tum").write_text("".join(lines))
-    found = RUN.invoke(app, words, catch_exceptions=False)
-    assert found.exit_code == 0, found.output
+    result = RUN.invoke(app, words, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
     facts = load_calibration(drive / "new.json").facts
     assert facts["fitted_on"] == facts["queries"] >= 10
     write_tum(drive / "truth.tum", np.zeros((2, 3)), np.arange(2.0) + 1e9)
@@ -126,8 +126,8 @@ def test_cells_are_compared_once_and_an_unreadable_image_costs_nothing_else(driv
     assert len(np.load(drive / "out" / "embeddings.npz")["files"]) == 64  # the block before it
     (drive / "frames" / "118.png").write_bytes((drive / "frames" / "58.png").read_bytes())
     first = _run(drive, "--agreement", "0.3")
-    known = np.load(drive / "out" / "cells.npz")
-    assert len(known["pairs"]) >= first["accepted"] > 10
+    stored = np.load(drive / "out" / "cells.npz")
+    assert len(stored["pairs"]) >= first["accepted"] > 10
     assert _run(drive, "--agreement", "0.3")["accepted"] == first["accepted"]
     # All of the images are alike to themselves: only what agrees in every cell is left.
     assert _run(drive, "--agreement", "1.0")["accepted"] <= first["accepted"]

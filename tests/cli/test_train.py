@@ -78,7 +78,7 @@ def test_from_tables_to_a_model_that_knows_kappa(
     assert run(monkeypatch, "train", "retrieval", *data, "--out", tmp_path / "base", *options()) == 0
     start = ("--from", tmp_path / "base" / "model")
     assert run(monkeypatch, "train", "kappa-pt", *start, *data, "--out", tmp_path / "pt", *options()) == 0
-    assert "The model is in" in capsys.readouterr().out
+    assert "Model saved to" in capsys.readouterr().out
     for file in (
         "settings.toml",
         "steps.csv",
@@ -98,7 +98,7 @@ def test_from_tables_to_a_model_that_knows_kappa(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("kappa-xt",), "Unknown recipe 'kappa-xt'"),
         (("retrieval",), "A run needs --data TABLE and --out FOLDER"),
@@ -113,7 +113,7 @@ def test_from_tables_to_a_model_that_knows_kappa(
 )
 def test_bad_input_is_one_sentence(
     words: tuple[str, ...],
-    told: str,
+    message: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
@@ -121,7 +121,7 @@ def test_bad_input_is_one_sentence(
     monkeypatch.chdir(tmp_path)
     assert run(monkeypatch, "train", *words) == 2
     error = capsys.readouterr().err.strip()
-    assert told in error
+    assert message in error
     assert "\n" not in error
     assert not list(tmp_path.iterdir())
 

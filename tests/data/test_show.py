@@ -89,9 +89,9 @@ def test_every_zone_has_its_panel(tmp_path):
 def test_title_and_sentence_say_nothing_twice_or_wrong():
     table = replace(town(), name="pitts30k-test", protocol="pitts30k-test")
     assert map_view(table).title == "pitts30k-test · local"
-    assert map_view(table.references).sentence == "no queries, 150 references, 2 images unposed"
+    assert map_view(table.references).sentence == "no queries, 150 references, 2 images without a position"
 
 
 def test_other_formats_are_refused(tmp_path):
-    with pytest.raises(KappaPlaceError, match=r"is not a \.png"):
+    with pytest.raises(KappaPlaceError, match=r"must be a \.png file"):
         show(town(), tmp_path / "map.pdf")

@@ -12,6 +12,7 @@ import pytest
 import typer
 
 from kappaplace.cli.main import app
+from kappaplace.cli.options import VerbGroup
 from tests.docs.markdown import ROOT
 
 PAGES = [
@@ -39,13 +40,13 @@ def wrong(line: str) -> str:
     words = shlex.split(line.replace("…", " "), posix=True)[1:]
     command = PROGRAM
     while words and hasattr(command, "commands"):
+        if isinstance(command, VerbGroup):  # `models NAME`, `evaluate MODEL TABLE`
+            words = command.with_command(words)
         if words[0].startswith("-") or words[0] not in command.commands:
             break
         command = command.commands[words.pop(0)]
     if hasattr(command, "commands") and words and not words[0].startswith("-"):
-        shown = command is not PROGRAM and "show" in command.commands  # `models NAME`
-        return "" if shown else f"there is no command {words[0]!r}"
-    command = command.commands.get("show", command) if hasattr(command, "commands") else command
+        return f"there is no command {words[0]!r}"
     known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
     known |= {"--help", "-h", "--install-completion", "--show-completion"}
     options = [word.partition("=")[0] for word in words if re.fullmatch(r"--?[a-z][\w-]*(=.*)?", word)]

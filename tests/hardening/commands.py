@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import sys
 from collections.abc import Iterator
@@ -41,7 +40,7 @@ class Command:
 def _kinds(callback: Any) -> dict[str, str]:
     """The plain type of each parameter, read off its annotation: the same with every version of typer."""
     kinds = {}
-    for name, hint in get_type_hints(inspect.unwrap(callback)).items():
+    for name, hint in get_type_hints(callback).items():  # options of records, too
         found = re.search(r"\b(int|float|bool|Path)\b", str(hint))
         kinds[name] = found[1] if found else "str"
     return kinds

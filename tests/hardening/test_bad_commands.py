@@ -11,13 +11,13 @@ from tests.hardening.valid import BASE, world
 
 OUTPUTS = {"out", "csv", "html", "page", "picture", "report", "state"}
 """Parameters that name what is written."""
-NO_INPUT = {"city", "data-city", "data-layouts", "demo", "doctor"}
+NO_INPUT = {"city", "data-city", "data-layouts", "demo", "doctor", "models-list"}
 """Commands that read no file."""
 EXTRA: dict[str, tuple[str, ...]] = {
     "train": ("kappa-pt", "--data", "BROKEN", "--out", "OUT"),
-    "evaluate": ("BROKEN", "BROKEN"),
+    "evaluate-model": ("BROKEN",),
+    "evaluate-paper": ("BROKEN",),
     "bench": ("--only", "metrics", "--check", "BROKEN"),
-    "models-show": ("BROKEN",),
 }
 """How commands are given a file that they could do without."""
 PIECES: dict[str, bytes | None] = {
@@ -124,7 +124,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("KAPPAPLACE_CACHE", str(folder / "cache"))
-        assert run(patch, "evaluate", *BASE["evaluate"].split()) == 0
+        assert run(patch, "evaluate", *BASE["evaluate-model"].split()) == 0
     return folder
 
 

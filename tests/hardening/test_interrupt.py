@@ -140,7 +140,7 @@ CASES = {
         there("run/training.pt"),
     ),
     "evaluate": Case(
-        "evaluate model walk.parquet --out judged --cache cache --resamples 100000 --no-report",
+        "evaluate ./model walk.parquet --out judged --cache cache --resamples 100000 --no-report",
         there("cache/files/*.npz"),
         nothing_at("judged/results.json"),
     ),

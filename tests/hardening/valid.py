@@ -28,7 +28,7 @@ BASE = {
     "data-import": "csv images --out new.parquet",
     "data-split": "table.parquet --out split --by area --block 60",
     "demo": "--out demo",
-    "evaluate": "model table.parquet --out judged --no-report --resamples 5",
+    "evaluate-model": "./model table.parquet --out judged --no-report --resamples 5",
     "localize": "town.map images/000.png",
     "map-add": "town.map images --prefix new/",
     "map-build": "table.parquet --out new.map --model model",

@@ -227,7 +227,7 @@ def test_the_command_and_its_report(town, bare, bare_map, tmp_path):
     assert not facts["guaranteed"]
     assert Image.open(facts["picture"]).width > 500
     text = report.read_text()
-    assert "images that it did not learn from" in text
+    assert "held-out images" in text
     assert "no risk" in text or "No guarantee" in text
     assert text.count("data:image/") == 1 + 8  # the figure, and eight places
     said = run(*quick)

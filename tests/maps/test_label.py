@@ -330,7 +330,7 @@ def test_a_map_without_pictures_cannot_be_labelled(ready, sheet, tmp_path, monke
     from kappaplace.reports import labels as label_page
 
     monkeypatch.setattr(label_page, "match_picture", lambda *_: None)
-    with pytest.raises(KappaPlaceError, match="None of the map's images"):
+    with pytest.raises(KappaPlaceError, match="None of the images of the map"):
         write_label_page(ready, sheet, tmp_path / "l.html", "labels.csv")
     assert not (tmp_path / "l.html").exists()
 

@@ -219,5 +219,5 @@ def test_the_picture_shows_windows_and_range(calibration, tmp_path: Path):
     assert "kappa has become lower" in page
     assert "1970-01-01" in page
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(KappaPlaceError, match=r"not as a\.gif"):
+    with pytest.raises(KappaPlaceError, match=r"got \"a\.gif\""):
         write_drift(monitor.drift, tmp_path / "a.gif", "Drift")

@@ -264,7 +264,7 @@ def test_the_command_converts_and_tells(made: PlaceMap) -> None:
         writer.commit(calibration={"origin": "nothing", "references": 1040, "calibration": {}})
     result = CliRunner().invoke(app, ["map", "compact", str(made.folder), "--storage", "pq"])
     assert result.exit_code == 0, result.output
-    assert "calibration belonged to finer descriptors" in result.output
+    assert "does not match the compressed descriptors" in result.output
     assert read_manifest(made.folder).storage == "pq"
 
 

@@ -52,20 +52,20 @@ def make_set(
     indices = np.stack([rng.choice(references, MATCHES, replace=False) for _ in range(queries)])
     similarities = np.sort(rng.random((queries, MATCHES)) * 0.5 + 0.3, axis=1)[:, ::-1].astype(np.float32)
 
-    def known(power: float) -> np.ndarray:
+    def uncertainty_of(power: float) -> np.ndarray:
         return np.exp(-ease / 2 + rng.normal(0, noise * power, queries))
 
-    query_kappa = 300 / known(0.6)
-    pairs = (0.002 * known(0.5))[:, None] * np.linspace(1, 1.6, MATCHES)
+    query_kappa = 300 / uncertainty_of(0.6)
+    pairs = (0.002 * uncertainty_of(0.5))[:, None] * np.linspace(1, 1.6, MATCHES)
     cosine = 1 - similarities.astype(np.float64)
     scores = [
         ScoreColumns("l2", "L2", np.sqrt(2 * cosine[:, 0]), np.sqrt(2 * cosine)),
         ScoreColumns("pa", "PA", 1 - 0.3 * rng.beta(1 + 2 * (ease > 0), 6)),
     ]
-    scores += [ScoreColumns(f"extra-{i}", MANY[i], known(0.4 + 0.2 * i)) for i in range(extra)]
+    scores += [ScoreColumns(f"extra-{i}", MANY[i], uncertainty_of(0.4 + 0.2 * i)) for i in range(extra)]
     if kappa:
         scores.append(ScoreColumns("kappaplace", "KappaPlace", pairs[:, 0], pairs, one_sided=False))
-    fused = 1 / (1 + known(0.8) ** 2)
+    fused = 1 / (1 + uncertainty_of(0.8) ** 2)
     scores.append(ScoreColumns("fused", "Fused", 1 - fused, one_sided=False, probability=fused))
     ground = np.array([550_000.0, 4_180_000.0])
     along = np.sort(rng.random(references)) * 1500
@@ -91,9 +91,9 @@ def make_set(
 
 def make_result(name: str = "model A", *sets: SetResult, measured: bool = False) -> EvaluationResult:
     """An evaluation of these sets, else of two different ones; ``measured`` adds metrics with intervals."""
-    chosen = sets or (make_set(), make_set("hills & <woods>", 200, seed=1, kappa=False, poses=False))
-    metrics = {part.name: _measured(part) for part in chosen} if measured else {}
-    return EvaluationResult(name, chosen, metrics, {"version": "0", "command": "kappaplace evaluate"})
+    parts = sets or (make_set(), make_set("hills & <woods>", 200, seed=1, kappa=False, poses=False))
+    metrics = {part.name: _measured(part) for part in parts} if measured else {}
+    return EvaluationResult(name, parts, metrics, {"version": "0", "command": "kappaplace evaluate"})
 
 
 def _measured(part: SetResult) -> dict[str, Any]:

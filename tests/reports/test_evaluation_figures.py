@@ -10,7 +10,7 @@ from matplotlib.colors import to_hex
 
 from kappaplace.metrics import acceptance_curve, ece_surface, reliability_curve
 from kappaplace.reports import ground as place_map
-from kappaplace.reports.artifacts import Artefacts, slug
+from kappaplace.reports.artifacts import Artifacts, slug
 from kappaplace.reports.figures import (
     BINS,
     COLOURS,
@@ -98,7 +98,7 @@ def test_histograms_hold_every_query(scored: tuple[np.ndarray, np.ndarray]) -> N
         for outline in outlines:
             assert outline.get_data().values.sum() == pytest.approx(1)
             assert len(outline.get_data().values) == BINS
-    assert f"right ({success.sum()})" in [text.get_text() for text in figure.legends[0].get_texts()]
+    assert f"correct ({success.sum()})" in [text.get_text() for text in figure.legends[0].get_texts()]
 
 
 def test_kappa_histogram_without_references_or_failures() -> None:
@@ -106,7 +106,7 @@ def test_kappa_histogram_without_references_or_failures() -> None:
     full = kappa_histogram_figure(kappa, kappa * 2, kappa > 10)
     assert len(full.legends[0].get_texts()) == 3
     bare = kappa_histogram_figure(kappa, None, np.ones(40, bool))
-    assert [text.get_text() for text in bare.legends[0].get_texts()] == ["queries, top match right (40)"]
+    assert [text.get_text() for text in bare.legends[0].get_texts()] == ["queries, top match correct (40)"]
 
 
 def test_bars_have_the_values_they_stand_for() -> None:
@@ -125,7 +125,7 @@ def test_sensitivity_marks_the_papers_choice_and_the_range(scored: tuple[np.ndar
         dot = axis.get_lines()[-1]
         assert (dot.get_xdata()[0], dot.get_ydata()[0]) == (10, pytest.approx(curve.error))
         assert axis.get_ylim()[1] > surface.plain.max()
-        assert f"{curve.error:.3f}, can be" in axis.get_title()
+        assert f"{curve.error:.3f}, range" in axis.get_title()
 
 
 def test_map_marks_failures_and_says_what_it_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,11 +147,11 @@ def test_map_marks_failures_and_says_what_it_left_out(monkeypatch: pytest.Monkey
 
 def test_gallery_goes_from_sure_to_unsure_without_repeats() -> None:
     uncertainty = np.random.default_rng(0).permutation(np.arange(101.0))
-    chosen = confident_queries(uncertainty)
-    assert [title for title, _ in chosen] == [
+    queries = confident_queries(uncertainty)
+    assert [title for title, _ in queries] == [
         f"{level} confidence" for level in ("High", "Middle", "Low") for _ in "ab"
     ]
-    assert [uncertainty[query] for _, query in chosen] == [3, 15, 45, 55, 85, 97]
+    assert [uncertainty[query] for _, query in queries] == [3, 15, 45, 55, 85, 97]
     assert confident_queries(np.zeros(1)) == [("High confidence", 0)]
 
 
@@ -209,10 +209,10 @@ def test_file_names_are_tame_and_free(tmp_path: Path) -> None:
     assert slug("SF-XL v1 / Nacht ☾") == "sf-xl-v1-nacht"
     assert slug("☾") == "unnamed"
     assert slug("../x") == "x"
-    made = Artefacts(tmp_path)
+    files = Artifacts(tmp_path)
     for name in ("map-☾", "map-☆"):
-        made.figure(name, ece_bars_figure({"a": {1: 0.1}}, (1,)), "alt", "how")
-    assert {file.name for file in made.figures.glob("*.png")} == {"map.png", "map-2.png"}
+        files.figure(name, ece_bars_figure({"a": {1: 0.1}}, (1,)), "alt", "how")
+    assert {file.name for file in files.figures.glob("*.png")} == {"map.png", "map-2.png"}
 
 
 def test_colours_are_enough_for_three_bars() -> None:

@@ -12,8 +12,7 @@ import pytest
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.evaluation.results import EvaluationResult
-from kappaplace.reports import artifacts as artefacts
-from kappaplace.reports import how_to_read
+from kappaplace.reports import artifacts, how_to_read
 from kappaplace.reports.evaluation import write_report
 from tests.reports.synthetic import make_images, make_result, make_set
 
@@ -22,8 +21,8 @@ from tests.reports.synthetic import make_images, make_result, make_set
 def _coarse() -> Iterator[None]:
     """Fewer pixels: nothing here looks at them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(artefacts, "DPI", 50)
-        patch.setattr(artefacts, "PHOTO_DPI", 30)
+        patch.setattr(artifacts, "DPI", 50)
+        patch.setattr(artifacts, "PHOTO_DPI", 30)
         yield
 
 
@@ -97,17 +96,17 @@ def test_every_picture_has_words(page: str) -> None:
     assert figures == sum(tag == "figcaption" for tag, _ in reader.tags) == 13
     for sentence in (how_to_read.RELIABILITY, how_to_read.RISK, how_to_read.SENSITIVITY, how_to_read.KAPPA):
         assert sentence in reader.text
-    assert "KappaPlace is unsure" in reader.text  # below the map
+    assert "KappaPlace is uncertain" in reader.text  # below the map
 
 
 def test_page_says_what_is_missing_and_why(page: str) -> None:
     text = Reader(page).text
     assert "SUE needs the positions of the references" in text
-    assert "No κ histogram: the model gives no κ." in text
-    assert "No map: there are no poses." in text
-    assert "No gallery: the image files are not known." in text
-    assert "Not pooled, because some set lacks it: KappaPlace." in text
-    assert "Queries without any positive are counted as failures." in text
+    assert "No κ histogram: the model has no κ." in text
+    assert "No map: the images have no positions." in text
+    assert "No gallery: the evaluation has no image files." in text
+    assert "Not pooled, because a dataset lacks it: KappaPlace." in text
+    assert "Queries without positives are counted as failures." in text
 
 
 def test_every_figure_and_table_lies_beside_the_page(folder: Path) -> None:
@@ -165,7 +164,7 @@ def test_few_matches_and_no_scores(tmp_path: Path) -> None:
     assert "ECE@5" not in text
     bare = write_report(make_result("m", replace(part, scores={}, left_out={"l2": "because"})), tmp_path)
     assert "because" in Reader(bare.read_text()).text
-    with pytest.raises(KappaPlaceError, match="no set"):
+    with pytest.raises(KappaPlaceError, match="no dataset"):
         write_report(replace(make_result(), sets=()), tmp_path)
 
 
@@ -173,7 +172,7 @@ def test_missing_image_files_are_told(tmp_path: Path) -> None:
     images = make_images(tmp_path / "images", 2)
     none = make_set(queries=4, few=True, images=("/nowhere/a.jpg", "/nowhere/b.jpg"))
     text = Reader(write_report(make_result("m", none), tmp_path / "none").read_text()).text
-    assert re.search(r"none of its image files can be opened, [ab]\.jpg among them", text)
+    assert re.search(r"none of its image files can be opened, for example [ab]\.jpg", text)
     some = make_set(queries=4, few=True, images=(images[0], str(tmp_path / "gone.jpg")))
     page = write_report(make_result("m", some), tmp_path / "some").read_text()
     assert "gone.jpg cannot be opened" in page
@@ -182,11 +181,11 @@ def test_missing_image_files_are_told(tmp_path: Path) -> None:
 
 
 def test_page_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(artefacts, "MOST_BYTES", 12_000)
+    monkeypatch.setattr(artifacts, "MOST_BYTES", 12_000)
     file = write_report(make_result("m", make_set(queries=40, few=True)), tmp_path)
     assert file.stat().st_size < 30_000
     text = Reader(file.read_text()).text
-    left_out = re.findall(r"this picture is only in (figures/\S+\.png)", text)
+    left_out = re.findall(r"this figure is only in (figures/\S+\.png)", text)
     assert left_out
     assert all((tmp_path / name).exists() for name in left_out)
     assert "data:image/png" in file.read_text()  # those that fit are there
@@ -200,9 +199,9 @@ def test_runs_side_by_side(tmp_path: Path) -> None:
     stranger = make_result("D", make_set("elsewhere", 30, seed=5, few=True))
     page = write_report(runs[0], tmp_path, [*runs[1:], stranger]).read_text()
     text = Reader(page).text
-    assert "Side by side, harbour." in text
+    assert "Comparison, harbour." in text
     assert "A (2)" in text  # the same name twice
     assert (tmp_path / "figures" / "comparison-harbour.svg").exists()
     assert (tmp_path / "tables" / "comparison-harbour.tex").exists()
     alone = Reader(write_report(runs[0], tmp_path / "alone", [stranger]).read_text()).text
-    assert "share no set" in alone
+    assert "have no dataset in common" in alone

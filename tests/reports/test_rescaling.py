@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+from docs.make_figures import rescaling_example, rescaling_figure
 
 from kappaplace.metrics import UPPER_TAIL, expected_calibration_error, score_summary
 from kappaplace.reports.html import png_of
-from kappaplace.reports.score_tables import rescaling_example, rescaling_figure
 
 
 def test_rescaling_moves_ece_and_nothing_else() -> None:

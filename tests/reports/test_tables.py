@@ -27,8 +27,8 @@ def column(table: Table, name: str) -> list[Cell]:
 def test_numbers_and_intervals() -> None:
     assert number(0.12345) == "0.123"
     assert number(float("nan")) == number(None) == "–"
-    assert interval((0.1, 0.2)) == "[.100, .200]"
-    assert interval((-0.05, 1.0)) == "[-.050, 1.000]"
+    assert interval((0.1, 0.2)) == "[0.100, 0.200]"
+    assert interval((-0.05, 1.0)) == "[-0.050, 1.000]"
     assert interval(None) == interval((float("nan"), 1.0)) == ""
 
 
@@ -66,7 +66,7 @@ def test_score_table_shows_the_metrics_and_marks_the_best() -> None:
         assert [cell.text for cell in cells] == [f"{value:.3f}" for value in values]
         assert [cell.best for cell in cells] == [f"{v:.3f}" == f"{pick(values):.3f}" for v in values]
     last = table.rows[-1]
-    assert last[0].text == "without knowledge"
+    assert last[0].text == "constant score"
     assert not any(cell.best for cell in last)
     assert column(table, "AUC-PR")[-1].text == f"{group.recall['R@1']:.3f}"  # the random baseline is R@1
     assert column(table, "AUROC")[-1].text == "0.500"
@@ -82,7 +82,7 @@ def test_given_metrics_count_and_the_rest_is_measured() -> None:
     }
     table = score_table(group_of(result, part))
     first = column(table, "AUROC")[0]
-    assert (first.text, first.small, first.best) == ("0.988", "[.900, .990]", True)
+    assert (first.text, first.small, first.best) == ("0.988", "[0.900, 0.990]", True)
     assert column(table, "AURC")[0].text == "–"  # JSON's null
     fresh = score_table(group_of(make_result("a", part), part))
     assert column(table, "ECE@5") == column(fresh, "ECE@5")
@@ -94,7 +94,7 @@ def test_intervals_may_also_lie_one_level_higher() -> None:
     part = make_set()
     result = make_result("a", part)
     result.metrics["harbour"] = {"intervals": {"l2": {"AUROC": [0.4, 0.6]}}}
-    assert column(score_table(group_of(result, part)), "AUROC")[0].small == "[.400, .600]"
+    assert column(score_table(group_of(result, part)), "AUROC")[0].small == "[0.400, 0.600]"
 
 
 def test_pool_holds_what_every_set_has() -> None:

@@ -161,13 +161,14 @@ def test_ctrl_c_ends_well_and_twice_at_once(served_folder: Path, times: int) -> 
     ("arguments", "words"),
     [
         (["nowhere.map"], "No map at nowhere.map"),
-        (["{map}", "{map}"], "Two maps are called 'town'"),
+        (["{map}", "{map}"], 'Two maps have the name "town"'),
         (["{map}", "--host", "0.0.0.0"], "without a token"),
         (["{map}", "--token-file", "nowhere"], "cannot be read"),
         (["{map}", "--demo-queries", "nowhere"], "No folder of demo queries"),
         (["{map}", "--port", "{taken}"], "address already in use"),
         (["{map}", "--host", "no.such.host.invalid"], "without a token"),
-        (["{map}", "--log-level", "loud"], "--log-level"),
+        (["{map}", "--port", "70000"], "--port must be between 0 and 65535"),
+        (["{map}", "--set", "max-batch=many"], "--set max-batch must be a whole number"),
     ],
 )
 def test_bad_input_is_one_sentence(served_folder: Path, arguments: list[str], words: str) -> None:
@@ -182,6 +183,16 @@ def test_bad_input_is_one_sentence(served_folder: Path, arguments: list[str], wo
         found = CliRunner().invoke(app, ["serve", *(text.format(**values) for text in arguments)])
     assert isinstance(found.exception, KappaPlaceError), found.output
     assert words in str(found.exception)
+
+
+def test_log_levels_are_a_closed_set(served_folder: Path) -> None:
+    from typer.testing import CliRunner
+
+    from kappaplace.cli.main import app
+
+    arguments = ["serve", str(served_folder / "town.map"), "--log-level", "loud"]
+    result = CliRunner().invoke(app, arguments)
+    assert (result.exit_code, "--log-level" in result.output) == (2, True)
 
 
 @pytest.mark.slow

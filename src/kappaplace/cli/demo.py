@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kappaplace.retrieval.evidence import Evidence
     from kappaplace_city import CityViews
 
-RADIUS = 25.0  # metres within which a reference is a positive
+RADIUS = 25.0  # meters within which a reference is a positive
 MATCHES = 10
 SCORES = ("l2", "pa", "inverse-kappa", "kappaplace")  # the paper's, for a first look
 GALLERY_SIZE, GALLERY_MATCHES = 192, 3  # pixels: more than the model gets, so that the reader sees something
@@ -50,7 +50,7 @@ class DemoSettings:
     """Side of the images in pixels."""
     blocks: tuple[int, int] = (3, 3)
     train_spacing: float = 20.0
-    """Metres of road between classes: neighbouring classes would look alike."""
+    """Meters of road between classes: neighbouring classes would look alike."""
     queries: int = 400
     dim: int = 128
     steps: int = 700

@@ -120,13 +120,13 @@ def _belongs(requirement: Requirement, extra: str) -> bool:
 
 
 def _core(requirement: Requirement) -> Check:
-    found, fits = _installed(requirement)
+    version, fits = _installed(requirement)
     if fits:
-        return Check(requirement.name, "ok", found)
+        return Check(requirement.name, "ok", version)
     return Check(
         requirement.name,
         "problem",
-        found or "not installed",
+        version or "not installed",
         f"pip install '{requirement.name}{requirement.specifier}'",
     )
 
@@ -196,10 +196,10 @@ def _broken_torchvision(error: Exception) -> Check:
         import_torchvision()
     except Exception as second:  # whatever a broken binary does
         return Check("torchvision import", "problem", _first_line(second), fix)
-    found = (
+    problem = (
         f"broken ({_first_line(error)}); kappaplace works around it for timm backbones, other programs fail"
     )
-    return Check("torchvision import", "warning", found, fix)
+    return Check("torchvision import", "warning", problem, fix)
 
 
 def _matching_torchvision() -> str:
@@ -237,13 +237,16 @@ def _cache() -> Iterator[Check]:
         yield Check("cache", "problem", str(error), "set KAPPAPLACE_CACHE to a writable folder")
         return
     free = shutil.disk_usage(folder).free
-    found = f"{folder}, {free / 1e9:.0f} GB free"
+    location = f"{folder}, {free / 1e9:.0f} GB free"
     if free < LEAST_FREE:
         yield Check(
-            "cache", "warning", found, "free disk space, or set KAPPAPLACE_CACHE to a folder on another disk"
+            "cache",
+            "warning",
+            location,
+            "free disk space, or set KAPPAPLACE_CACHE to a folder on another disk",
         )
     else:
-        yield Check("cache", "ok", found)
+        yield Check("cache", "ok", location)
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,273 +1,396 @@
-"""``kappaplace evaluate``: every score and every metric, from a model, descriptors or a similarity matrix."""
+"""`kappaplace evaluate`: every score and every metric, from a model, descriptors or a similarity matrix."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from kappaplace.cli.options import AsJson, Device, Hidden, VerbGroup, command
 from kappaplace.data.positives import NoPositives
 from kappaplace.data.table_io import TABLE_FORMATS
 from kappaplace.errors import KappaPlaceError
+from kappaplace.files import make_folder
+from kappaplace.records import Help
 
 if TYPE_CHECKING:
     from kappaplace.evaluation.results import EvaluationResult
     from kappaplace.evaluation.run import Choices, Machine
 
-
-_Words = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[MODEL] TABLE…",
-        help="A model (folder, weights file or name; without it our pretrained one) and tables; with "
-        "--similarities or --descriptors only the tables that belong to them; with --protocol paper only "
-        "models.",
-    ),
-]
-_Pair = tuple[Path, Path]
+_REPLACED = {"--similarities": "matrix", "--descriptors": "descriptors", "--protocol": "paper"}
+"""Options of earlier versions that are commands now."""
+_SEED = "Random seed for the bootstrap."
 
 
-def evaluate(
-    words: _Words = None,
-    out: Annotated[Path, typer.Option(help="Folder of results and report.")] = Path("evaluation"),
-    similarities: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Cosines of queries × references, .npy or .npz with one matrix a method; repeatable."
-        ),
-    ] = None,
-    positives: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Right references of each query: .json list of lists, or .npy/.npz; one for each set."
-        ),
-    ] = None,
-    method: Annotated[str, typer.Option(help="Which matrix of an .npz file; without it every one.")] = "",
-    descriptors: Annotated[
-        _Pair | None, typer.Option(help="Descriptors of queries and of references, two .npy files.")
-    ] = None,
-    kappa: Annotated[_Pair | None, typer.Option(help="Their κ, two .npy files.")] = None,
-    uncertainty: Annotated[
-        list[Path] | None,
-        typer.Option(help="A score of yours: CSV with query[,reference],uncertainty; repeatable."),
-    ] = None,
-    neighborhood: Annotated[
-        str,
-        typer.Option(
-            "--neighborhood",
-            "--neighbourhood",
-            help="Without a table: which references show one place, frames:5 or self.",
-        ),
-    ] = "",
-    scores: Annotated[
-        str, typer.Option(help="Names with commas between them, or all; without it all that are quick.")
-    ] = "",
-    fuse: Annotated[str, typer.Option(help="Scores to combine, names with commas; needs --fit-on.")] = "",
-    fit_on: Annotated[
-        Path | None, typer.Option(help="Validation table: calibrates every score and fits --fuse.")
-    ] = None,
-    k: Annotated[int, typer.Option(help="Matches a query.")] = 10,
-    policy: Annotated[
-        NoPositives | None,
-        typer.Option(help="Queries without positives; by default as the table's protocol says, else fail."),
-    ] = None,
-    resamples: Annotated[int, typer.Option(help="Bootstrap resamples; 0 leaves intervals out.")] = 1000,
-    seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 0,
-    name: Annotated[str, typer.Option(help="Name in tables (default: that of the model or file).")] = "",
-    resize: Annotated[
-        str, typer.Option(help="Images as the model wants them (model) or as the protocol says (protocol).")
-    ] = "model",
-    cache: Annotated[
-        Path | None,
-        typer.Option(help="Where embeddings are kept (default: $KAPPAPLACE_CACHE or the user's)."),
-    ] = None,
-    root: Annotated[Path | None, typer.Option(help="Where the images lie now, if they have moved.")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "",
-    batch_size: Annotated[int, typer.Option(help="Images embedded together.")] = 32,
-    protocol: Annotated[
-        str, typer.Option(help="paper: every table of the paper for which data is there.")
-    ] = "",
-    data: Annotated[
-        Path | None, typer.Option(help="With --protocol: folder with PROTOCOL.parquet tables.")
-    ] = None,
-    report: Annotated[bool, typer.Option(help="Write report.html.")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
-) -> None:
-    """Judge retrieval and every uncertainty score, with intervals, per set and pooled.
+class _Evaluate(VerbGroup):
+    def with_command(self, words: list[str]) -> list[str]:
+        """Translate the options that earlier versions had instead of commands."""
+        if words[:1] == ["model"] and any(map(_is_table, words[1:2])) and Path("model").exists():
+            raise KappaPlaceError(  # earlier versions took the folder
+                'evaluate model needs the name of a model here, because there is a folder "model". Pass '
+                "./model or kappaplace-lite0 before the table."
+            )
+        if not words or words[0] in self.commands:
+            return words
+        tokens: list[str] = []
+        for word in words:
+            tokens += word.split("=", 1) if word.partition("=")[0] in _REPLACED else [word]
+        replaced = _REPLACED.keys() & set(tokens)
+        if not replaced:
+            return ["model", *words]
+        if len(replaced) > 1:
+            raise KappaPlaceError("Pass only one of --similarities, --descriptors and --protocol.")
+        flag = replaced.pop()
+        if flag == "--similarities":  # repeatable; its files become arguments
+            return ["matrix", *(token for token in tokens if token != flag)]
+        at = tokens.index(flag)
+        if flag == "--descriptors":
+            return ["descriptors", *tokens[at + 1 : at + 3], *tokens[:at], *tokens[at + 3 :]]
+        if tokens[at + 1 : at + 2] != ["paper"]:
+            raise KappaPlaceError(f'--protocol must be "paper", got "{"".join(tokens[at + 1 : at + 2])}".')
+        return ["paper", *tokens[:at], *tokens[at + 2 :]]
+
+
+app = typer.Typer(cls=_Evaluate, no_args_is_help=True)
+
+
+@app.callback()
+def evaluate() -> None:
+    """Evaluate retrieval and every uncertainty score, with confidence intervals, per dataset and pooled.
+
+    Results, a report and figures are written to the folder --out.
 
     Examples:
 
-        kappaplace evaluate walk.parquet --out results/walk
+        kappaplace evaluate model runs/pt/model pitts30k.parquet sfxl.parquet --out results/pt
 
-        kappaplace evaluate runs/pt/model pitts30k.parquet sfxl.parquet --out results/pt
+        kappaplace evaluate matrix SPED.npz --positives SPED.json --method NetVLAD --out results/netvlad
 
-        kappaplace evaluate cosplace-resnet50-512 walk.parquet --scores l2,pa,margin --out results/walk
+        kappaplace evaluate descriptors q.npy r.npy walk.parquet --uncertainty mine.csv --out results/mine
 
-        kappaplace evaluate --similarities SPED.npz --positives SPED.json --method NetVLAD --out netvlad
+        kappaplace evaluate paper runs/pt/model --data tables/ --out results/paper
 
-        kappaplace evaluate --descriptors q.npy r.npy --uncertainty mine.csv walk.parquet --out results/mine
-
-        kappaplace evaluate runs/pt/model test.parquet --fuse margin,pa --fit-on val.parquet --out fused
-
-        kappaplace evaluate --protocol paper --data tables/ runs/pt/model --out results/paper
+    `kappaplace evaluate MODEL TABLE…` is short for `kappaplace evaluate model MODEL TABLE…`.
     """
-    from kappaplace.evaluation.arrays import Labels, evaluate_descriptors, evaluate_matrices
-    from kappaplace.evaluation.run import Choices, Machine
-    from kappaplace.files import make_folder
-
-    given, own = list(words or []), list(uncertainty or [])
-    if resize not in ("model", "protocol"):
-        raise KappaPlaceError(f"--resize is model or protocol, not {resize!r}.")
-    _check_inputs(bool(similarities), descriptors is not None, protocol, kappa is not None)
-    by = (("protocol", protocol), ("similarities", similarities), ("descriptors", descriptors))
-    _check_options(
-        {
-            "--positives": bool(positives),
-            "--neighborhood": bool(neighborhood),
-            "--method": bool(method),
-            "--data": data is not None,
-            "--uncertainty": bool(own),
-            "--fuse": bool(fuse),
-            "--fit-on": fit_on is not None,
-        },
-        next((kind for kind, stated in by if stated), "model"),
-    )
-    if (similarities or descriptors is not None) and (fuse or fit_on):
-        raise KappaPlaceError("--fuse and --fit-on need a model; give MODEL TABLE… instead.")
-    fused = tuple(part.strip() for part in fuse.split(",") if part.strip())
-    choices = Choices(scores, k, policy, resamples, seed, fused)
-    machine = Machine(cache, device or None, batch_size, root)
-    make_folder(out)  # before the work, not after it
-    if protocol:
-        _paper(given, data, out, choices, machine, report, as_json)
-        return
-    labels = Labels(positives or [], [Path(word) for word in given], neighborhood, root)
-    if similarities:
-        results = list(evaluate_matrices(similarities, labels, choices, method=method, name=name, own=own))
-    elif descriptors is not None:
-        results = [
-            evaluate_descriptors(
-                descriptors, kappa, labels, choices, name=name, own=own, device=machine.device
-            )
-        ]
-    else:
-        results = [_of_model(given, choices, machine, name=name, validation=fit_on, own=own, resize=resize)]
-    _write_and_show(results, out, report, as_json)
 
 
-def _of_model(words: list[str], choices: Choices, machine: Machine, **options: Any) -> EvaluationResult:
-    """A model on its tables; without a model, the one that comes with the package."""
+@dataclass(frozen=True)
+class Output:
+    """Where results are written, and how they are shown."""
+
+    out: Annotated[Path, Help("Folder for the results and the report.")] = Path("evaluation")
+    report: Annotated[bool, Help("Write report.html.")] = True
+    as_json: Annotated[bool, Help("Print JSON instead of tables.", ("--json",))] = False
+
+    def show(self, results: list[EvaluationResult]) -> None:
+        """Write the results to the folder, or several to one subfolder each, and print them."""
+        from rich.console import Console
+
+        from kappaplace.cli.show import set_tables
+        from kappaplace.evaluation.results import plain
+
+        console = Console()
+        answers = []
+        for result in results:
+            folder = self.out if len(results) == 1 else self.out / result.name.replace("/", "_")
+            (folder / "report.html").unlink(missing_ok=True)  # it would show earlier results
+            files = self.write(result, folder)
+            answers.append({"name": result.name, "metrics": plain(result.metrics), "files": files})
+            if not self.as_json:
+                for table in set_tables(result):
+                    console.print(table)
+                console.print(f"{result.name}: results written to [bold]{folder}[/bold].")
+        if self.as_json:
+            typer.echo(json.dumps(answers[0] if len(answers) == 1 else {"evaluations": answers}))
+
+    def write(self, result: EvaluationResult, folder: Path) -> dict[str, str]:
+        """Write one result and its report to a folder; return the paths."""
+        from kappaplace.evaluation.results import write_result
+        from kappaplace.reports import write_report
+
+        write_result(result, folder)
+        files = {"results": str(folder)}
+        return {**files, "report": str(write_report(result, folder))} if self.report else files
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """What is measured."""
+
+    scores: Annotated[
+        str,
+        Help(
+            'Comma-separated score names, or "all". Default: all except the slow ones (patches, '
+            "patch-margin, geometric)."
+        ),
+    ] = ""
+    k: Annotated[int, Help("Number of matches per query.")] = 10
+    policy: Annotated[
+        NoPositives | None,
+        Help(
+            "Queries without positives: fail (count as failures), skip (exclude) or error. "
+            "Default: the policy of the table's protocol, otherwise fail."
+        ),
+    ] = None
+    resamples: Annotated[int, Help("Number of bootstrap resamples; 0 omits the intervals.")] = 1000
+    seed: Annotated[int, Help(_SEED)] = 0
+    root: Annotated[Path | None, Help("Folder of the images, if they have moved.")] = None
+
+    def choices(self, fuse: str = "") -> Choices:
+        """Return the checked options of an evaluation."""
+        from kappaplace.evaluation.run import Choices
+
+        names = tuple(part.strip() for part in fuse.split(",") if part.strip())
+        return Choices(self.scores, self.k, self.policy, self.resamples, self.seed, names)
+
+
+@dataclass(frozen=True)
+class MachineOptions:
+    """Where images are embedded; it does not change the results."""
+
+    device: Annotated[str, Help("Device: cpu, cuda, cuda:1 or mps. Default: the first GPU, or cpu.")] = ""
+    batch_size: Annotated[int, Help("Number of images to embed at once.")] = 32
+    cache: Annotated[Path | None, Hidden("Folder of cached embeddings. Default: $KAPPAPLACE_CACHE.")] = None
+
+    def machine(self, root: Path | None) -> Machine:
+        """Return the checked options."""
+        from kappaplace.evaluation.run import Machine
+
+        return Machine(self.cache, self.device or None, self.batch_size, root)
+
+
+@dataclass(frozen=True)
+class NamedOptions(EvaluateOptions):
+    """What is measured, under which name, and your own scores."""
+
+    uncertainty: Annotated[
+        list[Path],
+        Help("CSV file with your own score: query,uncertainty or query,reference,uncertainty; repeatable."),
+    ] = field(default_factory=list)
+    name: Annotated[str, Help("Name in tables and reports. Default: the name of the model or file.")] = ""
+
+
+@dataclass(frozen=True)
+class ModelOptions(NamedOptions):
+    """Options of `kappaplace evaluate model`."""
+
+    fuse: Annotated[str, Help("Comma-separated scores to combine into one; requires --fit-on.")] = ""
+    fit_on: Annotated[
+        Path | None, Help("Validation table, on which scores are calibrated and --fuse is fitted.")
+    ] = None
+    resize: Annotated[
+        Literal["model", "protocol"],
+        Help("Resize images as the model expects (model) or as the benchmark specifies (protocol)."),
+    ] = "model"
+
+
+@dataclass(frozen=True)
+class FileOptions(NamedOptions):
+    """Options of `kappaplace evaluate matrix` and `descriptors`."""
+
+    positives: Annotated[
+        list[Path],
+        Help("Correct references of each query: .json (list of lists), .npy or .npz; one file per dataset."),
+    ] = field(default_factory=list)
+    neighborhood: Annotated[
+        str,
+        Help(
+            "Without a table: references that show the same place, frames:5 or self.",
+            ("--neighborhood", "--neighbourhood"),
+        ),
+    ] = ""
+
+
+def _is_table(file: str | Path) -> bool:
+    """Return whether the suffix is that of a table; models are folders, names or other files."""
+    return Path(file).suffix.lower() in TABLE_FORMATS
+
+
+@command(app)
+def model(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[MODEL] TABLE…",
+            help="Model (a folder, weights file or name; default: the pretrained model) and the tables to "
+            "evaluate it on.",
+        ),
+    ],
+    output: Output,
+    options: ModelOptions,
+    machine: MachineOptions,
+) -> None:
+    """Evaluate a model on one or more tables.
+
+    Embeddings are cached in $KAPPAPLACE_CACHE, so a second run with other scores is fast.
+
+    Examples:
+
+        kappaplace evaluate model walk.parquet --out results/walk
+
+        kappaplace evaluate model runs/pt/model pitts30k.parquet sfxl.parquet --out results/pt
+
+        kappaplace evaluate model cosplace-resnet50-512 walk.parquet --scores l2,pa,margin --out results/walk
+
+        kappaplace evaluate model runs/pt/model test.parquet --fuse margin,pa --fit-on val.parquet --out fused
+    """
     from kappaplace.evaluation.run import evaluate_model
     from kappaplace.models.shipped import DEFAULT
 
-    alone = bool(words) and _is_table(Path(words[0]))
-    tables = [Path(word) for word in (words if alone else words[1:])]
+    pretrained = _is_table(words[0])
+    tables = [Path(word) for word in (words if pretrained else words[1:])]
     if not tables:
-        raise KappaPlaceError(
-            "Give a model and at least one table, or --similarities, or --descriptors; see "
-            "`kappaplace evaluate --help`."
-        )
-    return evaluate_model(DEFAULT if alone else words[0], tables, choices, machine, **options)
+        raise KappaPlaceError("evaluate needs at least one table, got none. Pass MODEL TABLE….")
+    choices, embedding = options.choices(options.fuse), machine.machine(options.root)
+    make_folder(output.out)  # before the work, not after it
+    result = evaluate_model(
+        DEFAULT if pretrained else words[0],
+        tables,
+        choices,
+        embedding,
+        name=options.name,
+        validation=options.fit_on,
+        own=options.uncertainty,
+        resize=options.resize,
+    )
+    output.show([result])
 
 
-def _is_table(word: Path) -> bool:
-    """Tables are told by their suffix; models are folders, names or other files."""
-    return word.suffix.lower() in TABLE_FORMATS
-
-
-def _check_inputs(similarities: bool, descriptors: bool, protocol: str, kappa: bool) -> None:
-    if similarities + descriptors + bool(protocol) > 1:
-        raise KappaPlaceError("Give one of --similarities, --descriptors and --protocol.")
-    if kappa and not descriptors:
-        raise KappaPlaceError("--kappa belongs to --descriptors.")
-    if protocol not in ("", "paper"):
-        raise KappaPlaceError(f"--protocol knows paper only, not {protocol!r}.")
-
-
-_BELONGS = {
-    "model": ("--uncertainty", "--fuse", "--fit-on"),
-    "similarities": ("--positives", "--neighborhood", "--method", "--uncertainty", "--fuse", "--fit-on"),
-    "descriptors": ("--positives", "--neighborhood", "--uncertainty", "--fuse", "--fit-on"),
-    "protocol": ("--data",),
-}
-
-
-def _check_options(given: dict[str, bool], kind: str) -> None:
-    """An option that would be ignored is told: its user believes in it."""
-    for option, used in given.items():
-        if used and option not in _BELONGS[kind]:
-            where = {"model": "a model", "protocol": "--protocol paper"}.get(kind, f"--{kind}")
-            raise KappaPlaceError(f"{option} has no meaning with {where}; leave it out.")
-
-
-def _write_and_show(results: list[EvaluationResult], out: Path, report: bool, as_json: bool) -> None:
-    """Results into DIR, or of several methods into one folder each below it."""
-    import json
-
-    from rich.console import Console
-
-    from kappaplace.cli.show import set_tables
-    from kappaplace.evaluation.results import plain, write_result
-
-    console = Console()
-    answers = []
-    for result in results:
-        folder = out if len(results) == 1 else out / result.name.replace("/", "_")
-        (folder / "report.html").unlink(missing_ok=True)  # it would speak of the results before
-        write_result(result, folder)
-        files = {"results": str(folder)}
-        if report:
-            files["report"] = str(_write_report(result, folder))
-        answers.append({"name": result.name, "metrics": plain(result.metrics), "files": files})
-        if not as_json:
-            for table in set_tables(result):
-                console.print(table)
-            console.print(f"{result.name}: everything is in [bold]{folder}[/bold].")
-    if as_json:
-        typer.echo(json.dumps(answers[0] if len(answers) == 1 else {"evaluations": answers}))
-
-
-def _write_report(result: EvaluationResult, folder: Path) -> Path:
-    from kappaplace.reports import write_report
-
-    return write_report(result, folder)
-
-
-def _paper(
-    models: list[str],
-    data: Path | None,
-    out: Path,
-    choices: Choices,
-    machine: Machine,
-    report: bool,
-    as_json: bool,
+@command(app)
+def descriptors(
+    queries: Annotated[
+        Path, typer.Argument(metavar="QUERIES", help="Descriptors of the queries, one row per query (.npy).")
+    ],
+    references: Annotated[
+        Path,
+        typer.Argument(
+            metavar="REFERENCES", help="Descriptors of the references, one row per reference (.npy)."
+        ),
+    ],
+    output: Output,
+    options: FileOptions,
+    tables: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[TABLE]", help="Table with positions or correct references."),
+    ] = None,
+    kappa: Annotated[
+        tuple[Path, Path] | None, typer.Option(help="κ of the queries and of the references: two .npy files.")
+    ] = None,
+    device: Device = "",
 ) -> None:
-    """The paper's numbers beside ours, and each model's evaluation in a folder of its own."""
-    import json
+    """Evaluate descriptors of any model, with or without κ.
 
+    The correct references come from a table or from --positives.
+
+    Examples:
+
+        kappaplace evaluate descriptors q.npy r.npy walk.parquet --out results/mine
+
+        kappaplace evaluate descriptors q.npy r.npy walk.parquet --uncertainty mine.csv --out results/mine
+
+        kappaplace evaluate descriptors q.npy r.npy --positives positives.json --neighborhood self --out mine
+    """
+    from kappaplace.evaluation.arrays import Labels, evaluate_descriptors
+    from kappaplace.evaluation.run import Machine
+
+    choices, machine = options.choices(), Machine(device=device or None)
+    make_folder(output.out)
+    result = evaluate_descriptors(
+        (queries, references),
+        kappa,
+        Labels(options.positives, tables or [], options.neighborhood, options.root),
+        choices,
+        name=options.name,
+        own=options.uncertainty,
+        device=machine.device,
+    )
+    output.show([result])
+
+
+@command(app)
+def matrix(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE… [TABLE…]",
+            help="Similarities of queries × references, .npy or .npz (one matrix per method), one file per "
+            "dataset; and optionally one table per dataset with positions or correct references.",
+        ),
+    ],
+    output: Output,
+    options: FileOptions,
+    method: Annotated[str, typer.Option(help="Matrix of the .npz files to evaluate. Default: all.")] = "",
+) -> None:
+    """Evaluate similarity matrices of any method; no model is needed.
+
+    Similarities are cosines. The correct references come from tables or from --positives.
+
+    Examples:
+
+        kappaplace evaluate matrix SPED.npz --positives SPED.json --method NetVLAD --out results/netvlad
+
+        kappaplace evaluate matrix similarities.npy test.parquet --out results/mine
+    """
+    from kappaplace.evaluation.arrays import Labels, evaluate_matrices
+
+    matrices = [file for file in files if not _is_table(file)]
+    if not matrices:
+        raise KappaPlaceError("evaluate matrix needs at least one .npy or .npz file, got only tables.")
+    choices = options.choices()
+    make_folder(output.out)
+    labels = Labels(
+        options.positives, [file for file in files if _is_table(file)], options.neighborhood, options.root
+    )
+    results = evaluate_matrices(
+        matrices, labels, choices, method=method, name=options.name, own=options.uncertainty
+    )
+    output.show(list(results))
+
+
+@command(app)
+def paper(
+    data: Annotated[Path, typer.Option(help="Folder with one table per benchmark, named PROTOCOL.parquet.")],
+    output: Output,
+    options: EvaluateOptions,
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[ROLE=MODEL]…",
+            help="Models to compare with the paper's. A model without a role gets the role of its head.",
+        ),
+    ] = None,
+    *,
+    machine: MachineOptions,
+) -> None:
+    """Reproduce the tables of the paper for which you have the data, next to the published numbers.
+
+    Examples:
+
+        kappaplace evaluate paper runs/pt/model --data tables/ --out results/paper
+
+        kappaplace evaluate paper pt=runs/pt/model baseline=runs/base/model --data tables/ --out results/paper
+    """
     from rich.console import Console
 
     from kappaplace.cli.show import missing_table, paper_tables
     from kappaplace.evaluation.paper import compare_with_paper, paper_rows, write_paper
-    from kappaplace.evaluation.results import plain, write_result
+    from kappaplace.evaluation.results import plain
 
-    if data is None:
-        raise KappaPlaceError(
-            "--protocol paper needs --data DIR with tables made by `kappaplace data import`."
-        )
-    comparison = compare_with_paper(models, data, choices, machine)
+    choices, embedding = options.choices(), machine.machine(options.root)
+    make_folder(output.out)
+    comparison = compare_with_paper(models or [], data, choices, embedding)
     for role, result in comparison.evaluations.items():
-        write_result(result, out / role)
-        if report:
-            _write_report(result, out / role)
-    file = write_paper(comparison, out)
+        output.write(result, output.out / role)
+    file = write_paper(comparison, output.out)
     rows = paper_rows(comparison)
-    if report:
+    if output.report:
         from kappaplace.reports import write_paper_report
 
-        write_paper_report(rows, out)
-    if as_json:
+        write_paper_report(rows, output.out)
+    if output.as_json:
         typer.echo(json.dumps(plain({"rows": rows, "files": {"paper": str(file)}})))
         return
     console = Console()
@@ -277,25 +400,33 @@ def _paper(
 
 
 def compare(
-    folders: Annotated[list[Path], typer.Argument(help="Folders that `kappaplace evaluate` wrote.")],
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="FOLDER…", help="Folders written by `kappaplace evaluate`.")
+    ],
     metric: Annotated[
-        list[str] | None, typer.Option(help="What to compare: AUROC, AURC, ECE@1, R@1, …; repeatable.")
+        list[str] | None,
+        typer.Option(
+            help="Metric to compare: AUROC, AURC, ECE@1, R@1, …; repeatable. Default: AUROC and R@1."
+        ),
     ] = None,
     against: Annotated[
-        str, typer.Option(help="Of a single folder: the score with which its others are compared.")
+        str, typer.Option(help="For a single folder: the score that its other scores are compared with.")
     ] = "",
-    out: Annotated[Path | None, typer.Option(help="Folder for comparison.csv and one report of all.")] = None,
-    resamples: Annotated[
-        int | None, typer.Option(min=1, help="Bootstrap resamples (default: 1000, more for many tests).")
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for comparison.csv and a report of all evaluations.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap.")] = 0,
-    report: Annotated[bool, typer.Option(help="With --out: write report.html.")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+    resamples: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of bootstrap resamples. Default: 1000, or more for many tests."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help=_SEED)] = 0,
+    report: Annotated[bool, typer.Option(help="Write report.html to the folder --out.")] = True,
+    as_json: AsJson = False,
 ) -> None:
-    """Tell which evaluation is better, per set and pooled.
+    """Test which evaluation is better, per dataset and pooled.
 
-    Every evaluation is tested against the first on the same queries (paired bootstrap, Holm-corrected); a
-    single one compares its scores with one of them.
+    Every evaluation is compared with the first one on the same queries (paired bootstrap with Holm's
+    correction). For a single evaluation, its scores are compared with one of them.
 
     Examples:
 
@@ -305,8 +436,6 @@ def compare(
 
         kappaplace compare results/pt results/jt --metric AURC --metric ECE@1 --out results/pt-or-jt
     """
-    import json
-
     from rich.console import Console
 
     from kappaplace.cli.show import comparison_table
@@ -332,4 +461,4 @@ def compare(
         for compared in table.sets:
             console.print(comparison_table(compared, table.names))
     if out is not None:
-        console.print(f"The comparison is in [bold]{out}[/bold].")
+        console.print(f"Comparison written to [bold]{out}[/bold].")

@@ -1,4 +1,4 @@
-"""The command ``kappaplace``: parse, call one function, show."""
+"""The program `kappaplace`: parse the command line, call one function, show the result."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from kappaplace.cli import bench, data, demo, doctor, evaluate, localize, models, serve, slam, train
+from kappaplace.cli import bench, data, demo, doctor, evaluate, models, serve, slam, train
 from kappaplace.cli import map as place_map
 from kappaplace.cli.options import command
 from kappaplace.errors import KappaPlaceError
 
 BAD_INPUT, INTERRUPTED = 2, 130
-STOPPED = "kappaplace: stopped. Completed work is saved; run the same command again to resume."
+STOPPED = "kappaplace: interrupted. Completed work is saved; run the same command again to resume."
 
 
 class _Interruptible(TyperGroup):
@@ -42,21 +42,20 @@ USE, RESEARCH, TOOLS = "Use", "Research", "Tools"
 app.command("demo", rich_help_panel=USE)(demo.demo)
 app.add_typer(data.app, name="data", rich_help_panel=USE)
 app.add_typer(place_map.app, name="map", rich_help_panel=USE)
-app.command("serve", rich_help_panel=USE)(serve.serve)
+command(app, panel=USE)(serve.serve)
 app.add_typer(slam.app, name="slam", rich_help_panel=USE)
-app.command("train", rich_help_panel=RESEARCH)(train.train)
-app.command("evaluate", rich_help_panel=RESEARCH)(evaluate.evaluate)
+command(app, panel=RESEARCH)(train.train)
+app.add_typer(evaluate.app, name="evaluate", rich_help_panel=RESEARCH)
 app.command("compare", rich_help_panel=RESEARCH)(evaluate.compare)
 app.add_typer(models.app, name="models", rich_help_panel=TOOLS)
 app.command("doctor", rich_help_panel=TOOLS)(doctor.doctor)
 app.command("bench", rich_help_panel=TOOLS)(bench.bench)
-command(place_map.app, "localize")(localize.localize)
 ALIASES = {"localize": place_map.app, "calibrate": place_map.app, "city": data.app, "export": models.app}
-"""Commands that are also found at the top, with the group that has them."""
+"""Commands that are also available at the top, with their group."""
 
 
 def _alias(name: str, group: typer.Typer) -> None:
-    """Register a command of a group at the top, too, but not in ``--help``."""
+    """Register a command of a group at the top as well, but omit it from ``--help``."""
     for each in group.registered_commands:
         if each.callback is not None and name == (each.name or each.callback.__name__):
             app.command(name, cls=each.cls, hidden=True)(each.callback)
@@ -92,13 +91,15 @@ def main() -> None:
         typer.echo(f"kappaplace: {error}", err=True)
         sys.exit(BAD_INPUT)
     except MemoryError:
-        typer.echo("kappaplace: Out of memory. Use a smaller batch, or fewer images at a time.", err=True)
+        typer.echo(
+            "kappaplace: Out of memory. Pass a smaller --batch-size, or fewer images at a time.", err=True
+        )
         sys.exit(BAD_INPUT)
     except OSError as error:  # if no caller had a better message
         if error.errno is None:
             raise
-        where = f" ({error.filename})" if error.filename else ""
-        typer.echo(f"kappaplace: {os.strerror(error.errno)}{where}.", err=True)
+        file = f" ({error.filename})" if error.filename else ""
+        typer.echo(f"kappaplace: {os.strerror(error.errno)}{file}.", err=True)
         sys.exit(BAD_INPUT)
     except KeyboardInterrupt:
         typer.echo(STOPPED, err=True)

@@ -1,35 +1,49 @@
-"""`kappaplace map`: build a map of images, change it, look after it, hand it to others."""
+"""`kappaplace map`: build a map of images, change, query, calibrate and share it."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from kappaplace.cli import map_tune
-from kappaplace.cli.options import AsJson, BatchSize, Device, MapFolder, MapModel, command
+from kappaplace.cli.localize import localize
+from kappaplace.cli.map_tune import images_of
+from kappaplace.cli.models import show_pull, show_push
+from kappaplace.cli.options import (
+    AsJson,
+    BatchSize,
+    Device,
+    MapAccess,
+    MapFolder,
+    Out,
+    Public,
+    Repo,
+    Revision,
+    command,
+)
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.options import AddOptions, BuildOptions, LocalizeOptions, OnError
+from kappaplace.types import Json
 
 if TYPE_CHECKING:
     from kappaplace.maps.build import Report
-from kappaplace.cli.models import show_pull, show_push
-from kappaplace.cli.options import Out, Public, Repo, Revision
 
-app = typer.Typer(no_args_is_help=True, help="Build and keep maps of images in which queries are localized.")
+BUILD, USE, CALIBRATE, SHARE = "Build and change", "Use", "Calibrate and monitor", "Share"
+app = typer.Typer(no_args_is_help=True, help="Build maps of images, and localize queries in them.")
 
 _Images = Annotated[
     list[Path],
-    typer.Argument(metavar="IMAGES…", help="A folder, a table (.parquet, .csv) or image files."),
+    typer.Argument(metavar="IMAGES…", help="Images: a folder, a table (.parquet, .csv) or image files."),
 ]
 
 
-@command(app)
+@command(app, panel=BUILD)
 def build(
     images: _Images,
-    out: Annotated[Path, typer.Option(help="Map folder to write. A build that was stopped resumes.")],
+    out: Annotated[Path, typer.Option(help="Map folder to write.")],
     options: BuildOptions,
     model: Annotated[
         str,
@@ -37,7 +51,7 @@ def build(
     ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Build a map. A build that was stopped resumes with the same command.
+    """Build a map from images. Run an interrupted build again to resume it.
 
     Examples:
 
@@ -53,19 +67,21 @@ def build(
     """
     from kappaplace.maps import PlaceMap
 
-    place_map = PlaceMap.build(_images(images), out, model or None, options)
+    place_map = PlaceMap.build(images_of(images), out, model or None, options)
     _show_report(out, place_map.report, place_map.info(), as_json)
 
 
-@command(app)
+@command(app, panel=BUILD)
 def add(
     place_map: MapFolder,
     images: _Images,
     options: AddOptions,
-    model: MapModel = "",
+    model: Annotated[
+        str, typer.Option(help="Model of the map, if it has moved: a folder, a file or a name.")
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Add images to a map; unchanged images of the map are left alone.
+    """Add images to a map. Images that are already in the map are skipped.
 
     Examples:
 
@@ -73,19 +89,23 @@ def add(
 
         kappaplace map add town.map winter.parquet --prefix winter/
     """
-    opened = _open(place_map, model, options.device)
-    opened.add(_images(images), options)
+    opened = MapAccess(model, options.device).open(place_map)
+    opened.add(images_of(images), options)
     _show_report(place_map, opened.report, opened.info(), as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=BUILD)
 def remove(
     place_map: MapFolder,
-    names: Annotated[list[str] | None, typer.Argument(help="Names of references.")] = None,
-    names_from: Annotated[Path | None, typer.Option("--from", help="A text file, one name a line.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="Names of the references to remove.")] = None,
+    names_from: Annotated[
+        Path | None, typer.Option("--from", help="Text file with one name per line.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take references out, all of those named or none; `map compact` frees their space.
+    """Remove references from a map. If one name is unknown, nothing is removed.
+
+    `kappaplace map compact` frees the disk space.
 
     Examples:
 
@@ -93,32 +113,36 @@ def remove(
 
         kappaplace map remove town.map --from demolished.txt
     """
-    chosen = list(names or [])
+    references = list(names or [])
     if names_from is not None:
         try:
-            chosen += names_from.read_text(encoding="utf-8").splitlines()
+            references += names_from.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise KappaPlaceError(f"The list {names_from} cannot be read ({error}).") from None
-    chosen = [name for name in chosen if name]
-    if not chosen:
-        raise KappaPlaceError("Say which references shall go: give their names, or a list with --from.")
-    opened = _open(place_map)
-    count = opened.remove(chosen)
+            raise KappaPlaceError(f"Cannot read the list {names_from} ({error}).") from None
+    references = [name for name in references if name]
+    if not references:
+        raise KappaPlaceError("No references to remove. Pass their names, or a text file with --from.")
+    opened = MapAccess().open(place_map)
+    count = opened.remove(references)
     if as_json:
         typer.echo(json.dumps({"removed": count, "references": len(opened)}))
     else:
-        typer.echo(f"{count:,} references removed, {len(opened):,} are left.")
+        typer.echo(f"{count:,} references removed, {len(opened):,} remain.")
 
 
-@app.command()
+@app.command(rich_help_panel=BUILD)
 def compact(
     place_map: MapFolder,
     storage: Annotated[
-        str, typer.Option(help="Keep descriptors as float32, float16, int8 or pq (at most 128 bytes each).")
-    ] = "",
+        Literal["float32", "float16", "int8", "pq"] | None,
+        typer.Option(
+            help="New storage type of the descriptors; pq takes at most 128 bytes per reference. "
+            "Default: unchanged."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Free the space of removed references and compare all places with each other anew.
+    """Free the disk space of removed references, and compare all places with each other again.
 
     Examples:
 
@@ -126,27 +150,30 @@ def compact(
 
         kappaplace map compact town.map --storage pq
     """
-    opened = _open(place_map)
+    opened = MapAccess().open(place_map)
     before, calibrated = opened.info()["bytes"], opened.manifest.calibration is not None
-    opened.compact(storage or None)
+    opened.compact(storage)
     facts = opened.info()
     if calibrated and opened.manifest.calibration is None and not as_json:
-        typer.echo("The calibration belonged to finer descriptors and is gone; run `kappaplace calibrate`.")
+        typer.echo(
+            "The calibration was removed, because it does not match the compressed descriptors. "
+            "Run `kappaplace calibrate` again."
+        )
     if as_json:
         typer.echo(json.dumps(facts | {"bytes_before": before}))
     else:
         typer.echo(f"{facts['references']:,} references in {_segments(facts)}, {_size(facts['bytes'])}.")
 
 
-@app.command()
+@app.command(rich_help_panel=USE)
 def info(place_map: MapFolder, as_json: AsJson = False) -> None:
-    """Tell what a map holds and what made it.
+    """Show the content of a map, its model and its calibration.
 
     Examples:
 
         kappaplace map info town.map
     """
-    facts = _open(place_map).info()
+    facts = MapAccess().open(place_map).info()
     if as_json:
         typer.echo(json.dumps(facts))
         return
@@ -158,13 +185,13 @@ def info(place_map: MapFolder, as_json: AsJson = False) -> None:
     typer.echo(f"  stored      {facts['storage']}, {_segments(facts)}, {_size(facts['bytes'])}")
     typer.echo(f"  removed     {facts['removed']:,} (freed by `map compact`)")
     typer.echo(f"  places      distinctiveness {facts['distinctiveness']}")
-    lent = "on other places, with the model" if facts["borrowed"] else "no"
-    typer.echo(f"  calibrated  {facts['calibration'] or f'{lent}; see `kappaplace calibrate`'}")
+    shipped = "by the calibration that comes with the model" if facts["borrowed"] else "no"
+    typer.echo(f"  calibrated  {facts['calibration'] or f'{shipped}; see `kappaplace calibrate`'}")
 
 
-@app.command()
+@app.command(rich_help_panel=USE)
 def verify(place_map: MapFolder, as_json: AsJson = False) -> None:
-    """Compare every file with its checksum and every number with what it can be; exit code 1 if one is wrong.
+    """Check the checksums and the values of all files. The exit code is 1 if there is a problem.
 
     Examples:
 
@@ -172,56 +199,58 @@ def verify(place_map: MapFolder, as_json: AsJson = False) -> None:
     """
     from kappaplace.maps.store.verify import verified
 
-    manifest, found = verified(place_map)
+    manifest, problems = verified(place_map)
     if as_json:
-        typer.echo(json.dumps({"map": str(place_map), "references": manifest.count, "problems": found}))
+        typer.echo(json.dumps({"map": str(place_map), "references": manifest.count, "problems": problems}))
     else:
-        for sentence in found:
-            typer.secho(sentence, fg="red", err=True)
-        typer.echo(f"{place_map}: {len(found)} problems." if found else f"{place_map} is sound.")
-    if found:
+        for problem in problems:
+            typer.secho(problem, fg="red", err=True)
+        typer.echo(f"{place_map}: {len(problems) or 'no'} problems found.")
+    if problems:
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(rich_help_panel=BUILD)
 def reembed(
     place_map: MapFolder,
-    model: Annotated[str, typer.Option(help="The new model: a folder, weights file or name.")],
+    model: Annotated[str, typer.Option(help="New model: a folder, weights file or name.")],
     on_error: Annotated[
         OnError, typer.Option(help="What to do with an unreadable image: stop, or list and skip it.")
     ] = "stop",
     device: Device = "",
     batch_size: BatchSize = 32,
-    ray: Annotated[str, typer.Option(help="Embed on a Ray cluster: auto, HOST:PORT or ray://….")] = "",
+    ray: Annotated[str, typer.Option(help="Ray cluster to embed on: auto, HOST:PORT or ray://….")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Embed all images of a map again with another model. Until then, the map answers with the old one.
+    """Embed all images of a map again, with another model. The map can be queried in the meantime.
 
     Examples:
 
         kappaplace map reembed town.map --model runs/jt/model
     """
-    opened = _open(place_map, "", device)
+    opened = MapAccess(device=device).open(place_map)
     calibrated = opened.manifest.calibration is not None
     opened.reembed(model, AddOptions(on_error=on_error, batch_size=batch_size, ray=ray))
     _show_report(place_map, opened.report, opened.info(), as_json)
     if calibrated and not as_json:
-        typer.echo("The calibration of the old model was dropped; run `kappaplace calibrate`.")
+        typer.echo("The calibration of the previous model was removed. Run `kappaplace calibrate` again.")
 
 
-@app.command()
+@command(app, panel=SHARE)
 def export(
     place_map: MapFolder,
-    out: Annotated[Path, typer.Option(help=".parquet, .npz, .geojson, or .txt (hloc pairs).")],
+    out: Annotated[
+        Path, typer.Option(help="File to write: .parquet, .npz, .geojson, or .txt for hloc pairs.")
+    ],
+    access: MapAccess,
     queries: Annotated[
-        list[Path] | None, typer.Option(help="For pairs: images, a folder or a table of queries; repeatable.")
+        list[Path] | None,
+        typer.Option(help="Queries of the hloc pairs: images, a folder or a table; repeatable."),
     ] = None,
-    k: Annotated[int, typer.Option(help="For pairs: matches a query.")] = 10,
-    least: Annotated[float, typer.Option(help="For pairs: leave out those less probable.")] = 0.0,
-    model: MapModel = "",
-    device: Device = "",
+    k: Annotated[int, typer.Option(help="Number of hloc pairs per query.")] = 10,
+    least: Annotated[float, typer.Option(help="Minimum probability of an hloc pair.")] = 0.0,
 ) -> None:
-    """Write a map for other programs; pairs of queries and references with their probabilities for hloc.
+    """Write a map for other programs, or pairs of queries and references for hloc.
 
     Examples:
 
@@ -231,35 +260,37 @@ def export(
 
         kappaplace map export town.map --queries drive/ --out pairs.txt
     """
-    opened = _open(place_map, model, device)
+    opened = access.open(place_map)
     if out.suffix.lower() != ".txt":
         if queries:
-            raise KappaPlaceError("--queries belong to pairs: write them into a .txt file.")
+            raise KappaPlaceError(f'--queries can only be used with a .txt file, got --out "{out}".')
         opened.export(out)
         typer.echo(f"{len(opened):,} references written to {out}.")
         return
     if not queries:
-        raise KappaPlaceError("Pairs are of queries and references: say which queries, with --queries.")
+        raise KappaPlaceError("Pairs need queries, got none. Pass images or a table with --queries.")
     from kappaplace.maps.answer import write_pairs
     from kappaplace.maps.sources import as_table
 
-    table = as_table(_images(queries))
+    table = as_table(images_of(queries))
     table = table.queries if len(table.query_rows) else table
     images = table.image_paths()
     answers = opened.localize_embeddings(
         opened.embed(images), table.paths.tolist(), LocalizeOptions(k=k), images=images
     )
-    beside = write_pairs(answers, out, least=least)
-    typer.echo(f"Pairs of {len(answers):,} queries written to {out}, with probabilities to {beside}.")
+    probabilities = write_pairs(answers, out, least=least)
+    typer.echo(f"Pairs of {len(answers):,} queries written to {out}, their probabilities to {probabilities}.")
 
 
-@app.command("import")
+@app.command("import", rich_help_panel=SHARE)
 def import_(
-    file: Annotated[Path, typer.Argument(help="An exported map, .parquet or .npz.")],
-    out: Annotated[Path, typer.Option(help="The map to make.")],
-    model: Annotated[str, typer.Option(help="What made the descriptors, if the file does not say it.")] = "",
+    file: Annotated[Path, typer.Argument(help="Exported map or descriptors, .parquet or .npz.")],
+    out: Annotated[Path, typer.Option(help="Map folder to create.")],
+    model: Annotated[
+        str, typer.Option(help="Model that computed the descriptors, if the file does not name it.")
+    ] = "",
 ) -> None:
-    """Make a map of an exported one, or of descriptors with names from elsewhere.
+    """Build a map from an exported map, or from descriptors with names.
 
     Examples:
 
@@ -272,34 +303,24 @@ def import_(
     typer.echo(f"{len(PlaceMap.import_(file, out, model or None)):,} references imported into {out}.")
 
 
+command(app, panel=USE)(localize)
 for _verb in (map_tune.calibrate, map_tune.fit, map_tune.label, map_tune.monitor):
-    command(app)(_verb)
+    command(app, panel=CALIBRATE)(_verb)
 
 
-def _open(folder: Path, model: str = "", device: str = "") -> Any:
-    from kappaplace.maps import PlaceMap
-
-    return PlaceMap.open(folder, model or None, device=device or None)
-
-
-def _images(images: list[Path]) -> Any:
-    """One folder, one table, or many image files."""
-    return images[0] if len(images) == 1 else images
-
-
-def _show_report(folder: Path, report: Report | None, facts: dict[str, Any], as_json: bool) -> None:
+def _show_report(folder: Path, report: Report | None, facts: dict[str, Json], as_json: bool) -> None:
     assert report is not None
     if as_json:
-        done = {"added": report.added, "already": report.already, "replaced": report.replaced}
+        counts = {"added": report.added, "already": report.already, "replaced": report.replaced}
         skipped = [{"name": name, "reason": reason} for name, reason in report.skipped]
-        typer.echo(json.dumps({**facts, **done, "without_position": report.unposed, "skipped": skipped}))
+        typer.echo(json.dumps({**facts, **counts, "without_position": report.unposed, "skipped": skipped}))
         return
     for name, reason in report.skipped:
-        typer.secho(f"left out {name}: {reason}", fg="yellow", err=True)
+        typer.secho(f"Skipped {name}: {reason}", fg="yellow", err=True)
     typer.echo(f"{report.sentence} {folder} now has {facts['references']:,} references.")
 
 
-def _segments(facts: dict[str, Any]) -> str:
+def _segments(facts: dict[str, Json]) -> str:
     return "1 segment" if facts["segments"] == 1 else f"{facts['segments']:,} segments"
 
 
@@ -307,16 +328,16 @@ def _size(count: int) -> str:
     return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
 
 
-@app.command()
+@app.command(rich_help_panel=SHARE)
 def push(
-    place_map: Annotated[Path, typer.Argument(metavar="MAP", help="A map made by `map build`.")],
+    place_map: MapFolder,
     repo: Repo,
     public: Public = False,
     as_json: AsJson = False,
 ) -> None:
-    """Upload a map, its model too where that is not one that everybody can name; images stay here.
+    """Upload a map to the Hugging Face Hub, together with its model if the model is your own.
 
-    Positions, names, and thumbnails if the map keeps them, are part of it: think before `--public`.
+    Images are not uploaded. Names, positions and thumbnails are: check them before you pass `--public`.
 
     Examples:
 
@@ -327,9 +348,9 @@ def push(
     show_push(push_map, place_map, repo, public, as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=SHARE)
 def pull(repo: Repo, out: Out, revision: Revision = "", as_json: AsJson = False) -> None:
-    """Download a map; it appears when every file has its checksum.
+    """Download a map from the Hugging Face Hub and check its checksums.
 
     Examples:
 

@@ -1,48 +1,60 @@
-"""``kappaplace map calibrate``, ``fit``, ``label`` and ``monitor``: answers that can be trusted."""
+"""`kappaplace map calibrate`, `fit`, `label` and `monitor`: probabilities, decisions and drift."""
 
 from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kappaplace.calibration.options import CalibrateOptions
-from kappaplace.cli.options import AsJson, BatchSize, Device, MapFolder, MapModel
+from kappaplace.cli.options import AsJson, MapAccess, MapEncoder, MapFolder
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.options import FitOptions, LabelOptions
+from kappaplace.records import Help
+from kappaplace.types import Json
 
 if TYPE_CHECKING:
+    from kappaplace.calibration.calibration import Calibration
     from kappaplace.calibration.drift import DriftWarning
     from kappaplace.maps.place_map import PlaceMap
     from kappaplace.maps.tune.fit import Fitted
     from kappaplace.maps.tune.monitor import MapMonitor, Observed
 
 DRIFT = 1
-"""Exit code where queries have left the calibrated range."""
+"""Exit code if queries have left the calibrated range."""
+
+
+def images_of(images: list[Path]) -> Path | list[Path]:
+    """Return a single folder or table itself, and otherwise the list of image files."""
+    return images[0] if len(images) == 1 else images
 
 
 def calibrate(
     place_map: MapFolder,
     options: CalibrateOptions,
     queries: Annotated[
-        Path | None, typer.Option(help="Labeled queries: a table with positions or correct references.")
+        Path | None, typer.Option(help="Labeled queries: a table with positions or with correct references.")
     ] = None,
     labels: Annotated[Path | None, typer.Option(help="Labels file, written by `map label`.")] = None,
     self_: Annotated[
-        bool, typer.Option("--self", help="Use degraded images of the map itself; no labels are needed.")
+        bool,
+        typer.Option(
+            "--self",
+            help="Calibrate without labels, on degraded copies of the map's own images (no guarantee).",
+        ),
     ] = False,
-    root: Annotated[Path | None, typer.Option(help="Folder of the queries, if they have moved.")] = None,
-    model: MapModel = "",
-    device: Device = "",
+    root: Annotated[Path | None, typer.Option(help="Folder of the query images, if they have moved.")] = None,
+    *,
+    access: MapAccess,
     as_json: AsJson = False,
 ) -> None:
-    """Calibrate a map: fit probabilities and decision thresholds, and store them with it.
+    """Calibrate a map: fit probabilities and decision thresholds, and store them in the map.
 
-    Labeled queries can carry a guarantee; self-calibration never does.
+    Calibration on labels can guarantee a maximum error rate; calibration with --self cannot.
 
     Examples:
 
@@ -56,67 +68,76 @@ def calibrate(
     """
     if (queries is not None) + (labels is not None) + self_ != 1:
         raise KappaPlaceError(
-            "Calibrate on labeled queries (--queries TABLE), on labels of matches (--labels FILE) or without "
-            "labels (--self): give one of them."
+            "calibrate needs exactly one source of labels. Pass --queries TABLE, --labels FILE, or --self to "
+            "calibrate without labels."
         )
-    from kappaplace.maps import PlaceMap
     from kappaplace.maps.sources import as_table
     from kappaplace.maps.tune.calibrate import calibrate_map, no_longer_compared
     from kappaplace.maps.tune.label import calibrate_map_on_labels
     from kappaplace.maps.tune.self_calibrate import self_calibrate_map, sparse_note
 
-    opened = PlaceMap.open(place_map, model or None, device=device or None)
+    opened = access.open(place_map)
     notes: list[str] = []
     before = opened.calibration or opened.borrowed
     if queries is not None:
         from kappaplace.data.table import PlaceImages
 
         table = PlaceImages.open(queries, root) if queries.is_file() else as_table(queries)
-        made = calibrate_map(opened, table, options)
+        calibration = calibrate_map(opened, table, options)
     elif labels is not None:
-        made = calibrate_map_on_labels(opened, labels, options, root=root)
+        calibration = calibrate_map_on_labels(opened, labels, options, root=root)
     else:
-        made = self_calibrate_map(opened, options)
-        notes = [note] if (note := sparse_note(made)) else []
-    notes += [note] if (note := no_longer_compared(before, made)) else []
-    promise = [] if made.rule is None else made.rule.promise()
+        calibration = self_calibrate_map(opened, options)
+        notes = [note] if (note := sparse_note(calibration)) else []
+    notes += [note] if (note := no_longer_compared(before, calibration)) else []
+    _show_calibration(calibration, notes, as_json)
+
+
+def _show_calibration(calibration: Calibration, notes: list[str], as_json: bool) -> None:
+    facts, rule = calibration.facts, calibration.rule
+    promise = [] if rule is None else rule.promise()
     if as_json:
-        guaranteed = made.rule is not None and made.rule.guaranteed
-        typer.echo(
-            json.dumps(
-                {"facts": dict(made.facts), "promise": promise, "guaranteed": guaranteed, "notes": notes}
-            )
-        )
+        guaranteed = rule is not None and rule.guaranteed
+        answer = {"facts": dict(facts), "promise": promise, "guaranteed": guaranteed, "notes": notes}
+        typer.echo(json.dumps(answer))
         return
-    facts = made.facts
-    outside = "" if facts["outside"] is None else f", {facts['outside']:,} from outside the map"
+    outside = "" if facts["outside"] is None else f", {facts['outside']:,} were out-of-map queries"
     typer.echo(
-        f"Calibrated on {facts['origin']}: {facts['right']:,} of {facts['queries']:,} queries were "
-        f"right{outside}."
+        f"Calibrated on {facts['origin']}: {facts['right']:,} of {facts['queries']:,} top matches were "
+        f"correct{outside}."
     )
-    for sentence in [*promise, *notes]:
-        typer.echo(sentence)
+    for line in [*promise, *notes]:
+        typer.echo(line)
+
+
+@dataclass(frozen=True)
+class FitCalibration:
+    """Calibration that follows a fit."""
+
+    calibrate: Annotated[bool, Help("Calibrate on the map's own images afterwards.")] = True
+    max_risk: Annotated[float, Help("Maximum error rate among accepted answers.")] = 0.05
+    outside_rate: Annotated[float | None, Help("Expected fraction of out-of-map queries. Default: 0.1.")] = (
+        None
+    )
 
 
 def fit(
     place_map: MapFolder,
     options: FitOptions,
-    calibrate: Annotated[bool, typer.Option(help="Calibrate on the map's own images afterwards.")] = True,
-    max_risk: Annotated[float, typer.Option(help="Maximum error rate among accepted answers.")] = 0.05,
-    outside_rate: Annotated[
-        float | None, typer.Option(help="Expected fraction of out-of-map queries. Default: 0.1.")
-    ] = None,
+    calibration: FitCalibration,
     report: Annotated[
-        Path | None, typer.Option(help="HTML page of what was learned. Default: fit.html in the map.")
+        Path | None, typer.Option(help="HTML page that shows the fitted κ. Default: fit.html in the map.")
     ] = None,
-    estimate: Annotated[bool, typer.Option("--estimate", help="Print how long it takes, and stop.")] = False,
-    model: MapModel = "",
-    device: Device = "",
+    estimate: Annotated[
+        bool, typer.Option("--estimate", help="Print the expected duration without fitting.")
+    ] = False,
+    *,
+    access: MapAccess,
     as_json: AsJson = False,
 ) -> None:
-    """Fit κ without labels, then calibrate: the map's own images, damaged in known ways, are all it needs.
+    """Fit κ without labels, on degraded copies of the map's own images, then calibrate the map.
 
-    Descriptors stay as they are. Stopped at any moment, the same command goes on. No risk is guaranteed.
+    Descriptors do not change, and no error rate is guaranteed. Run an interrupted fit again to resume it.
 
     Examples:
 
@@ -126,87 +147,85 @@ def fit(
 
         kappaplace map fit town.map --views 6 --epochs 80 --report fit.html
     """
-    from kappaplace.calibration.options import CalibrateOptions
-    from kappaplace.maps.place_map import PlaceMap
     from kappaplace.maps.tune.fit import estimate_fit
     from kappaplace.reports import write_fit_report
 
-    opened = PlaceMap.open(place_map, model or None, device=device or None)
-    calibrate_options = CalibrateOptions(max_risk=max_risk, outside_rate=outside_rate, seed=options.seed)
+    opened, calibrate = access.open(place_map), calibration.calibrate
+    calibrate_options = CalibrateOptions(
+        max_risk=calibration.max_risk, outside_rate=calibration.outside_rate, seed=options.seed
+    )
     if estimate:
         expected = estimate_fit(opened, options, calibrate=calibrate)
         facts = {"passes": expected.passes, "seconds": expected.seconds}
         typer.echo(json.dumps(facts) if as_json else expected.sentence)
         return
-    lost = opened.manifest.calibration is not None
-    say = _quiet if as_json else typer.echo
-    done = opened.fit(options, calibrate_options, calibrate=calibrate, say=say)
-    page, picture = write_fit_report(opened, report or place_map / "fit.html")
+    calibrated = opened.manifest.calibration is not None
+    say = (lambda line: None) if as_json else typer.echo  # only the JSON object is printed
+    result = opened.fit(options, calibrate_options, calibrate=calibrate, say=say)
+    page, figure = write_fit_report(opened, report or place_map / "fit.html")
     if as_json:
-        typer.echo(json.dumps(_fit_facts(opened, done, page, picture)))
+        check = result.record.learnt
+        answer: dict[str, Json] = {
+            "map": str(opened.folder),
+            "model": opened.manifest.model.source,
+            "new": result.new,
+            "images": result.record.images,
+            "seconds": result.record.seconds,
+            "with_level": check.with_level,
+            "with_cosine": check.with_cosine,
+            "before": check.before,
+            "calibrated": result.calibration is not None,
+            "guaranteed": False,
+            "notes": list(result.notes),
+            "report": str(page),
+            "picture": str(figure),
+        }
+        typer.echo(json.dumps(answer))
         return
-    _show_fit(opened, done, lost and done.new and not calibrate)
-    typer.echo(f"What was learnt: {page} (its figure: {picture}).")
+    _show_fit(opened, result, calibrated and result.new and not calibrate)
+    typer.echo(f"Report: {page} (figure: {figure}).")
 
 
-def _quiet(sentence: str) -> None:
-    """Nothing but the JSON object is printed."""
-
-
-def _show_fit(opened: PlaceMap, done: Fitted, lost: bool) -> None:
+def _show_fit(opened: PlaceMap, result: Fitted, removed: bool) -> None:
     from kappaplace.reports import fit_verdict
 
-    for sentence in fit_verdict(opened):
-        typer.echo(sentence)
-    if done.calibration is not None and done.calibration.rule is not None:
-        for sentence in done.calibration.rule.promise():
-            typer.echo(sentence)
-    for note in done.notes:
+    rule = None if result.calibration is None else result.calibration.rule
+    for line in [*fit_verdict(opened), *([] if rule is None else rule.promise())]:
+        typer.echo(line)
+    for note in result.notes:
         typer.secho(note, fg="yellow")
-    if lost:
-        typer.secho("The calibration belonged to the κ of before and is gone; calibrate again.", fg="yellow")
-
-
-def _fit_facts(opened: PlaceMap, done: Fitted, page: Path, picture: Path) -> dict[str, Any]:
-    learnt = done.record.learnt
-    return {
-        "map": str(opened.folder),
-        "model": opened.manifest.model.source,
-        "new": done.new,
-        "images": done.record.images,
-        "seconds": done.record.seconds,
-        "with_level": learnt.with_level,
-        "with_cosine": learnt.with_cosine,
-        "before": learnt.before,
-        "calibrated": done.calibration is not None,
-        "guaranteed": False,
-        "notes": list(done.notes),
-        "report": str(page),
-        "picture": str(picture),
-    }
+    if removed:
+        typer.secho(
+            "The previous calibration was removed, because κ has changed. Calibrate again.", fg="yellow"
+        )
 
 
 def label(
     place_map: MapFolder,
     queries: Annotated[
         list[Path],
-        typer.Argument(metavar="QUERIES…", help="A folder, a table (.parquet, .csv) or image files."),
+        typer.Argument(
+            metavar="QUERIES…", help="Queries: a folder, a table (.parquet, .csv) or image files."
+        ),
     ],
-    out: Annotated[Path, typer.Option(help="Labels file (.csv). Labels of the same sample are kept.")],
+    out: Annotated[
+        Path, typer.Option(help="Labels file to write (.csv). Labels of the same sample are kept.")
+    ],
     options: LabelOptions,
     page: Annotated[
-        Path | None, typer.Option(help="Write an HTML page to label in a browser, instead of asking here.")
+        Path | None,
+        typer.Option(help="HTML page to write, for labeling in a browser instead of in this terminal."),
     ] = None,
     picture: Annotated[
-        Path | None, typer.Option(help="Draw both images of each question side by side into this JPEG file.")
+        Path | None, typer.Option(help="JPEG file that shows both images of the current question.")
     ] = None,
-    model: MapModel = "",
-    device: Device = "",
+    *,
+    access: MapAccess,
 ) -> None:
-    """Draw queries at random, find their best matches, and ask whether they are right.
+    """Draw a random sample of queries, find their best matches, and ask you whether they are correct.
 
-    The queries must be like those of later use, and are drawn, not chosen: only so can a calibration
-    promise anything. Stop at any time; the same command goes on.
+    Pass images like those you will localize later: the sample must represent them, or the guarantee of the
+    calibration does not hold. You can interrupt labeling; run the command again to resume it.
 
     Examples:
 
@@ -216,29 +235,35 @@ def label(
 
         kappaplace calibrate town.map --labels labels.csv
     """
-    from kappaplace.maps import PlaceMap
     from kappaplace.maps.sources import as_table
     from kappaplace.maps.tune.label import label_loop, label_map
     from kappaplace.reports import write_label_page
 
-    opened = PlaceMap.open(place_map, model or None, device=device or None)
-    table = as_table(queries[0] if len(queries) == 1 else queries)
+    opened = access.open(place_map)
+    table = as_table(images_of(queries))
     sheet = label_map(opened, table, out, options)
     sample = sheet.sampling
-    assert sample is not None  # of a sheet that was drawn
-    apart = "" if sample.thinned == "nothing" else f", {sample.places:,} of them apart by {sample.thinned}"
-    typer.echo(f"{len(sheet.rows):,} queries drawn at random from {sample.of:,}{apart} (seed {sample.seed}).")
-    if sample.thinned == "nothing" and options.thin:
-        typer.echo("Nothing is known of where or when they were taken: take care that no two show one place.")
+    assert sample is not None  # `label_map` drew the sheet
+    thinned = sample.thinned != "nothing"
+    places = f" at {sample.places:,} places, separated by {sample.thinned}" if thinned else ""
+    typer.echo(
+        f"{len(sheet.rows):,} queries drawn at random from {sample.of:,}{places} (seed {sample.seed})."
+    )
+    if options.thin and not thinned:
+        typer.echo("The images have no position or time. Make sure that no two of them show the same place.")
     if page is not None:
-        gone = write_label_page(opened, sheet, page, out.name)
-        if gone:
-            typer.secho(f"{gone:,} pictures cannot be opened; say “don't know” there.", fg="yellow", err=True)
+        unreadable = write_label_page(opened, sheet, page, out.name)
+        if unreadable:
+            typer.secho(
+                f"{unreadable:,} images cannot be opened. Answer “Don’t know” for them.",
+                fg="yellow",
+                err=True,
+            )
         typer.echo(f"Open {page} in a browser, label, save, and run `kappaplace calibrate --labels`.")
         return
     sheet = label_loop(opened, sheet, out, ask=_ask, say=typer.echo, picture=picture)
-    done = sum(bool(row.label) for row in sheet.rows)
-    typer.echo(f"{done:,} of {len(sheet.rows):,} labelled in {out}.")
+    count = sum(bool(row.label) for row in sheet.rows)
+    typer.echo(f"{count:,} of {len(sheet.rows):,} labels written to {out}.")
 
 
 def _ask(question: str) -> str:
@@ -251,28 +276,31 @@ def monitor(
         list[Path],
         typer.Argument(
             metavar="IMAGES|ANSWERS…",
-            help="Images, a folder or a table of them, or answers of `localize`: .jsonl, .csv, - for stdin.",
+            help="Images (files, a folder or a table), or answers of `kappaplace localize` (.jsonl, .csv, "
+            "or - for standard input).",
         ),
     ],
     state: Annotated[
-        Path | None, typer.Option(help="File that keeps what was seen. Default: MAP.monitor.json.")
+        Path | None, typer.Option(help="State file of the monitor. Default: MAP.monitor.json.")
     ] = None,
     window: Annotated[
         int | None,
-        typer.Option(help="Number of queries per comparison. Default: 200.", show_default=False),
+        typer.Option(
+            help="Number of queries per window. Default: 200, or the number in the state file.",
+            show_default=False,
+        ),
     ] = None,
     picture: Annotated[
-        Path | None, typer.Option(help="Draw the signals and their calibrated range: .png, .svg or .html.")
+        Path | None,
+        typer.Option(help="Figure of the signals and their calibrated range: .png, .svg or .html."),
     ] = None,
-    model: MapModel = "",
-    device: Device = "",
-    batch_size: BatchSize = 32,
+    *,
+    encoder: MapEncoder,
     as_json: AsJson = False,
 ) -> None:
-    """Compare incoming κ and scores with those at calibration; exit code 1 where they have left its range.
+    """Compare κ and scores of incoming queries with the calibration. The exit code is 1 if they drift.
 
-    What was seen is kept beside the map, so that queries may come in many calls. Each call takes its input
-    as new queries.
+    The state file collects queries over many runs; each run treats its input as new queries.
 
     Examples:
 
@@ -285,42 +313,44 @@ def monitor(
     from kappaplace.maps.tune.monitor import MapMonitor
 
     watch = MapMonitor.open(place_map, state, window=window)
-    observed = _observed(place_map, incoming, model, device, batch_size)
-    started_over, seen, windows = watch.set_aside, watch.drift.queries, watch.drift.windows
+    observed = _observed(place_map, incoming, encoder)
+    previous, queries, windows = watch.set_aside, watch.drift.queries, watch.drift.windows
     warnings = watch.take(observed)
     watch.save()
     if picture is not None:
         from kappaplace.reports import write_drift
 
         write_drift(watch.drift, picture, f"Drift of {place_map.name}")
-    new = (watch.drift.queries - seen, watch.drift.windows - windows)
+    queries, windows = watch.drift.queries - queries, watch.drift.windows - windows
     if as_json:
-        typer.echo(json.dumps(_drift_facts(watch, warnings, *new)))
+        typer.echo(json.dumps(_drift_facts(watch, warnings, queries, windows)))
     else:
-        _show_drift(watch, warnings, started_over, *new)
+        if previous is not None:
+            typer.echo(
+                f"The map has been recalibrated. Monitoring restarts; the previous state is in {previous}."
+            )
+        _show_drift(watch, warnings, queries, windows)
     if warnings or watch.drifting:
         raise typer.Exit(DRIFT)
 
 
-def _observed(
-    place_map: Path, incoming: list[Path], model: str, device: str, batch_size: int
-) -> list[Observed]:
+def _observed(place_map: Path, incoming: list[Path], encoder: MapEncoder) -> list[Observed]:
     from kappaplace.maps.tune.monitor import from_lines, holds_answers, observed_in, read_observed
 
     if [str(file) for file in incoming] == ["-"]:
         return list(from_lines(sys.stdin, "the input"))
-    answered = [file for file in incoming if holds_answers(file)]
-    if answered and len(answered) < len(incoming):
-        raise KappaPlaceError("Give images or files of answers, not both at once.")
-    if answered:
-        return [each for file in answered for each in read_observed(file)]
-    from kappaplace.maps import PlaceMap
+    files = [file for file in incoming if holds_answers(file)]
+    if files and len(files) < len(incoming):
+        raise KappaPlaceError(
+            "monitor takes images or files with answers, got both. Pass them to separate commands."
+        )
+    if files:
+        return [each for file in files for each in read_observed(file)]
     from kappaplace.maps.sources import as_table
 
-    table = as_table(incoming[0] if len(incoming) == 1 else incoming)
+    table = as_table(images_of(incoming))
     table = table.queries if len(table.query_rows) else table
-    opened = PlaceMap.open(place_map, model or None, device=device or None)
-    answers = opened.localize(table.image_paths(), 1, batch_size=batch_size)
+    answers = encoder.open(place_map).localize(table.image_paths(), 1, batch_size=encoder.batch_size)
     return [observed_in(answer.to_dict(), answer.query) for answer in answers]
 
 
@@ -349,21 +379,17 @@ def _drift_facts(
     }
 
 
-def _show_drift(
-    watch: MapMonitor, warnings: list[DriftWarning], started_over: Path | None, queries: int, windows: int
-) -> None:
+def _show_drift(watch: MapMonitor, warnings: list[DriftWarning], queries: int, windows: int) -> None:
     drift = watch.drift
-    if started_over is not None:
-        typer.echo(f"The map was calibrated anew: the watch starts over, the old one is in {started_over}.")
     compared = "no window" if not windows else "1 window" if windows == 1 else f"{windows:,} windows"
     typer.echo(
-        f"{queries:,} queries taken in, {compared} of {drift.window:,} compared; {drift.waiting:,} wait for "
-        "the next."
+        f"{queries:,} queries added, {compared} of {drift.window:,} compared; {drift.waiting:,} wait for the "
+        "next window."
     )
     if watch.skipped:
-        typer.echo(f"{watch.skipped:,} answers without any match say nothing and were left out.")
-    standing = [] if warnings else watch.drifting
-    for warning in dict.fromkeys([*warnings, *standing]):
+        typer.echo(f"{watch.skipped:,} answers without a match were skipped.")
+    current = dict.fromkeys(warnings or watch.drifting)
+    for warning in current:
         typer.secho(warning.sentence, fg="yellow")
-    if not warnings and not standing:
-        typer.echo("No drift." if drift.history else "Too few queries to say anything yet.")
+    if not current:
+        typer.echo("No drift." if drift.history else "Too few queries to detect drift.")

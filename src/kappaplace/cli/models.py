@@ -1,84 +1,94 @@
-"""``kappaplace models``: what is here, can be built or fetched, its size and licence; push and pull."""
+"""`kappaplace models`: list, describe, export, push and pull models."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from typer.core import TyperGroup
 
-from kappaplace.cli.options import AsJson, Out, Public, Repo, Revision
+from kappaplace.cli.options import AsJson, Out, Public, Repo, Revision, VerbGroup, command
 from kappaplace.errors import KappaPlaceError
+from kappaplace.records import Help
+from kappaplace.types import Json
 
 if TYPE_CHECKING:
     from kappaplace.calibration.calibration import Calibration
     from kappaplace.models.checkpoint import AnyModel
     from kappaplace.models.export import Exported
 
+Row = Mapping[str, Json]
 
-class _ShowsByDefault(TyperGroup):
-    """``kappaplace models`` and ``kappaplace models NAME`` show; its other verbs are written out."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        verbs = {*self.commands, *ctx.help_option_names}
-        if not ctx.resilient_parsing and (not args or args[0] not in verbs):  # the first: a shell completes
-            args = ["show", *args]
-        return super().parse_args(ctx, args)
+class _Models(VerbGroup):
+    def with_command(self, words: list[str]) -> list[str]:
+        """Accept `kappaplace models` for `list` and `kappaplace models NAME` for `info NAME`."""
+        if words and words[0] in self.commands:
+            return words
+        named = any(not word.startswith("-") for word in words)
+        return ["info" if named else "list", *words]
 
 
 app = typer.Typer(
-    cls=_ShowsByDefault,
-    help="Models: list them, show the card of one, put one on the Hugging Face hub or get it from there."
-    "\n\n`kappaplace models NAME` is short for `kappaplace models show NAME`.",
+    cls=_Models,
+    help="List, describe, export and share models."
+    "\n\n`kappaplace models` is short for `kappaplace models list`, and `kappaplace models NAME` for "
+    "`kappaplace models info NAME`.",
 )
 
 
-@app.command("show")
-def show(
-    name: Annotated[str, typer.Argument(help="Tell all about this one; without it all are listed.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
-) -> None:
-    """List the pretrained model, published ones and known backbones; or show the card of one.
+@app.command("list")
+def list_(as_json: AsJson = False) -> None:
+    """List the pretrained model, published models and backbones.
 
     Examples:
 
-        kappaplace models
+        kappaplace models list
 
-        kappaplace models kappaplace-lite0
-
-        kappaplace models --json | jq '.models[].name'
+        kappaplace models list --json | jq '.models[].name'
     """
-    from kappaplace.models.shipped import SHIPPED, installed, model_page
-
-    own, backbones = [_shipped(each) for each in installed()], _backbones()
-    published = [*own, *_published()]
-    if name:
-        known = {row["name"]: row for row in (*backbones, *published)}
-        if name not in (*known, *SHIPPED):
-            raise KappaPlaceError(f"No model '{name}' is known; `kappaplace models` lists the names.")
-        page = model_page(name) if name in SHIPPED else ""
-        if as_json:
-            typer.echo(json.dumps({**known[name], **({"card": page} if page else {})}, indent=2))
-        else:
-            _show_one(known[name], page)
-        return
+    models, backbones = _models(), _backbones()
     if as_json:
-        typer.echo(json.dumps({"backbones": backbones, "models": published}, indent=2))
-        return
-    _show(backbones, published)
+        typer.echo(json.dumps({"backbones": backbones, "models": models}, indent=2))
+    else:
+        _show(backbones, models)
+
+
+@app.command("info")
+@app.command("show", hidden=True)
+def info(
+    name: Annotated[str, typer.Argument(help="Name of a model or backbone, see `kappaplace models list`.")],
+    as_json: AsJson = False,
+) -> None:
+    """Show the card of a model: size, licence, training data and metrics.
+
+    Examples:
+
+        kappaplace models info kappaplace-lite0
+    """
+    from kappaplace.models.shipped import SHIPPED, model_page
+
+    rows = {row["name"]: row for row in (*_backbones(), *_models())}
+    if name not in (*rows, *SHIPPED):
+        raise KappaPlaceError(f'Unknown model "{name}". `kappaplace models list` shows the names.')
+    page = model_page(name) if name in SHIPPED else ""
+    if as_json:
+        typer.echo(json.dumps({**rows[name], **({"card": page} if page else {})}, indent=2))
+    else:
+        _show_one(rows[name], page)
 
 
 @app.command("push")
 def push(
-    folder: Annotated[Path, typer.Argument(metavar="MODEL", help="A model folder, such as runs/pt/model.")],
+    folder: Annotated[Path, typer.Argument(metavar="MODEL", help="Model folder, such as runs/pt/model.")],
     repo: Repo,
     public: Public = False,
     as_json: AsJson = False,
 ) -> None:
-    """Upload a model: weights in safetensors, its card, its calibration; a page is written if it has none.
+    """Upload a model to the Hugging Face Hub: weights, card, calibration and a model page.
 
     Examples:
 
@@ -91,7 +101,7 @@ def push(
 
 @app.command("pull")
 def pull(repo: Repo, out: Out, revision: Revision = "", as_json: AsJson = False) -> None:
-    """Download a model; it appears when its weights have the checksum of its card.
+    """Download a model from the Hugging Face Hub and check its checksum.
 
     Examples:
 
@@ -102,7 +112,26 @@ def pull(repo: Repo, out: Out, revision: Revision = "", as_json: AsJson = False)
     show_pull(pull_model, repo, out, revision, as_json)
 
 
-def _shipped(name: str) -> dict[str, Any]:
+def _models() -> list[Row]:
+    from kappaplace.models.published import HUB, cached
+    from kappaplace.models.shipped import installed
+
+    published: list[Row] = [
+        {
+            "name": model.name,
+            "dim": model.dim,
+            "size_mb": model.size_mb,
+            "licence": model.licence,
+            "source": model.where,
+            "kind": model.kind,
+            "downloaded": cached(model),
+        }
+        for model in HUB.values()
+    ]
+    return [*map(_shipped, installed()), *published]
+
+
+def _shipped(name: str) -> Row:
     from kappaplace.models.checkpoint import read_card
     from kappaplace.models.shipped import shipped_folder, size_bytes
 
@@ -121,24 +150,7 @@ def _shipped(name: str) -> dict[str, Any]:
     }
 
 
-def _published() -> list[dict[str, Any]]:
-    from kappaplace.models.published import HUB, cached
-
-    return [
-        {
-            "name": model.name,
-            "dim": model.dim,
-            "size_mb": model.size_mb,
-            "licence": model.licence,
-            "source": model.where,
-            "kind": model.kind,
-            "downloaded": cached(model),
-        }
-        for model in HUB.values()
-    ]
-
-
-def _backbones() -> list[dict[str, Any]]:
+def _backbones() -> list[Row]:
     from kappaplace.models.backbones import BACKBONES
 
     return [
@@ -156,7 +168,7 @@ def _backbones() -> list[dict[str, Any]]:
     ]
 
 
-def _show_one(row: dict[str, Any], page: str) -> None:
+def _show_one(row: Row, page: str) -> None:
     from rich.console import Console
     from rich.markdown import Markdown
 
@@ -167,55 +179,62 @@ def _show_one(row: dict[str, Any], page: str) -> None:
         typer.echo(f"{key.replace('_', ' '):<13} {value}")
 
 
-def _show(backbones: list[dict[str, Any]], published: list[dict[str, Any]]) -> None:
+def _show(backbones: list[Row], models: list[Row]) -> None:
     from rich.console import Console
     from rich.table import Table
 
     console = Console()
-    table = Table("name", "dim", "MB", "licence", "source", "here", title="Models")
+    table = Table("name", "dim", "MB", "licence", "source", "local", title="Models")
     table.columns[0].no_wrap = True
-    table.columns[4].overflow = "fold"  # never cut: it is where the code comes from
-    for row in published:
-        source = row["source"].removeprefix("https://github.com/").partition("/releases/")[0]
+    table.columns[4].overflow = "fold"  # never truncated: it is the origin of the code
+    for row in models:
+        source = str(row["source"]).removeprefix("https://github.com/").partition("/releases/")[0]
         if row["kind"] == "torch.hub":
             source += " *"
-        here = "✓" if row["downloaded"] else ""
-        table.add_row(row["name"], str(row["dim"]), f"≈{row['size_mb']:.0f}", row["licence"], source, here)
+        size, local = f"≈{row['size_mb']:.0f}", "✓" if row["downloaded"] else ""
+        table.add_row(str(row["name"]), str(row["dim"]), size, str(row["licence"]), source, local)
     console.print(table)
     console.print(
-        "Load one with kappaplace.load_model(name); sizes are rounded. * runs its authors' code.", style="dim"
+        "Load a model with kappaplace.load_model(name). Sizes are rounded. * runs its authors' code.",
+        style="dim",
     )
     table = Table("name", "M", "channels", "input", "licence", "weights", title="Backbones")
     table.columns[0].no_wrap = True
     for row in backbones:
-        source = row["weights"].partition(" ")[0]
-        notes = [f"extra {row['extra']}" if row["extra"] else "", row["note"]]
+        source = str(row["weights"]).partition(" ")[0]
+        notes = [f"extra {row['extra']}" if row["extra"] else "", str(row["note"])]
         note = "; ".join(note for note in notes if note)
-        cells = (row["name"], f"{row['parameters_m']:.1f}", str(row["channels"]), str(row["input_size"]))
-        table.add_row(*cells, row["licence"], f"{source} ({note})" if note else source)
+        cells = [str(row[key]) for key in ("channels", "input_size", "licence")]
+        weights = f"{source} ({note})" if note else source
+        table.add_row(str(row["name"]), f"{row['parameters_m']:.1f}", *cells, weights)
     console.print(table)
 
 
-@app.command()
-def export(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model: folder, weights file or name.")],
-    out: Annotated[Path, typer.Option(help="The file: .onnx, or .zip for OpenVINO.")],
-    format: Annotated[str, typer.Option(help="onnx or openvino.")] = "onnx",
-    int8: Annotated[
-        bool, typer.Option("--int8", help="Quantise to int8, with images like those in use.")
-    ] = False,
+@dataclass(frozen=True)
+class ExportFlags:
+    """What an exported file contains."""
+
+    int8: Annotated[bool, Help("Quantize to int8; requires --calibration-images.", ("--int8",))] = False
     calibration_images: Annotated[
-        Path | None, typer.Option(help="For int8: a folder or table of images; 128 of them are taken.")
-    ] = None,
-    half: Annotated[bool, typer.Option("--half", help="Weights in float16: half the file.")] = False,
-    patches: Annotated[bool, typer.Option(help="Give the maps that `localize --rerank` compares.")] = True,
+        Path | None, Help("Folder or table of typical images for --int8; 128 of them are used.")
+    ] = None
+    half: Annotated[bool, Help("Store the weights in float16, which halves the file.", ("--half",))] = False
+    patches: Annotated[bool, Help("Include the patch features that `localize --rerank` needs.")] = True
     calibration: Annotated[
         Path | None,
-        typer.Option(help="A calibrated map, or a calibration file; without it, what came with the model."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+        Help("Calibrated map or calibration file to include. Default: the shipped calibration of the model."),
+    ] = None
+
+
+@command(app)
+def export(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Model: a folder, weights file or name.")],
+    out: Annotated[Path, typer.Option(help="File to write: .onnx, or .zip for OpenVINO.")],
+    options: ExportFlags,
+    format: Annotated[Literal["onnx", "openvino"], typer.Option(help="Format of the file.")] = "onnx",
+    as_json: AsJson = False,
 ) -> None:
-    """Write a model for other runtimes, and check that it says the same.
+    """Export a model for another runtime, and check that its results match the original.
 
     Examples:
 
@@ -227,32 +246,28 @@ def export(
 
         kappaplace export runs/pt/model --out place.onnx --calibration town.map
     """
+    from kappaplace.maps.sources import as_table
     from kappaplace.models.checkpoint import load_model
     from kappaplace.models.export import ExportOptions, export_model
 
-    if int8 and calibration_images is None:
+    images = options.calibration_images
+    if options.int8 and images is None:
         raise KappaPlaceError(
-            "int8 takes its ranges from images like those in use: give them with --calibration-images."
+            "--int8 needs typical images. Pass a folder or table with --calibration-images."
         )
-    if calibration_images is not None and not int8:
-        raise KappaPlaceError("--calibration-images are for int8; add --int8.")
+    if images is not None and not options.int8:
+        raise KappaPlaceError("--calibration-images can only be used with --int8. Add --int8.")
     loaded = load_model(model)
-    calibrated = _calibration(loaded, calibration)
-    options = ExportOptions(
-        half,
-        _images(calibration_images),
-        patches,
-        None if calibrated is None else calibrated.to_dict(),
+    calibration = _calibration(loaded, options.calibration)
+    export_options = ExportOptions(
+        options.half,
+        None if images is None else as_table(images).image_paths(),
+        options.patches,
+        None if calibration is None else calibration.to_dict(),
         Path(model).name,
         _licence(model),
     )
-    _show_export(export_model(loaded, out, format, options), as_json)  # type: ignore[arg-type]
-
-
-def _images(source: Path | None) -> list[Any] | None:
-    from kappaplace.maps.sources import as_table
-
-    return None if source is None else list(as_table(source).image_paths())
+    _show_export(export_model(loaded, out, format, export_options), as_json)
 
 
 def _calibration(model: AnyModel, source: Path | None) -> Calibration | None:
@@ -272,43 +287,62 @@ def _licence(model: str) -> str:
     return str(read_card(folder)["licence"]) if (folder / CARD).is_file() else "not stated"
 
 
-def _show_export(made: Exported, as_json: bool) -> None:
-    record, size = made.record, made.file.stat().st_size
+def _show_export(export: Exported, as_json: bool) -> None:
+    record, size = export.record, export.file.stat().st_size
     if as_json:
         facts = {
             key: getattr(record, key) for key in ("fingerprint", "precision", "opset", "outputs", "parity")
         }
         calibrated = record.calibration is not None
-        typer.echo(json.dumps({"file": str(made.file), "bytes": size, **facts, "calibration": calibrated}))
+        typer.echo(json.dumps({"file": str(export.file), "bytes": size, **facts, "calibration": calibrated}))
         return
     opset = f", opset {record.opset}" if record.opset else ""
-    typer.secho(f"{made.file}: {record.precision}{opset}, {size / 1e6:.1f} MB", bold=True)
-    anywhere = "any size" if record.size is None else f"{record.size[0]}×{record.size[1]} pixels"
-    typer.echo(f"  takes       any batch, {anywhere}; gives {', '.join(record.outputs)}")
-    for index, gap in enumerate(made.gaps):
+    typer.secho(f"{export.file}: {record.precision}{opset}, {size / 1e6:.1f} MB", bold=True)
+    images = "any image size" if record.size is None else f"{record.size[0]}×{record.size[1]} pixels"
+    typer.echo(f"  input       any batch size, {images}")
+    typer.echo(f"  outputs     {', '.join(record.outputs)}")
+    for index, gap in enumerate(export.gaps):
         typer.echo(f"  {'' if index else 'parity':<11} {gap.sentence}")
-    if made.quantised is not None:
-        loss, done = made.quantised.loss, made.quantised
+    if export.quantised is not None:
+        loss, model = export.quantised.loss, export.quantised
         typer.echo(
             f"  int8        mean cosine {loss.cosine:.4f}, rank correlation of κ {loss.ranks:.3f} on "
-            f"{done.images} images; {done.kept} of {done.layers} layers stay in float32"
+            f"{model.images} images; {model.kept} of {model.layers} layers stay in float32"
         )
-        typer.echo("  maps        a model of its own: maps of the original do not fit it, and its scores are")
-        typer.echo("              not calibrated (`kappaplace calibrate` on a map made with it)")
+        typer.echo(
+            "  maps        not compatible with maps of the original model: build a new map with this file"
+        )
+        typer.echo("  calibration none: run `kappaplace calibrate` on the new map")
     else:
-        typer.echo("  maps        those of the original open with it, and the other way round")
-        where = "in the file" if record.calibration is not None else "none (see --calibration)"
-        typer.echo(f"  calibration {where}")
+        typer.echo("  maps        compatible with maps of the original model, in both directions")
+        calibration = "in the file" if record.calibration is not None else "none (see --calibration)"
+        typer.echo(f"  calibration {calibration}")
 
 
 def show_push(push: Callable[..., str], folder: Path, repo: str, public: bool, as_json: bool) -> None:
-    """Upload and say where it is now."""
-    address = push(folder, repo, public=public)
-    typer.echo(json.dumps({"repository": repo, "address": address}) if as_json else f"Uploaded to {address}.")
+    """Upload a model or map and print its URL.
+
+    Args:
+        push: Function that uploads and returns the URL.
+        folder: Model or map.
+        repo: Repository, OWNER/NAME.
+        public: Whether a new repository is public.
+        as_json: Print JSON instead of text.
+    """
+    url = push(folder, repo, public=public)
+    typer.echo(json.dumps({"repository": repo, "address": url}) if as_json else f"Uploaded to {url}.")
 
 
 def show_pull(pull: Callable[..., Path], repo: str, out: Path, revision: str, as_json: bool) -> None:
-    """Download and say where it lies."""
+    """Download a model or map and print its folder.
+
+    Args:
+        pull: Function that downloads and returns the folder.
+        repo: Repository, OWNER/NAME.
+        out: Folder to create.
+        revision: Branch, tag or commit. Empty: the latest commit.
+        as_json: Print JSON instead of text.
+    """
     folder = pull(repo, out, revision=revision)
-    said = {"repository": repo, "folder": str(folder)}
-    typer.echo(json.dumps(said) if as_json else f"Downloaded to {folder}, checksums compared.")
+    answer = {"repository": repo, "folder": str(folder)}
+    typer.echo(json.dumps(answer) if as_json else f"Downloaded to {folder}; all checksums match.")

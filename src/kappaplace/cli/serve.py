@@ -1,143 +1,170 @@
-"""``kappaplace serve``: maps over HTTP, for robots and for people."""
+"""`kappaplace serve`: maps over HTTP, for robots and for people."""
 
 from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from kappaplace.cli.options import MapEncoder, Setting
 from kappaplace.errors import KappaPlaceError, MissingExtra
+from kappaplace.records import Help
+
+if TYPE_CHECKING:
+    from kappaplace.maps import PlaceMap
+    from kappaplace.serve.settings import Settings
 
 MIB = 1 << 20
 
 
+@dataclass(frozen=True)
+class ServeOptions:
+    """Where a service listens, who may use it, what its page shows, and its limits."""
+
+    host: Annotated[str, Help("Host name or IP address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, Help("Port to listen on; 0 chooses a free port.")] = 8000
+    token_file: Annotated[
+        Path | None, Help("File with the lines `read TOKEN` and `write TOKEN`, or one of them.")
+    ] = None
+    open_: Annotated[bool, Help("Allow read access without a token on a public host.", ("--open",))] = False
+    allow_host: Annotated[list[str], Help("Additional host name to accept requests for; repeatable.")] = (
+        field(default_factory=list)
+    )
+    allow_origin: Annotated[
+        list[str], Help("Website whose pages may call the service (CORS), as https://host; repeatable.")
+    ] = field(default_factory=list)
+    demo_queries: Annotated[Path | None, Help("Folder of example images to show on the page.")] = None
+    tile_url: Annotated[
+        str, Help("URL of background map tiles, as https://…/{z}/{x}/{y}.png. Default: no tiles.")
+    ] = ""
+    tile_attribution: Annotated[
+        str, Help("Attribution of the map tiles, shown below the map: '© …, https://…'.")
+    ] = ""
+    heic: Annotated[bool, Help("Accept HEIC images. The HEIC decoder is less tested than the others.")] = (
+        False
+    )
+    read_token_env: Annotated[str, Setting("environment variable with the read token.")] = (
+        "KAPPAPLACE_READ_TOKEN"
+    )
+    write_token_env: Annotated[str, Setting("environment variable with the token for adding images.")] = (
+        "KAPPAPLACE_WRITE_TOKEN"
+    )
+    max_body: Annotated[float, Setting("maximum size of a request in MiB.")] = 16.0
+    max_pixels: Annotated[float, Setting("maximum size of an image in megapixels.")] = 50.0
+    max_batch: Annotated[int, Setting("maximum number of images per request.")] = 32
+    timeout: Annotated[float, Setting("maximum time per request in seconds.")] = 30.0
+    window: Annotated[float, Setting("time in milliseconds that a batch waits for more images.")] = 4.0
+    queue: Annotated[
+        int, Setting("maximum number of images in the queue; further requests get status 429.")
+    ] = 128
+
+    def settings(self, batch_size: int, environment: Mapping[str, str]) -> Settings:
+        """Return the settings of the service.
+
+        Args:
+            batch_size: Number of images to embed at once.
+            environment: Environment variables, which may contain the tokens.
+
+        Raises:
+            KappaPlaceError: If the service would be public without a token, or a value is out of range.
+        """
+        from kappaplace.serve.app import is_loopback
+        from kappaplace.serve.settings import LOOPBACK, Settings, read_tokens
+
+        if not 0 <= self.port <= 65535:
+            raise KappaPlaceError(f"--port must be between 0 and 65535, got {self.port}.")
+        tokens = read_tokens(self.token_file, self.read_token_env, self.write_token_env, environment)
+        local = is_loopback(self.host)
+        if not local and not tokens["read_token"] and not self.open_:
+            raise KappaPlaceError(
+                f"--host {self.host} lets others read the maps without a token. Set {self.read_token_env}, "
+                "or pass --open to allow it."
+            )
+        hosts = (*LOOPBACK, self.host, *self.allow_host) if local else tuple(self.allow_host)
+        return Settings(
+            read_token=tokens["read_token"],
+            write_token=tokens["write_token"],
+            max_body=_whole(self.max_body * MIB, "--max-body"),
+            max_pixels=_whole(self.max_pixels * 1e6, "--max-pixels"),
+            max_batch=self.max_batch,
+            timeout=self.timeout,
+            batch_size=batch_size,
+            window=self.window / 1000,
+            queue=self.queue,
+            heic=self.heic,
+            hosts=hosts,
+            origins=tuple(self.allow_origin),
+            tile_url=self.tile_url,
+            tile_attribution=self.tile_attribution,
+            demo_queries=self.demo_queries,
+        )
+
+
 def serve(
     maps: Annotated[
-        list[str], typer.Argument(metavar="MAP…", help="Maps made by `map build`; NAME=MAP names one.")
+        list[str],
+        typer.Argument(
+            metavar="MAP…", help="Map folders, written by `kappaplace map build`. NAME=MAP sets a name."
+        ),
     ],
-    host: Annotated[
-        str, typer.Option(help="Where to listen; only this machine unless stated.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")] = 8000,
-    token_file: Annotated[
-        Path | None, typer.Option(help="File with the lines `read TOKEN` and `write TOKEN`, or one of them.")
-    ] = None,
-    read_token_env: Annotated[
-        str, typer.Option(help="Environment variable with the token that reading asks for.")
-    ] = "KAPPAPLACE_READ_TOKEN",
-    write_token_env: Annotated[
-        str, typer.Option(help="Environment variable with the token that appending asks for.")
-    ] = "KAPPAPLACE_WRITE_TOKEN",
-    open_: Annotated[
-        bool, typer.Option("--open", help="Let everybody read who can reach HOST, without a token.")
-    ] = False,
-    allow_host: Annotated[
-        list[str] | None, typer.Option(help="A further name under which the service is asked.")
-    ] = None,
-    allow_origin: Annotated[
-        list[str] | None, typer.Option(help="A page of another site that may ask, as https://host (CORS).")
-    ] = None,
-    max_body: Annotated[float, typer.Option(help="MiB of a request.")] = 16.0,
-    max_pixels: Annotated[float, typer.Option(help="Megapixels of an image.")] = 50.0,
-    max_batch: Annotated[int, typer.Option(help="Images of a request.")] = 32,
-    timeout: Annotated[float, typer.Option(help="Seconds that an answer may take.")] = 30.0,
-    batch_size: Annotated[int, typer.Option(help="Images embedded together, whoever sent them.")] = 32,
-    window: Annotated[
-        float, typer.Option(help="Milliseconds that a batch waits for images that are arriving.")
-    ] = 4.0,
-    queue: Annotated[int, typer.Option(help="Images waiting; beyond that clients get 429.")] = 128,
-    heic: Annotated[bool, typer.Option(help="Read HEIC as well; its decoder is less tested.")] = False,
-    demo_queries: Annotated[
-        Path | None, typer.Option(help="Folder of images that the page offers for trying out.")
-    ] = None,
-    tile_url: Annotated[
-        str, typer.Option(help="Tiles behind the map, https://…/{z}/{x}/{y}.png; none unless stated.")
-    ] = "",
-    tile_attribution: Annotated[
-        str, typer.Option(help="Whose the tiles are, shown under the map: '© …, https://…'.")
-    ] = "",
-    model: Annotated[str, typer.Option(help="The maps' model, if it does not lie where it did.")] = "",
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "",
-    engine: Annotated[str, typer.Option(help="auto, exact, ivf-pq.")] = "auto",
-    log_level: Annotated[str, typer.Option(help="error, warning, info or debug.")] = "warning",
+    options: ServeOptions,
+    encoder: MapEncoder,
+    engine: Annotated[str, typer.Option(help="Search engine: auto, exact or ivf-pq.")] = "auto",
+    log_level: Annotated[
+        Literal["error", "warning", "info", "debug"], typer.Option(help="Lowest level of messages to log.")
+    ] = "warning",
 ) -> None:
     """Serve maps: a page in the browser, and an HTTP API.
 
-    Tokens never stand on the command line, where others could read them: put them into the environment or a
-    file. Without a read token the service only listens on this machine, unless `--open` says otherwise.
+    Put tokens into environment variables or a file: other users can read the command line. Without a read
+    token the service listens only on this machine, unless you pass `--open`.
 
     Examples:
 
         kappaplace serve town.map
 
-        kappaplace serve town.map harbour=/maps/harbour-2024.map --port 8080
+        kappaplace serve town.map harbour=/maps/harbour-2024.map --port 8080 --set max-batch=8
 
         KAPPAPLACE_READ_TOKEN=$(openssl rand -hex 24) kappaplace serve town.map --host 0.0.0.0
     """
-    if log_level not in ("error", "warning", "info", "debug"):
-        raise KappaPlaceError(f"--log-level is error, warning, info or debug, not {log_level!r}.")
     try:
-        from kappaplace.serve.app import create_app, is_loopback, listen, run
+        from kappaplace.serve.app import create_app, listen, run
     except ImportError:
         raise MissingExtra("Serving", "serve") from None
-    from kappaplace.serve.settings import LOOPBACK, Settings, read_tokens
-
-    tokens = read_tokens(token_file, read_token_env, write_token_env, os.environ)
-    local = is_loopback(host)
-    if not local and not tokens["read_token"] and not open_:
-        raise KappaPlaceError(
-            f"At {host} others could ask without a token; set {read_token_env}, or say --open if they may."
-        )
-    settings = Settings(
-        read_token=tokens["read_token"],
-        write_token=tokens["write_token"],
-        max_body=_whole(max_body * MIB, "--max-body"),
-        max_pixels=_whole(max_pixels * 1e6, "--max-pixels"),
-        max_batch=max_batch,
-        timeout=timeout,
-        batch_size=batch_size,
-        window=window / 1000,
-        queue=queue,
-        heic=heic,
-        hosts=(*LOOPBACK, host, *(allow_host or ())) if local else tuple(allow_host or ()),
-        origins=tuple(allow_origin or ()),
-        tile_url=tile_url,
-        tile_attribution=tile_attribution,
-        demo_queries=demo_queries,
-    )
-    opened = _open_maps(maps, model or None, device=device or None, engine=engine)
+    settings = options.settings(encoder.batch_size, os.environ)
+    opened = _open_maps(maps, encoder, engine)
     app = create_app(opened, settings)
-    listening = listen(host, port)  # an address that is taken is told before models are loaded
-    for one in app.state.served.values():
-        one.warm()
+    listening = listen(options.host, options.port)  # fails before models are loaded if the port is taken
+    for each in app.state.served.values():
+        each.warm()
 
-    def ready(address: str) -> None:
-        counts = ", ".join(f"{name} ({len(one):,} references)" for name, one in opened.items())
+    def ready(url: str) -> None:
+        counts = ", ".join(f"{name} ({len(each):,} references)" for name, each in opened.items())
         typer.echo(f"Serving {counts}")
-        typer.echo(f"Open {address} in a browser; the API is described at {address}/openapi.json")
+        typer.echo(f"Open {url} in a browser; the API is described at {url}/openapi.json")
 
     run(app, settings, listening, ready, log_level)
 
 
 def _whole(number: float, option: str) -> int:
     if not math.isfinite(number):
-        raise KappaPlaceError(f"{option} must be a finite number.")
+        raise KappaPlaceError(f"{option} must be a finite number, got {number}.")
     return int(number)
 
 
-def _open_maps(maps: list[str], model: str | None, **options: Any) -> dict[str, Any]:
-    """Maps by name: the one stated, or that of the folder without its suffix."""
-    from kappaplace.maps import PlaceMap
-
-    found: dict[str, PlaceMap] = {}
+def _open_maps(maps: list[str], encoder: MapEncoder, engine: str) -> dict[str, PlaceMap]:
+    """Return the open maps by name: the name before "=", or the name of the folder without its suffix."""
+    opened: dict[str, PlaceMap] = {}
     for text in maps:
         name, equals, path = text.partition("=")
         if not equals or Path(text).exists():
             name, path = Path(text).name.removesuffix(".map") or text, text
-        if name in found:
-            raise KappaPlaceError(f"Two maps are called {name!r}; tell them apart as NAME=MAP.")
-        found[name] = PlaceMap.open(path, model, **options)
-    return found
+        if name in opened:
+            raise KappaPlaceError(f'Two maps have the name "{name}". Pass them as NAME=MAP.')
+        opened[name] = encoder.open(Path(path), engine)
+    return opened

@@ -1,22 +1,24 @@
-"""Evaluations as tables for a terminal."""
+"""Tables of evaluations for the terminal."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rich import box
 from rich.table import Table
 
 from kappaplace.evaluation.measuring import MEAN, POOLED
-from kappaplace.evaluation.results import EvaluationResult
+from kappaplace.evaluation.results import EvaluationResult, SetResult
 
 if TYPE_CHECKING:
     from kappaplace.evaluation.comparison import Cell, ComparedSet
 
-# What decides, in the order in which it should be read; the files have the rest.
+Row: TypeAlias = Mapping[str, Any]
+"""One number of the paper: its table, method, dataset, metric and values."""
+# The most important metrics in reading order; the files contain the others.
 SHOWN = {
     "AUROC": "AUROC",
     "AURC": "AURC",
@@ -27,30 +29,30 @@ SHOWN = {
     "smooth ECE": "smECE",
     "Brier": "Brier",
 }
-LESS = ("ECE@5", "ECE@10")  # left to the files where probabilities need the place: 80 columns must do
+OPTIONAL = ("ECE@5", "ECE@10")  # omitted if there are probabilities: the table must fit into 80 columns
 
 
 def set_tables(result: EvaluationResult) -> Iterator[Table | str]:
-    """One table a set, one line a score; then pooled and the mean over sets."""
+    """Yield one table per dataset with one row per score, then the pooled table and the mean."""
     by_name = {each.name: each for each in result.sets}
     labels = {name: score.label for each in result.sets for name, score in each.scores.items()}
-    for name, found in result.metrics.items():
+    for name, metrics in result.metrics.items():
         recall = ", ".join(
-            f"{metric} {value:.3f}" for metric, value in found["recall"].items() if "R@" in metric
+            f"{metric} {value:.3f}" for metric, value in metrics["recall"].items() if "R@" in metric
         )
-        where = {POOLED: "all sets pooled", MEAN: "mean over sets"}.get(name, name)
-        title = f"{result.name}, {where}: {found['queries']:,} queries, {recall}"
+        dataset = {POOLED: "all datasets pooled", MEAN: "mean over datasets"}.get(name, name)
+        title = f"{result.name}, {dataset}: {metrics['queries']:,} queries, {recall}"
         table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        measured = {metric for row in found["scores"].values() for metric in row}
-        crowded = set(LESS) if "Brier" in measured else set()
-        shown = [metric for metric in SHOWN if metric in measured - crowded]
+        measured = {metric for row in metrics["scores"].values() for metric in row}
+        omitted = set(OPTIONAL) if "Brier" in measured else set()
+        shown = [metric for metric in SHOWN if metric in measured - omitted]
         table.add_column("score", no_wrap=True)
         for metric in shown:
             table.add_column(SHOWN[metric], justify="right", no_wrap=True)
-        intervals = found.get("intervals", {}).get("scores", {})
-        for score, metrics in found["scores"].items():
+        intervals = metrics.get("intervals", {}).get("scores", {})
+        for score, values in metrics["scores"].items():
             limits = intervals.get(score, {}).get("AUROC")
-            cells = [number(metrics.get(metric)) for metric in shown]
+            cells = [number(values.get(metric)) for metric in shown]
             if limits is not None and not math.isnan(limits[0]):
                 cells[0] += f" ({number(limits[0])}–{number(limits[1])})"
             table.add_row(labels.get(score, score), *cells)
@@ -59,14 +61,14 @@ def set_tables(result: EvaluationResult) -> Iterator[Table | str]:
             yield _caption(by_name[name])
 
 
-def _caption(each: Any) -> str:
+def _caption(each: SetResult) -> str:
     counted = str(each.facts.get("counted", ""))
-    missing = f"left out: {', '.join(each.left_out)} (reasons in results.json)" if each.left_out else ""
+    missing = f"skipped: {', '.join(each.left_out)} (reasons in results.json)" if each.left_out else ""
     return "; ".join(part for part in (counted, missing) if part)
 
 
 def comparison_table(compared: ComparedSet, names: tuple[str, ...]) -> Table:
-    """Scores down, evaluations across; ✓ where a difference is significant at 5 % after Holm's correction."""
+    """Return a table of scores × evaluations; ✓ marks differences significant at 5% (Holm-corrected)."""
     title = f"{compared.metric} on {compared.name} ({compared.queries:,} queries)"
     table = Table(title=title, caption=compared.note or None, box=box.SIMPLE_HEAD)
     table.add_column("score", no_wrap=True)
@@ -86,8 +88,8 @@ def _cell(cell: Cell | None) -> str:
     return text
 
 
-def paper_tables(rows: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
-    """The paper's numbers that could be measured, one table for each of the paper's."""
+def paper_tables(rows: Sequence[Row]) -> Iterator[Table]:
+    """Yield the measured numbers next to the paper's, one table per table of the paper."""
     for label in dict.fromkeys(row["table"] for row in rows if not row["reason"]):
         table = Table(title=label, box=box.SIMPLE_HEAD)
         for column in ("method", "set", "metric"):
@@ -101,9 +103,9 @@ def paper_tables(rows: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
         yield table
 
 
-def missing_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """What could not be measured, and why."""
-    table = Table("numbers", "of", "reason", title="Not measured", box=box.SIMPLE_HEAD)
+def missing_table(rows: Sequence[Row]) -> Table:
+    """Return a table of the numbers that could not be measured, with the reasons."""
+    table = Table("numbers", "table", "reason", title="Not measured", box=box.SIMPLE_HEAD)
     counts = Counter((row["table"], row["reason"]) for row in rows if row["reason"])
     for (label, reason), count in counts.items():
         table.add_row(str(count), label, reason)
@@ -111,8 +113,5 @@ def missing_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def number(value: float | None) -> str:
-    """Three decimals without a leading zero, as the field's tables have it."""
-    if value is None or math.isnan(value):
-        return "–"
-    text = f"{value:.3f}"
-    return text[1:] if text.startswith("0") else text
+    """Return a number with three decimals; a dash if it is not defined."""
+    return "–" if value is None or math.isnan(value) else f"{value:.3f}"

@@ -1,79 +1,145 @@
-"""``kappaplace slam``: close the loops of a drive, and learn what closures are worth."""
+"""`kappaplace slam`: close the loops of a drive, and calibrate the probabilities of loop closures."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from kappaplace.cli.options import AsJson, EncoderOptions, Setting, command
+from kappaplace.errors import KappaPlaceError
+from kappaplace.records import Help
+
 if TYPE_CHECKING:
-    from kappaplace.calibration.calibration import Calibration
+    from kappaplace.slam import ClosingSettings
+    from kappaplace.slam.drive_inputs import DriveInput
 
-app = typer.Typer(help="Loop closures that do not corrupt the map.", no_args_is_help=True)
-
-FRAMES = typer.Argument(
-    metavar="FRAMES", help="A folder of images, a table of `data import`, or a ROS bag / MCAP."
+app = typer.Typer(
+    help="Loop closures with probabilities, for trajectories without false closures.", no_args_is_help=True
 )
-ODOMETRY = typer.Option(help="TUM, KITTI or GPX file; tables and bags may have poses of their own.")
-EVERY = typer.Option(help="Metres of the way between frames; 0: every image.")
-DIMENSIONS = typer.Option(help="2: on the ground, 3: in space.")
-MODEL = typer.Option(help="Model folder or name; our own unless stated.")
-IMAGE_TOPIC = typer.Option(help="Of a bag: topic of the images.")
-POSE_TOPIC = typer.Option(help="Of a bag: topic of the odometry.")
-DEVICE = typer.Option(help="cpu, cuda, cuda:1, mps.")
+_Frames = Annotated[
+    Path,
+    typer.Argument(
+        metavar="FRAMES",
+        help="Frames: an image folder, a table from `data import`, or a ROS bag / MCAP file.",
+    ),
+]
 
 
-@app.command("run")
-def run(
-    frames: Annotated[Path, FRAMES],
-    out: Annotated[Path, typer.Option(help="Folder for trajectory, graph, closures, picture and report.")],
-    odometry: Annotated[Path | None, ODOMETRY] = None,
-    model: Annotated[str, MODEL] = "",
+@dataclass(frozen=True)
+class DriveOptions:
+    """How the frames of a drive and their odometry are read."""
+
+    odometry: Annotated[
+        Path | None,
+        Help("Odometry file (TUM, KITTI or GPX). Default: the poses in the table or bag."),
+    ] = None
+    every: Annotated[
+        float, Help("Minimum distance travelled between two frames, in meters; 0 uses every image.")
+    ] = 1.0
+    image_topic: Annotated[str, Help("Topic of the images in a bag. Default: the only image topic.")] = ""
+    pose_topic: Annotated[str, Help("Topic of the odometry in a bag. Default: the only pose topic.")] = ""
+
+    def read(self, frames: Path, out: Path, dimensions: int = 2) -> DriveInput:
+        """Return the frames with their odometry.
+
+        Args:
+            frames: Image folder, table or bag.
+            out: Folder for the images of a bag.
+            dimensions: 2 for planar poses, 3 for full 3D poses.
+        """
+        from kappaplace.slam.drive_inputs import read_drive
+
+        return read_drive(
+            frames,
+            self.odometry,
+            dimensions=dimensions,
+            every=self.every,
+            image_topic=self.image_topic,
+            pose_topic=self.pose_topic,
+            unpack=str(out / "frames"),
+        )
+
+
+@dataclass(frozen=True)
+class LoopClosingOptions:
+    """When a loop closure is accepted."""
+
     calibration: Annotated[
         Path | None,
-        typer.Option(help="A calibrated map, or a file of `slam calibrate`; else what came with the model."),
-    ] = None,
-    max_risk: Annotated[float, typer.Option(help="Accept closures with a probability of 1 − this.")] = 0.01,
+        Help("Calibrated map, or file written by `slam calibrate`. Default: the shipped calibration."),
+    ] = None
+    max_risk: Annotated[float, Help("Accept a closure if its probability is at least 1 − this value.")] = 0.01
     outside_rate: Annotated[
-        float | None, typer.Option(help="Share of frames expected to show nothing seen before.")
-    ] = None,
+        float | None,
+        Setting("expected fraction of frames that show a new place. Default: as at calibration."),
+    ] = None
     drift: Annotated[
-        float, typer.Option(help="Deviation of odometry as a share of the way; 0: do not ask odometry.")
-    ] = 0.05,
-    recent: Annotated[
-        float, typer.Option(help="Metres of the way within which frames are no closure.")
-    ] = 60.0,
-    inliers: Annotated[
-        int, typer.Option(help="Local features that must fit one camera motion; 0: do not look.")
-    ] = 0,
-    agreement: Annotated[
-        float, typer.Option(help="Share of the images' cells that must agree; 0: do not look.")
-    ] = 0.0,
-    kernel: Annotated[
-        str,
-        typer.Option(
-            help="Robust back end: gnc (default), none (default with --incremental), cauchy, dcs, switchable."
+        float,
+        Setting(
+            "odometry drift (standard deviation) as a fraction of the distance travelled; 0 ignores odometry."
         ),
-    ] = "",
-    incremental: Annotated[
-        bool, typer.Option("--incremental", help="Optimise frame by frame (iSAM2).")
-    ] = False,
-    dimensions: Annotated[int, DIMENSIONS] = 2,
-    every: Annotated[float, EVERY] = 1.0,
-    truth: Annotated[Path | None, typer.Option(help="True poses, to measure errors against.")] = None,
-    image_topic: Annotated[str, IMAGE_TOPIC] = "",
-    pose_topic: Annotated[str, POSE_TOPIC] = "",
-    device: Annotated[str, DEVICE] = "",
-    batch_size: Annotated[int, typer.Option(help="Images embedded together.")] = 32,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    ] = 0.05
+    recent: Annotated[
+        float, Setting("minimum distance travelled between the two frames of a closure, in meters.")
+    ] = 60.0
+    inliers: Annotated[
+        int, Setting("minimum number of SIFT matches that fit one camera motion; 0 skips the check.")
+    ] = 0
+    agreement: Annotated[
+        float, Setting("minimum fraction of matching patches, from 0 to 1; 0 skips the check.")
+    ] = 0.0
+
+    def settings(self) -> ClosingSettings:
+        """Return the checked settings of loop closing."""
+        from kappaplace.slam import ClosingSettings
+
+        return ClosingSettings(
+            max_risk=self.max_risk,
+            outside_rate=self.outside_rate,
+            recent=self.recent,
+            drift=self.drift or None,
+            least_inliers=self.inliers or None,
+            least_agreement=self.agreement or None,
+        )
+
+
+@dataclass(frozen=True)
+class GraphOptions:
+    """How the pose graph is optimized."""
+
+    kernel: Annotated[
+        Literal["gnc", "none", "cauchy", "dcs", "switchable"] | None,
+        Help("Robust kernel of the closures. Default: gnc, or none with --incremental."),
+    ] = None
+    incremental: Annotated[bool, Help("Optimize frame by frame (iSAM2).", ("--incremental",))] = False
+    dimensions: Annotated[
+        Literal["2", "3"], Help("Pose dimension: 2 for planar poses (x, y, yaw), 3 for full 3D poses.")
+    ] = "2"
+
+
+@command(app)
+def run(
+    frames: _Frames,
+    out: Annotated[
+        Path, typer.Option(help="Folder for the trajectory, pose graph, closures, figure and report.")
+    ],
+    drive_options: DriveOptions,
+    closing: LoopClosingOptions,
+    graph: GraphOptions,
+    *,
+    truth: Annotated[Path | None, typer.Option(help="True poses, to measure the errors.")] = None,
+    encoder: EncoderOptions,
+    as_json: AsJson = False,
 ) -> None:
-    """Find where a drive comes back to, close those loops that can be trusted, and correct the trajectory.
+    """Find loop closures in a drive, accept those within the risk limit, and correct the trajectory.
 
     Writes trajectory.tum, odometry.tum, graph.g2o, closures.jsonl, trajectory.png, report.html, report.json
-    and map.npz (for `kappaplace map import`). Embeddings are kept: the same command with other thresholds is
-    quick.
+    and map.npz (for `kappaplace map import`). Embeddings are stored, so a second run with other options is
+    fast.
 
     Examples:
 
@@ -82,127 +148,93 @@ def run(
         kappaplace slam run drive.mcap --pose-topic /odom --out closed --calibration closures.json
     """
     from kappaplace.data.readers.trajectory import read_poses
+    from kappaplace.maps.models import loaded
     from kappaplace.reports import write_slam
-    from kappaplace.slam.graph_factors import kernel_named
-    from kappaplace.slam.loop_closer import ClosingSettings
+    from kappaplace.slam.calibrate import calibration_for
     from kappaplace.slam.run import SlamOptions, run_slam
 
-    closing = ClosingSettings(
-        max_risk=max_risk,
-        outside_rate=outside_rate,
-        recent=recent,
-        drift=drift or None,
-        least_inliers=inliers or None,
-        least_agreement=agreement or None,
-    )
-    options = SlamOptions(
-        closing,
-        kernel=kernel_named(kernel) if kernel else None,
-        incremental=incremental,
-        batch_size=batch_size,
-        device=device or None,
-    )
-    drive = _drive(frames, odometry, dimensions, every, image_topic, pose_topic, out)
+    dimensions = int(graph.dimensions)
+    drive = drive_options.read(frames, out, dimensions)
     true_poses = None if truth is None else read_poses(truth, dimensions)
-    loaded, _ = _model(model)
-    found = run_slam(drive, loaded, _calibration(loaded, calibration), out, options, truth=true_poses)
-    write_slam(found, out)
-    typer.echo(json.dumps(found.facts) if as_json else f"{found.sentence}\nReport: {out / 'report.html'}")
+    model, _ = loaded(encoder.model or None)
+    slam_options = SlamOptions(
+        closing.settings(),
+        kernel=graph.kernel,
+        incremental=graph.incremental,
+        batch_size=encoder.batch_size,
+        device=encoder.device or None,
+    )
+    fitted = calibration_for(model, closing.calibration)
+    result = run_slam(drive, model, fitted, out, slam_options, truth=true_poses)
+    write_slam(result, out)
+    typer.echo(json.dumps(result.facts) if as_json else f"{result.sentence}\nReport: {out / 'report.html'}")
 
 
-@app.command("calibrate")
+@dataclass(frozen=True)
+class LabelOptions:
+    """Which frames show the same place, and how matches are compared."""
+
+    radius: Annotated[float, Help("Maximum distance between two frames of the same place, in meters.")] = 12.0
+    angle: Annotated[float, Help("Maximum angle between two frames of the same place, in degrees.")] = 45.0
+    rerank: Annotated[
+        int,
+        Help(
+            "Number of top matches to re-rank by patch matching, now and whenever the calibration is used "
+            "(10 works well).",
+            ("--rerank", "--verify"),
+        ),
+    ] = 0
+
+
+@command(app)
 def calibrate(
-    frames: Annotated[Path, FRAMES],
-    truth: Annotated[Path, typer.Option(help="True poses: TUM, KITTI or GPX.")],
-    out: Annotated[Path, typer.Option(help="File to write, .json.")],
-    odometry: Annotated[Path | None, ODOMETRY] = None,
-    model: Annotated[str, MODEL] = "",
-    radius: Annotated[float, typer.Option(help="Metres within which frames show one place.")] = 12.0,
-    angle: Annotated[float, typer.Option(help="Degrees within which they look the same way.")] = 45.0,
-    verify: Annotated[
-        int, typer.Option(help="Compare so many matches cell by cell (10 is good), here and in use.")
-    ] = 0,
-    every: Annotated[float, EVERY] = 1.0,
-    image_topic: Annotated[str, IMAGE_TOPIC] = "",
-    pose_topic: Annotated[str, POSE_TOPIC] = "",
-    device: Annotated[str, DEVICE] = "",
+    frames: _Frames,
+    truth: Annotated[Path, typer.Option(help="True poses: a TUM, KITTI or GPX file.")],
+    out: Annotated[Path, typer.Option(help="Calibration file to write (.json).")],
+    drive_options: DriveOptions,
+    labels: LabelOptions,
+    encoder: EncoderOptions,
 ) -> None:
-    """Learn from a drive with known poses how probable closures are; for drives like it.
+    """Calibrate the probabilities of loop closures on a drive with known poses, for similar drives.
 
-    Example:
+    Examples:
 
         kappaplace slam calibrate frames/ --odometry odometry.tum --truth truth.tum --out closures.json
 
-        kappaplace slam calibrate frames/ --odometry odometry.tum --truth truth.tum --out closures.json \
-            --verify 10
+        kappaplace slam calibrate drive.mcap --truth truth.tum --out closures.json --rerank 10
     """
-    from dataclasses import replace
-
     import numpy as np
 
-    from kappaplace.calibration.sources import MODEL as MODEL_FACT
-    from kappaplace.calibration.sources import save_calibration
+    from kappaplace.calibration.sources import MODEL, save_calibration
     from kappaplace.data.readers.trajectory import read_poses
-    from kappaplace.errors import KappaPlaceError
     from kappaplace.files import make_folder
+    from kappaplace.maps.models import loaded
     from kappaplace.retrieval.patches import patch_maps_of
+    from kappaplace.slam import ClosingSettings
     from kappaplace.slam.calibrate import collect, fit_closures, scores_for
     from kappaplace.slam.evaluation import same_place
-    from kappaplace.slam.loop_closer import ClosingSettings
     from kappaplace.slam.run import drive_embeddings, drive_frames
 
-    settings = ClosingSettings(verify=verify)
-    drive = _drive(frames, odometry, 2, every, image_topic, pose_topic, out.parent)
-    known, inside = read_poses(truth, 2).at(drive.time)
+    settings = ClosingSettings(verify=labels.rerank)
+    drive = drive_options.read(frames, out.parent)
+    poses, inside = read_poses(truth, 2).at(drive.time)
     if not inside.any():
-        raise KappaPlaceError(f"No frame falls into the time of {truth}; are its times the images' own?")
-    drive, known = drive.select(np.flatnonzero(inside)), known[inside]
-    loaded, _ = _model(model)
-    made = drive_embeddings(drive, loaded, make_folder(out.parent), device=device or None)
+        raise KappaPlaceError(
+            f"No frame falls into the time of {truth}. Pass true poses with the timestamps of the images."
+        )
+    drive, poses = drive.select(np.flatnonzero(inside)), poses[inside]
+    model, _ = loaded(encoder.model or None)
+    folder, size = make_folder(out.parent), encoder.batch_size
+    embeddings = drive_embeddings(drive, model, folder, batch_size=size, device=encoder.device or None)
     rows = np.arange(len(drive))
-    same = same_place(known, rows[:, None], rows[None], radius, angle)
-    scores = scores_for(made.kappa is not None, verify)
-    frames_fed = drive_frames(drive, made)
-    examples = collect(frames_fed, same, settings, scores=scores, patch_maps=patch_maps_of(loaded))
+    same = same_place(poses, rows[:, None], rows[None], labels.radius, labels.angle)
+    scores, maps = scores_for(embeddings.kappa is not None, labels.rerank), patch_maps_of(model)
+    examples = collect(drive_frames(drive, embeddings), same, settings, scores=scores, patch_maps=maps)
     fitted = fit_closures([examples])
-    fitted = replace(fitted, facts={**fitted.facts, MODEL_FACT: loaded.fingerprint})
-    save_calibration(fitted, out)
-    agreed = examples.support >= 2
+    save_calibration(replace(fitted, facts={**fitted.facts, MODEL: model.fingerprint}), out)
+    supported = examples.support >= 2
+    correct = examples.right[supported].mean()
     typer.echo(
-        f"{int(agreed.sum()):,} proposals with support, {examples.right[agreed].mean():.0%} of them right; "
-        f"calibration written to {out}."
+        f"{int(supported.sum()):,} proposals supported by other frames, {correct:.0%} of them correct."
     )
-
-
-def _drive(
-    frames: Path,
-    odometry: Path | None,
-    dimensions: int,
-    every: float,
-    image_topic: str,
-    pose_topic: str,
-    out: Path,
-) -> Any:
-    from kappaplace.slam.drive_inputs import read_drive
-
-    return read_drive(
-        frames,
-        odometry,
-        dimensions=dimensions,
-        every=every,
-        image_topic=image_topic,
-        pose_topic=pose_topic,
-        unpack=str(out / "frames"),
-    )
-
-
-def _model(model: str) -> tuple[Any, str]:
-    from kappaplace.maps.models import loaded
-
-    return loaded(model or None)
-
-
-def _calibration(model: Any, source: Path | None) -> Calibration:
-    from kappaplace.slam.calibrate import calibration_for
-
-    return calibration_for(model, source)
+    typer.echo(f"Calibration written to {out}.")

@@ -1,42 +1,55 @@
-"""``kappaplace train``: run a recipe on a table of images."""
+"""`kappaplace train`: run a training recipe on a table of images."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-_Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", "-s", help="One option, section.key=value; repeatable, stronger than --config."),
-]
+from kappaplace.errors import KappaPlaceError
+from kappaplace.records import Help
+
+if TYPE_CHECKING:
+    from kappaplace.training.settings import Settings
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Data, output folder and device of a training run."""
+
+    data: Annotated[Path | None, Help("Training table, written by `kappaplace data import`.")] = None
+    out: Annotated[Path | None, Help("Output folder. Run the same command again to resume.")] = None
+    val: Annotated[
+        Path | None, Help("Validation table with queries. Default: no validation and no early stopping.")
+    ] = None
+    cpu: Annotated[bool, Help("Train on the CPU even if a GPU is available.", ("--cpu",))] = False
 
 
 def train(
-    recipe: Annotated[str, typer.Argument(help="How to train; without it the recipes are listed.")] = "",
-    data: Annotated[
-        Path | None, typer.Option(help="Training table made by `kappaplace data import`.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of the run; the same command goes on in it.")
-    ] = None,
-    val: Annotated[
-        Path | None, typer.Option(help="Validation table with queries; without it nothing stops early.")
-    ] = None,
+    recipe: Annotated[
+        str, typer.Argument(help="Training recipe. Omit it to list all recipes.", show_default=False)
+    ] = "",
+    *,
+    options: RunOptions,
     start: Annotated[
-        # Not --start: torchrun would take it for an option of its own.
+        # Not --start: torchrun has an option of that name.
         str,
         typer.Option("--from", help="Model to start from: a folder, a weights file or a name."),
     ] = "",
-    config: Annotated[str, typer.Option(help="TOML file with options.")] = "",
-    option: _Set = None,
-    cpu: Annotated[bool, typer.Option("--cpu", help="Leave a GPU alone.")] = False,
+    config: Annotated[str, typer.Option(help="TOML file with settings.")] = "",
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", "-s", help="Set one setting, as section.key=value; repeatable. Overrides --config."
+        ),
+    ] = None,
     show: Annotated[
-        bool, typer.Option("--show-settings", help="Print all options as TOML and stop.")
+        bool, typer.Option("--show-settings", help="Print all settings as TOML without training.")
     ] = False,
 ) -> None:
-    """Train an encoder, κ, or both.
+    """Train an encoder, a κ head, or both.
 
     Examples:
 
@@ -48,7 +61,7 @@ def train(
 
         kappaplace train kappa-jt --config jt.toml --data train.parquet --out runs/jt -s run.precision=bf16
 
-    Several GPUs: `accelerate launch -m kappaplace train …`, or torchrun.
+    To use several GPUs, run `accelerate launch -m kappaplace train …` or torchrun.
     """
     from kappaplace.training.recipes import RECIPES, settings_for
     from kappaplace.training.settings import read_toml
@@ -59,36 +72,33 @@ def train(
         for each in RECIPES.values():
             typer.echo(f"{each.name:<15} {each.about}")
         return
-    stated = [f"model.start={start}"] if start else []
-    settings = settings_for(recipe, config, [*(option or []), *stated])
+    start_from = [f"model.start={start}"] if start else []
+    settings = settings_for(recipe, config, [*(changes or []), *start_from])
     if show:
         typer.echo(settings.to_toml(), nl=False)
         return
-    _run(settings, data, out, val, cpu)
+    _run(settings, options)
 
 
-def _run(settings: object, data: Path | None, out: Path | None, val: Path | None, cpu: bool) -> None:
+def _run(settings: Settings, options: RunOptions) -> None:
     from kappaplace.data.table import PlaceImages
-    from kappaplace.errors import KappaPlaceError
     from kappaplace.training.images import TrainingSet
     from kappaplace.training.run import train as run
-    from kappaplace.training.settings import Settings
     from kappaplace.training.validation import ValidationSet
 
-    assert isinstance(settings, Settings)
-    if data is None or out is None:
-        raise KappaPlaceError("A run needs --data TABLE and --out FOLDER; see `kappaplace train --help`.")
-    validation = None if val is None else ValidationSet.from_table(PlaceImages.open(val))
+    if options.data is None or options.out is None:
+        raise KappaPlaceError("train needs a table and an output folder. Pass --data TABLE and --out FOLDER.")
+    val = None if options.val is None else ValidationSet.from_table(PlaceImages.open(options.val))
     trained = run(
         settings,
-        TrainingSet.from_table(PlaceImages.open(data)),
-        out,
-        validation,
-        device="cpu" if cpu else "",
+        TrainingSet.from_table(PlaceImages.open(options.data)),
+        options.out,
+        val,
+        device="cpu" if options.cpu else "",
         say=typer.echo,
     )
     if trained.epochs and trained.main:
         from kappaplace.reports import write_training
 
         write_training(trained.epochs, trained.folder)
-    typer.echo(f"The model is in {trained.folder / 'model'}, the course of the run in training.png.")
+    typer.echo(f"Model saved to {trained.folder / 'model'}; training curves are in training.png.")

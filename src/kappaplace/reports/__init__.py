@@ -1,4 +1,4 @@
-"""Pages and figures of evaluations, maps, drives and training runs; the arithmetic belongs to metrics."""
+"""Pages and figures of evaluations, maps, drives and training runs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ __all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> object:
-    """Load what is asked for: the modules bring NumPy, matplotlib or a model along."""
+    """Load a name on first use, because the modules import NumPy and matplotlib."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

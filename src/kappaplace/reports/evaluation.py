@@ -1,26 +1,18 @@
-"""The report of an evaluation: one page that needs nothing else, with its figures and tables beside it."""
+"""The report of an evaluation: one self-contained page, with its figures and tables as separate files."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from kappaplace.errors import KappaPlaceError
-from kappaplace.reports import groups, how_to_read, html
-from kappaplace.reports.artifacts import Artefacts, slug
-from kappaplace.reports.groups import Group, group_of, pooled_group
-from kappaplace.reports.score_tables import left_out_table, mean_table, retrieval_table
-from kappaplace.reports.tables import Table
-
-if TYPE_CHECKING:
-    from kappaplace.evaluation.results import EvaluationResult
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kappaplace.reports.figures import kappa_histogram_figure
+from kappaplace.errors import KappaPlaceError
+from kappaplace.reports import groups, how_to_read, html
+from kappaplace.reports.artifacts import Artifacts, slug
+from kappaplace.reports.figures import comparison_figure, kappa_histogram_figure
 from kappaplace.reports.gallery import (
     confident_queries,
     gallery_html,
@@ -32,45 +24,56 @@ from kappaplace.reports.gallery import (
     worst_failures,
 )
 from kappaplace.reports.ground import map_figure, thinning
-from kappaplace.reports.score_tables import match_table, probability_table, score_table
+from kappaplace.reports.groups import Group, group_of, pooled_group
+from kappaplace.reports.score_tables import (
+    comparison_table,
+    left_out_table,
+    match_table,
+    mean_table,
+    probability_table,
+    retrieval_table,
+    score_table,
+)
+from kappaplace.reports.tables import PaperRow, Table, paper_table
 
 if TYPE_CHECKING:
-    from kappaplace.evaluation.results import ScoreColumns, SetResult
-from typing import TYPE_CHECKING
-
-from kappaplace.reports.figures import comparison_figure
-from kappaplace.reports.score_tables import comparison_table
-
-if TYPE_CHECKING:
-    from kappaplace.evaluation.results import EvaluationResult
-import math
-
-from kappaplace.reports.tables import paper_table
+    from kappaplace.evaluation.results import EvaluationResult, ScoreColumns, SetResult
 
 
 def write_report(result: EvaluationResult, folder: Path, others: Sequence[EvaluationResult] = ()) -> Path:
-    """Write report.html, figures/*.png and *.svg, tables/*.tex; returns the page.
+    """Write the report of an evaluation: report.html, figures/*.png and *.svg, tables/*.tex.
 
-    ``others`` are runs on the same sets to be shown side by side with this one.
+    Args:
+        result: The evaluation.
+        folder: Output folder.
+        others: Evaluations on the same datasets to compare it with.
+
+    Returns:
+        Path of ``report.html``.
+
+    Raises:
+        KappaPlaceError: If the evaluation has no dataset.
     """
     if not result.sets:
-        raise KappaPlaceError(f"The evaluation {result.name} holds no set, so there is nothing to report.")
-    made = Artefacts(folder)
+        raise KappaPlaceError(
+            f"The evaluation {result.name} has no dataset. Run `kappaplace evaluate` again."
+        )
+    files = Artifacts(folder)
     sets = [group_of(result, part) for part in result.sets]
     pooled = pooled_group(result)
     main = pooled or sets[0]
     retrieval = retrieval_table(result, [*sets, pooled] if pooled else sets)
     chapters = [
-        ("Retrieval", [made.table("retrieval", retrieval)]),
-        ("Which score knows when it is wrong?", _verdict(made, main, result)),
+        ("Retrieval", [files.table("retrieval", retrieval)]),
+        ("Which score detects incorrect matches?", _verdict(files, main, result)),
     ]
     if others:
-        chapters.append(("Side by side", comparison_pieces(made, [result, *others])))
+        chapters.append(("Comparison", comparison_pieces(files, [result, *others])))
     for part, group in zip(result.sets, sets, strict=True):
-        chapters.append((part.name, set_chapter(made, part, group, alone=pooled is None)))
-    chapters.append(("Missing scores", _missing(made, result, pooled)))
-    chapters.append(("How this was made", _facts(result)))
-    return made.page(html.page(f"Evaluation of {result.name}", _lead(main, len(sets)), _sections(chapters)))
+        chapters.append((part.name, set_chapter(files, part, group, only=pooled is None)))
+    chapters.append(("Missing scores", _missing(files, result, pooled)))
+    chapters.append(("Settings", _facts(result)))
+    return files.page(html.page(f"Evaluation of {result.name}", _lead(main, len(sets)), _sections(chapters)))
 
 
 def _sections(chapters: Sequence[tuple[str, list[str]]]) -> list[str]:
@@ -84,41 +87,41 @@ def _sections(chapters: Sequence[tuple[str, list[str]]]) -> list[str]:
 def _lead(group: Group, sets: int) -> str:
     recall = " · ".join(f"R@{k} {group.recall[f'R@{k}']:.3f}" for k in group.ks)
     queries = f"{len(group.hits):,} {'query' if len(group.hits) == 1 else 'queries'}"
-    return f"{queries} in {sets} {'set' if sets == 1 else 'sets'}. {recall}."
+    return f"{queries} in {sets} {'dataset' if sets == 1 else 'datasets'}. {recall}."
 
 
-def _verdict(made: Artefacts, group: Group, result: EvaluationResult) -> list[str]:
-    """All queries together: the tables, and the figures that need no single set."""
+def _verdict(files: Artifacts, group: Group, result: EvaluationResult) -> list[str]:
+    """Return the tables and figures of all queries together."""
     if not group.scores:
-        return [html.paragraph("No score could be computed on every set.")]
-    pieces = score_pieces(made, group)
+        return [html.paragraph("No score could be computed on every dataset.")]
+    pieces = score_pieces(files, group)
     several = len(result.sets) > 1
     if several and result.metrics.get("mean"):
         labels = {name: column.label for name, column in group.scores.items()}
-        pieces.append(made.table("scores-mean", mean_table(result.metrics["mean"], labels)))
-    figures = [groups.ece_bars(made, group), groups.risk_coverage(made, group)]
-    if several:  # one set alone has them in its own chapter
-        figures += [groups.reliability(made, group), groups.histograms(made, group)]
-    figures.append(groups.ece_sensitivity(made, group))
+        pieces.append(files.table("scores-mean", mean_table(result.metrics["mean"], labels)))
+    figures = [groups.ece_bars(files, group), groups.risk_coverage(files, group)]
+    if several:  # a single dataset has them in its own chapter
+        figures += [groups.reliability(files, group), groups.histograms(files, group)]
+    figures.append(groups.ece_sensitivity(files, group))
     return [*pieces, html.paragraph(how_to_read.SCORES, small=True), html.grid(figures)]
 
 
-def _missing(made: Artefacts, result: EvaluationResult, pooled: Group | None) -> list[str]:
-    """Scores left out, with the reasons."""
+def _missing(files: Artifacts, result: EvaluationResult, pooled: Group | None) -> list[str]:
+    """Return the table of the missing scores and the reasons."""
     table = left_out_table(result)
-    pieces = [made.table("left-out", table) if table else html.paragraph("No score was left out.")]
+    pieces = [files.table("left-out", table) if table else html.paragraph("No score is missing.")]
     if pooled is not None:
         every = {name: score.label for part in result.sets for name, score in part.scores.items()}
         missing = [label for name, label in every.items() if name not in pooled.scores]
         if missing:
             pieces.append(
-                html.paragraph(f"Not pooled, because some set lacks it: {', '.join(missing)}.", small=True)
+                html.paragraph(f"Not pooled, because a dataset lacks it: {', '.join(missing)}.", small=True)
             )
     return pieces
 
 
 def _facts(result: EvaluationResult) -> list[str]:
-    """What the evaluation recorded of itself; times are not told, so that equal runs give equal pages."""
+    """Return the settings of the evaluation. Times are omitted, so that equal runs give equal pages."""
     rows = [("run", name, _text(value)) for name, value in result.facts.items()]
     for part in result.sets:
         rows += [(part.name, name, _text(value)) for name, value in part.facts.items()]
@@ -126,11 +129,11 @@ def _facts(result: EvaluationResult) -> list[str]:
             rows.append((part.name, "bootstrap", f"blocks of {part.block} consecutive frames"))
     rows = [row for row in rows if row[2]]
     if not rows:
-        return [html.paragraph("The evaluation recorded nothing about itself.")]
-    return [Table.of_words(("of", "what", "value"), rows).html()]
+        return [html.paragraph("The evaluation recorded no settings.")]
+    return [Table.of_words(("dataset", "setting", "value"), rows).html()]
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{name}: {_text(inner)}" for name, inner in value.items())
     if isinstance(value, list | tuple):
@@ -138,44 +141,51 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def set_chapter(made: Artefacts, part: SetResult, group: Group, alone: bool) -> list[str]:
-    """All of one set; ``alone``: it is the only one, so its table stands above already."""
+def set_chapter(files: Artifacts, part: SetResult, group: Group, only: bool) -> list[str]:
+    """Return the chapter of one dataset.
+
+    Args:
+        files: Output files of the report.
+        part: Results of the dataset.
+        group: The same results with their metrics.
+        only: Whether it is the only dataset, whose table is in an earlier chapter.
+    """
     score = shown_score(part)
     if score is None:
-        return [html.paragraph("No score could be computed on this set.")]
-    pieces = [] if alone else score_pieces(made, group)
-    figures = [] if alone else [groups.risk_coverage(made, group)]
-    figures += [groups.reliability(made, group), groups.histograms(made, group)]
+        return [html.paragraph("No score could be computed on this dataset.")]
+    pieces = [] if only else score_pieces(files, group)
+    figures = [] if only else [groups.risk_coverage(files, group)]
+    figures += [groups.reliability(files, group), groups.histograms(files, group)]
     missing = []
     for figure, reason in (
-        (_kappa(made, part, group), "No κ histogram: the model gives no κ."),
-        (_map(made, part, score, group), "No map: there are no poses."),
+        (_kappa(files, part, group), "No κ histogram: the model has no κ."),
+        (_map(files, part, score, group), "No map: the images have no positions."),
     ):
         if figure:
             figures.append(figure)
         else:
             missing.append(html.paragraph(reason, small=True))
-    return [*pieces, html.grid(figures), *missing, *_galleries(made, part, score, group)]
+    return [*pieces, html.grid(figures), *missing, *_galleries(files, part, score, group)]
 
 
-def score_pieces(made: Artefacts, group: Group) -> list[str]:
-    """The tables of a group: scores, and matches and probabilities where there are any."""
-    pieces = [made.table(f"scores-{group.name}", score_table(group))]
+def score_pieces(files: Artifacts, group: Group) -> list[str]:
+    """Return the tables of a group: scores, and matches and probabilities if there are any."""
+    pieces = [files.table(f"scores-{group.name}", score_table(group))]
     for name, table in (("match", match_table(group)), ("probabilities", probability_table(group))):
         if table is not None:
-            pieces.append(made.table(f"{name}-{group.name}", table))
+            pieces.append(files.table(f"{name}-{group.name}", table))
     return pieces
 
 
-def _kappa(made: Artefacts, part: SetResult, group: Group) -> str:
+def _kappa(files: Artifacts, part: SetResult, group: Group) -> str:
     if part.query_kappa is None:
         return ""
     figure = kappa_histogram_figure(part.query_kappa, part.reference_kappa, group.success)
     alternative = f"Histograms of κ of queries and references, {part.name}"
-    return made.figure(f"kappa-{part.name}", figure, alternative, how_to_read.KAPPA)
+    return files.figure(f"kappa-{part.name}", figure, alternative, how_to_read.KAPPA)
 
 
-def _map(made: Artefacts, part: SetResult, score: ScoreColumns, group: Group) -> str:
+def _map(files: Artifacts, part: SetResult, score: ScoreColumns, group: Group) -> str:
     if part.query_positions is None or part.reference_positions is None:
         return ""
     placed = np.isfinite(part.query_positions).all(axis=1)
@@ -183,45 +193,45 @@ def _map(made: Artefacts, part: SetResult, score: ScoreColumns, group: Group) ->
     if not placed.any():
         return ""
     figure = map_figure(ground, part.query_positions[placed], score.query[placed], group.success[placed])
-    how = how_to_read.MAP.format(score=score.label) + thinning(len(ground), int(placed.sum()))
-    alternative = f"Map of references and queries coloured by uncertainty, {part.name}"
-    return made.figure(f"map-{part.name}", figure, alternative, how)
+    caption = how_to_read.MAP.format(score=score.label) + thinning(len(ground), int(placed.sum()))
+    alternative = f"Map of references and queries colored by uncertainty, {part.name}"
+    return files.figure(f"map-{part.name}", figure, alternative, caption)
 
 
-def _galleries(made: Artefacts, part: SetResult, score: ScoreColumns, group: Group) -> list[str]:
+def _galleries(files: Artifacts, part: SetResult, score: ScoreColumns, group: Group) -> list[str]:
     if not len(part.query_images) or not len(part.reference_images):
-        return [html.paragraph("No gallery: the image files are not known.", small=True)]
+        return [html.paragraph("No gallery: the evaluation has no image files.", small=True)]
     failures = worst_failures(score.query, group.success)
-    pieces = [html.heading(f"Sure, middling and unsure queries ({score.label})", level=3)]
-    chosen, how = confident_queries(score.query), how_to_read.GALLERY
+    pieces = [html.heading(f"Queries of high, middle and low confidence ({score.label})", level=3)]
+    queries, caption = confident_queries(score.query), how_to_read.GALLERY
     if has_confidence(score):
-        how += how_to_read.CONFIDENCE
-    pieces += _gallery(made, part, score, f"gallery-{part.name}", chosen, how)
-    pieces.append(html.heading(f"Wrong and sure of it ({score.label})", level=3))
+        caption += how_to_read.CONFIDENCE
+    pieces += _gallery(files, part, score, f"gallery-{part.name}", queries, caption)
+    pieces.append(html.heading(f"Incorrect matches of high confidence ({score.label})", level=3))
     if not failures:
-        return [*pieces, html.paragraph("No top match is wrong.", small=True)]
-    titled = [(f"Failure {number}", query) for number, query in enumerate(failures, 1)]
-    return [*pieces, *_gallery(made, part, score, f"failures-{part.name}", titled, how_to_read.FAILURES)]
+        return [*pieces, html.paragraph("Every top match is correct.", small=True)]
+    queries = [(f"Failure {number}", query) for number, query in enumerate(failures, 1)]
+    return [*pieces, *_gallery(files, part, score, f"failures-{part.name}", queries, how_to_read.FAILURES)]
 
 
 def _gallery(
-    made: Artefacts,
+    files: Artifacts,
     part: SetResult,
     score: ScoreColumns,
     name: str,
-    chosen: Sequence[tuple[str, int]],
-    how: str,
+    queries: Sequence[tuple[str, int]],
+    caption: str,
 ) -> list[str]:
-    rows = gallery_rows(part, score, chosen)
+    rows = gallery_rows(part, score, queries)
     if not has_pictures(rows):
-        first = PurePath(part.query_images[chosen[0][1]]).name
-        text = f"No gallery: none of its image files can be opened, {first or 'unnamed'} among them."
+        first = PurePath(part.query_images[queries[0][1]]).name
+        text = f"No gallery: none of its image files can be opened, for example {first or 'unnamed'}."
         return [html.paragraph(text, small=True)]
-    return [html.paragraph(how, small=True), made.piece(name, gallery_picture(rows), gallery_html(rows))]
+    return [html.paragraph(caption, small=True), files.piece(name, gallery_picture(rows), gallery_html(rows))]
 
 
-def comparison_pieces(made: Artefacts, results: Sequence[EvaluationResult]) -> list[str]:
-    """Tables for every set that two runs share, pooled where all sets are the same; then the curves."""
+def comparison_pieces(files: Artifacts, results: Sequence[EvaluationResult]) -> list[str]:
+    """Return tables and curves of each dataset that two runs share, and pooled if they share all."""
     runs = unique_names(results)
     names = list(dict.fromkeys(part.name for result in results for part in result.sets))
     shared: list[dict[str, Group]] = []
@@ -239,18 +249,18 @@ def comparison_pieces(made: Artefacts, results: Sequence[EvaluationResult]) -> l
         )
     shared = [runs for runs in shared if len(runs) > 1]
     if not shared:
-        return [html.paragraph("These runs share no set, so there is nothing to compare.")]
+        return [html.paragraph("These runs have no dataset in common.")]
     pieces, figures = [], []
     for group in shared:
         first = next(iter(group.values()))
-        pieces.append(made.table(f"comparison-{first.name}", comparison_table(group, first.title)))
-        figures.append(_curves(made, group))
+        pieces.append(files.table(f"comparison-{first.name}", comparison_table(group, first.title)))
+        figures.append(_curves(files, group))
     note = html.paragraph(how_to_read.COMPARISON_TABLE, small=True)
     return [*pieces, note, html.grid([figure for figure in figures if figure])]
 
 
 def unique_names(results: Sequence[EvaluationResult]) -> dict[str, EvaluationResult]:
-    """Runs by name; a name that comes again gets a number."""
+    """Return the runs by name; a repeated name gets a number."""
     runs: dict[str, EvaluationResult] = {}
     for result in results:
         name, count = result.name, 1
@@ -261,7 +271,7 @@ def unique_names(results: Sequence[EvaluationResult]) -> dict[str, EvaluationRes
     return runs
 
 
-def _curves(made: Artefacts, groups: Mapping[str, Group]) -> str:
+def _curves(files: Artifacts, groups: Mapping[str, Group]) -> str:
     first = next(iter(groups.values()))
     labels = {name: column.label for group in groups.values() for name, column in group.scores.items()}
     curves = {
@@ -272,17 +282,25 @@ def _curves(made: Artefacts, groups: Mapping[str, Group]) -> str:
     if not curves:
         return ""
     alternative = f"Risk over coverage of {', '.join(groups)} for each score, {first.title}"
-    how = f"{first.title}. {how_to_read.COMPARISON}"
-    return made.figure(f"comparison-{first.name}", comparison_figure(curves), alternative, how)
+    caption = f"{first.title}. {how_to_read.COMPARISON}"
+    return files.figure(f"comparison-{first.name}", comparison_figure(curves), alternative, caption)
 
 
-def write_paper_report(rows: Sequence[Mapping[str, Any]], folder: str | Path) -> Path:
-    """report.html with one table for each of the paper's, and the same tables as LaTeX beside it."""
-    files = Artefacts(folder)
-    measured = sum(math.isfinite(row["ours"]) for row in rows)
+def write_paper_report(rows: Sequence[PaperRow], folder: str | Path) -> Path:
+    """Write report.html with one table per table of the paper, and the same tables as LaTeX.
+
+    Args:
+        rows: One row per published number, see `paper_table`.
+        folder: Output folder.
+
+    Returns:
+        Path of ``report.html``.
+    """
+    files = Artifacts(folder)
+    measured = sum(isinstance(row["ours"], float) and math.isfinite(row["ours"]) for row in rows)
     sections = []
     for name in dict.fromkeys(str(row["table"]) for row in rows):
-        mine = [row for row in rows if row["table"] == name]
-        sections += [html.heading(name), files.table(f"paper {name}", paper_table(mine))]
-    lead = f"{measured} of {len(rows)} published numbers could be measured with the data and models given."
-    return files.page(html.page("The paper's numbers and ours", lead, sections))
+        table = paper_table([row for row in rows if row["table"] == name])
+        sections += [html.heading(name), files.table(f"paper {name}", table)]
+    lead = f"{measured} of {len(rows)} published numbers could be measured with these data and models."
+    return files.page(html.page("Published and measured numbers", lead, sections))

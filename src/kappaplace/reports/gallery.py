@@ -1,4 +1,4 @@
-"""Queries to look at: sure, middling and unsure ones, and failures that the system was sure of."""
+"""Galleries of queries: of high, middle and low confidence, and failures of high confidence."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from kappaplace.data.thumbnails import THUMBNAIL_SIZE, Thumbnail, thumbnail
 from kappaplace.reports.figures import GalleryRow, gallery_figure, plain
+from kappaplace.reports.html import card
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,21 +22,22 @@ if TYPE_CHECKING:
 
 MATCHES = 3
 FAILURES = 5
-# Which queries stand for which confidence: percentiles of the queries, sorted from unsure to sure.
+# Percentiles of the queries, sorted by increasing confidence, that represent each level.
 LEVELS = (("High confidence", (97, 85)), ("Middle confidence", (55, 45)), ("Low confidence", (15, 3)))
 PREFERRED = "kappaplace"
 
 
 @dataclass(frozen=True, eq=False)
 class Card:
-    """One picture of a row with the words below it."""
+    """One image of a row with its captions."""
 
     name: str
-    """Of the image file."""
+    """Name of the image file."""
     picture: Thumbnail | None
+    """None if the file cannot be opened."""
     captions: tuple[str, ...]
     right: bool | None = None
-    """None for the query itself."""
+    """Whether the match is correct; None for the query itself."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +50,7 @@ class Row:
 
 
 def shown_score(part: SetResult) -> ScoreColumns | None:
-    """What galleries and maps show: KappaPlace, else the first score that judges matches, else the first."""
+    """Return the score for galleries and maps: KappaPlace, otherwise the first that evaluates matches."""
     if PREFERRED in part.scores:
         return part.scores[PREFERRED]
     scores = list(part.scores.values())
@@ -56,28 +58,34 @@ def shown_score(part: SetResult) -> ScoreColumns | None:
 
 
 def confident_queries(uncertainty: NDArray[np.float64]) -> list[tuple[str, int]]:
-    """Title and row of the queries that stand for each level of confidence; none comes twice."""
-    order = np.argsort(-uncertainty, kind="stable")  # unsure to sure
-    chosen: dict[int, str] = {}
+    """Return title and row of the queries that represent each level of confidence, without duplicates."""
+    order = np.argsort(-uncertainty, kind="stable")
+    titles: dict[int, str] = {}
     for title, percentiles in LEVELS:
         for percentile in percentiles:
-            chosen.setdefault(int(order[round((len(order) - 1) * percentile / 100)]), title)
-    return [(title, query) for query, title in chosen.items()]
+            titles.setdefault(int(order[round((len(order) - 1) * percentile / 100)]), title)
+    return [(title, query) for query, title in titles.items()]
 
 
 def worst_failures(uncertainty: NDArray[np.float64], success: NDArray[np.bool_]) -> list[int]:
-    """Rows of the wrong queries that look surest, the surest first."""
-    wrong = np.flatnonzero(~success)
-    return wrong[np.argsort(uncertainty[wrong], kind="stable")][:FAILURES].tolist()
+    """Return the rows of the most confident queries with incorrect matches, most confident first."""
+    failures = np.flatnonzero(~success)
+    return failures[np.argsort(uncertainty[failures], kind="stable")][:FAILURES].tolist()
 
 
-def gallery_rows(part: SetResult, score: ScoreColumns, chosen: Sequence[tuple[str, int]]) -> list[Row]:
-    """Cards with pictures for these queries."""
-    return [Row(title, query, _cards(part, score, query)) for title, query in chosen]
+def gallery_rows(part: SetResult, score: ScoreColumns, queries: Sequence[tuple[str, int]]) -> list[Row]:
+    """Return the images and captions of queries.
+
+    Args:
+        part: Results of the dataset.
+        score: Score that gives the confidence.
+        queries: Title and row of each query.
+    """
+    return [Row(title, query, _cards(part, score, query)) for title, query in queries]
 
 
 def gallery_html(rows: Sequence[Row]) -> str:
-    """Framed pictures with words below them: four in a line, two on a phone."""
+    """Return framed images with captions, four per line, or two on a phone."""
     pieces, last = [], ""
     for row in rows:
         if row.title != last:
@@ -89,11 +97,11 @@ def gallery_html(rows: Sequence[Row]) -> str:
 
 
 def gallery_picture(rows: Sequence[Row]) -> Figure:
-    """The same as a figure for a paper."""
-    grey = np.full((THUMBNAIL_SIZE[1], THUMBNAIL_SIZE[0], 3), 200, np.uint8)
+    """Return the same gallery as a figure for a paper."""
+    gray = np.full((THUMBNAIL_SIZE[1], THUMBNAIL_SIZE[0], 3), 200, np.uint8)
 
     def pixels(card: Card) -> NDArray[np.uint8]:
-        return grey if card.picture is None else card.picture.pixels
+        return gray if card.picture is None else card.picture.pixels
 
     return gallery_figure(
         [
@@ -111,35 +119,35 @@ def gallery_picture(rows: Sequence[Row]) -> Figure:
 
 
 def has_confidence(score: ScoreColumns) -> bool:
-    """Whether 1/U of a pair exists: the score judges pairs and is never zero or below."""
+    """Return whether 1/U of a pair is defined: the score evaluates pairs and is always positive."""
     return score.match is not None and bool(score.match.min() > 0)
 
 
 def has_pictures(rows: Sequence[Row]) -> bool:
-    """Whether any image could be opened."""
+    """Return whether any image can be opened."""
     return any(card.picture is not None for row in rows for card in row.cards)
 
 
 def _cards(part: SetResult, score: ScoreColumns, query: int) -> tuple[Card, ...]:
-    surer = float((score.query > score.query[query]).mean())
-    words = [f"query, surer than {surer:.0%} of all"]
+    rank = float((score.query > score.query[query]).mean())
+    words = [f"query, more confident than {rank:.0%}"]
     if part.query_kappa is not None:
         words.append(f"κ {_short(part.query_kappa[query])}")
     path = part.query_images[query]
     cards = [Card(PurePath(path).name, thumbnail(path), tuple(words))]
     for rank, reference in enumerate(part.matches.indices[query, :MATCHES].tolist()):
         right = bool(part.hits[query, rank])
-        words = [f"{rank + 1}. {'right' if right else 'wrong'}", *_confidence(score, query, rank)]
+        words = [f"{rank + 1}. {'correct' if right else 'incorrect'}", *_confidence(score, query, rank)]
         if part.query_positions is not None and part.reference_positions is not None:
-            metres = np.linalg.norm(part.reference_positions[reference] - part.query_positions[query])
-            words[0] += f", {metres:,.0f} m away"
+            distance = np.linalg.norm(part.reference_positions[reference] - part.query_positions[query])
+            words[0] += f", {distance:,.0f} m away"
         path = part.reference_images[reference]
         cards.append(Card(PurePath(path).name, thumbnail(path), tuple(words), right))
     return tuple(cards)
 
 
 def _confidence(score: ScoreColumns, query: int, rank: int) -> list[str]:
-    """1/U of the pair; scores that can reach zero or below have no inverse, so they show U itself."""
+    """Return 1/U of the pair, or U itself if the score can be zero or negative."""
     if score.match is None:
         return []
     uncertainty = float(score.match[query, rank])
@@ -149,17 +157,15 @@ def _confidence(score: ScoreColumns, query: int, rank: int) -> list[str]:
 
 
 def _short(value: float) -> str:
-    """Three digits, and no exponent for large numbers."""
+    """Return a number with three digits, without an exponent for large numbers."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def _card_html(card: Card) -> str:
-    name = html.escape(card.name, quote=True)
-    kind = {None: "query", True: "right", False: "wrong"}[card.right]
-    what = "query" if card.right is None else f"{kind} match"
-    if card.picture is None:
-        picture = f'<div class="gone">{name or "image"} cannot be opened</div>'
-    else:
-        picture = f'<img alt="{what}: {name}" src="{card.picture.data}">'
-    words = "<br>".join(map(html.escape, card.captions))
-    return f'<div class="{kind}">{picture}<p>{words}</p></div>'
+def _card_html(each: Card) -> str:
+    kind, text = {
+        None: ("query", "query"),
+        True: ("right", "correct match"),
+        False: ("wrong", "incorrect match"),
+    }[each.right]
+    data = "" if each.picture is None else each.picture.data
+    return card(kind, each.name, data, each.captions, f"{text}: {each.name}")

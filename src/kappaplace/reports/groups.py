@@ -1,4 +1,4 @@
-"""What a report judges together: one set, or all sets pooled, with the numbers that belong to it."""
+"""The queries that a report evaluates together, one dataset or all datasets pooled, with their metrics."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,11 +27,8 @@ from kappaplace.metrics import (
     score_summary,
     success_at,
 )
-
-if TYPE_CHECKING:
-    from kappaplace.evaluation.results import EvaluationResult, SetResult
 from kappaplace.reports import how_to_read
-from kappaplace.reports.artifacts import Artefacts
+from kappaplace.reports.artifacts import Artifacts
 from kappaplace.reports.figures import (
     ece_bars_figure,
     ece_sensitivity_figure,
@@ -40,6 +37,11 @@ from kappaplace.reports.figures import (
     score_histogram_figure,
 )
 
+if TYPE_CHECKING:
+    from kappaplace.evaluation.results import EvaluationResult, SetResult
+
+Metrics: TypeAlias = Mapping[str, Any]
+"""Metrics as an evaluation stores them: nested by score and metric."""
 KS = (1, 5, 10)
 POOLED = "pooled"
 NAN = float("nan")
@@ -58,95 +60,95 @@ class Column:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Queries that are judged together."""
+    """Queries that are evaluated together."""
 
     name: str
     title: str
     hits: NDArray[np.bool_]
     scores: Mapping[str, Column]
-    given: Mapping[str, Any]
-    """What the evaluation measured already; the rest is measured here."""
+    stored: Metrics
+    """Metrics that the evaluation has measured; the others are computed here."""
 
     @property
     def ks(self) -> list[int]:
-        """The K of R@K and ECE@K that the matches allow."""
+        """Values of K in R@K and ECE@K, up to the number of matches."""
         return [k for k in KS if k <= self.hits.shape[1]]
 
     @cached_property
     def success(self) -> NDArray[np.bool_]:
-        """Whether the top match of each query is right."""
+        """Whether the top match of each query is correct."""
         return success_at(self.hits, 1)
 
     @cached_property
     def recall(self) -> dict[str, float]:
-        """R@K, and what else the evaluation says of the retrieval."""
+        """R@K and the other retrieval metrics of the evaluation."""
         return {
             **{f"R@{k}": recall_at(self.hits, k) for k in self.ks},
-            **_numbers(self.given.get("recall") or {}),
+            **_numbers(self.stored.get("recall") or {}),
         }
 
     @cached_property
     def values(self) -> dict[str, dict[str, float]]:
-        """All metrics of each score; those of the evaluation count, others are measured here."""
+        """All metrics of each score; those stored by the evaluation take precedence."""
         return {name: self._values(name) for name in self.scores}
 
     @cached_property
-    def without_knowledge(self) -> dict[str, float]:
-        """The same metrics for a score that says nothing: what any score has to beat."""
+    def constant_score(self) -> dict[str, float]:
+        """Metrics of a constant score, the baseline for every score."""
         return score_summary(np.zeros(len(self.success)), self.success)
 
     def interval(self, score: str, metric: str) -> Sequence[float] | None:
-        """Of a bootstrap, where the evaluation made one."""
-        intervals = self.given.get("intervals") or {}
+        """Return the bootstrap interval of a metric, if the evaluation has one."""
+        intervals = self.stored.get("intervals") or {}
         return ((intervals.get("scores") or intervals).get(score) or {}).get(metric)
 
     def recall_interval(self, metric: str) -> Sequence[float] | None:
-        """The same for R@K."""
-        return ((self.given.get("intervals") or {}).get("recall") or {}).get(metric)
+        """Return the bootstrap interval of R@K, if the evaluation has one."""
+        return ((self.stored.get("intervals") or {}).get("recall") or {}).get(metric)
 
     def reliability(self, score: str, k: int = 1) -> ReliabilityCurve:
-        """In the paper's protocol."""
+        """Return the reliability curve of a score in the paper's protocol."""
         column = self.scores[score]
         return reliability_curve(column.query, success_at(self.hits, k), _clamp(column))
 
     def risk_coverage(self, score: str) -> AcceptanceCurve:
-        """Errors left at each share of answered queries."""
+        """Return the remaining errors at each fraction of answered queries."""
         return acceptance_curve(self.scores[score].query, self.success)
 
     def surface(self, score: str) -> EceSurface:
-        """ECE@1 for every choice that its definition leaves open."""
+        """Return ECE@1 for all choices that its definition leaves open."""
         column = self.scores[score]
         return ece_surface(column.query, self.success, column.one_sided)
 
     def _values(self, name: str) -> dict[str, float]:
-        given = _numbers((self.given.get("scores") or {}).get(name) or {})
+        stored = _numbers((self.stored.get("scores") or {}).get(name) or {})
         column = self.scores[name]
-        found = dict(given)
+        values = dict(stored)
         for k in self.ks:
-            if f"ECE@{k}" not in given:
-                found[f"ECE@{k}"] = self.reliability(name, k).error
-            if column.match is not None and f"match ECE@{k}" not in given:
-                found[f"match ECE@{k}"] = match_calibration_error(column.match, self.hits, k, _clamp(column))
-        if "AUROC" not in given or "coverage@10%" not in given:
-            found = {**score_summary(column.query, self.success), **found}
-        if column.probability is not None and "smooth ECE" not in given:
-            found = {**probability_summary(column.probability, self.success), **found}
-        return found
+            if f"ECE@{k}" not in stored:
+                values[f"ECE@{k}"] = self.reliability(name, k).error
+            if column.match is not None and f"match ECE@{k}" not in stored:
+                values[f"match ECE@{k}"] = match_calibration_error(column.match, self.hits, k, _clamp(column))
+        if "AUROC" not in stored or "coverage@10%" not in stored:
+            values = {**score_summary(column.query, self.success), **values}
+        if column.probability is not None and "smooth ECE" not in stored:
+            values = {**probability_summary(column.probability, self.success), **values}
+        return values
 
 
 def group_of(result: EvaluationResult, part: SetResult) -> Group:
-    """One set alone."""
+    """Return the queries of one dataset."""
     labels = Counter(score.label for score in part.scores.values())
     columns = {}
     for name, score in part.scores.items():
-        # Two scores of one label could not be told apart.
+        # Two scores with the same label must be distinguished.
         label = score.label if labels[score.label] == 1 else f"{score.label} ({name})"
         columns[name] = Column(label, score.query, score.match, score.probability, score.one_sided)
     return Group(part.name, part.name, part.hits, columns, result.metrics.get(part.name) or {})
 
 
 def pooled_group(result: EvaluationResult) -> Group | None:
-    """All sets as one; None where there is only one. Scores that some set lacks are not in it."""
+    """Return all queries with the scores that every dataset has; None if there is only one dataset."""
     if len(result.sets) < 2:
         return None
     parts = [group_of(result, part) for part in result.sets]
@@ -156,7 +158,7 @@ def pooled_group(result: EvaluationResult) -> Group | None:
         if all(name in part.scores for part in parts):
             columns[name] = _joined([part.scores[name] for part in parts], k)
     hits = pool([(part.hits[:, :k],) for part in parts]).arrays[0]
-    return Group(POOLED, "all sets pooled", hits, columns, result.metrics.get(POOLED) or {})
+    return Group(POOLED, "all datasets pooled", hits, columns, result.metrics.get(POOLED) or {})
 
 
 def _joined(columns: list[Column], k: int) -> Column:
@@ -176,8 +178,8 @@ def _clamp(column: Column) -> tuple[float | None, float | None]:
     return UPPER_TAIL if column.one_sided else BOTH_TAILS
 
 
-def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """Plain numbers; JSON's null stands for what is not defined."""
+def _numbers(values: Metrics) -> dict[str, float]:
+    """Return the numbers as floats; JSON's null becomes NaN."""
     return {
         name: NAN if value is None else float(value)
         for name, value in values.items()
@@ -185,44 +187,44 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def risk_coverage(made: Artefacts, group: Group) -> str:
-    """Errors left at each share of answered queries, all scores in one plot."""
+def risk_coverage(files: Artifacts, group: Group) -> str:
+    """Write the risk–coverage curves of all scores."""
     curves = {column.label: group.risk_coverage(name) for name, column in group.scores.items()}
     alternative = f"Risk over coverage of {', '.join(curves)}, {group.title}"
     figure = risk_coverage_figure(curves)
-    return made.figure(f"risk-coverage-{group.name}", figure, alternative, how_to_read.RISK)
+    return files.figure(f"risk-coverage-{group.name}", figure, alternative, how_to_read.RISK)
 
 
-def reliability(made: Artefacts, group: Group) -> str:
-    """Success in each bin against what the bin promises, a plot a score."""
+def reliability(files: Artifacts, group: Group) -> str:
+    """Write the reliability curves, one plot per score."""
     curves = {column.label: group.reliability(name) for name, column in group.scores.items()}
     errors = {column.label: group.values[name]["ECE@1"] for name, column in group.scores.items()}
     figure = reliability_figure(curves, errors, 1, columns=min(2, len(curves)))
     alternative = f"Reliability curves of {', '.join(curves)}, {group.title}"
-    return made.figure(f"reliability-{group.name}", figure, alternative, how_to_read.RELIABILITY)
+    return files.figure(f"reliability-{group.name}", figure, alternative, how_to_read.RELIABILITY)
 
 
-def histograms(made: Artefacts, group: Group) -> str:
-    """Each score for right and for wrong top matches."""
+def histograms(files: Artifacts, group: Group) -> str:
+    """Write the histograms of each score for correct and incorrect top matches."""
     scores = {column.label: column.query for column in group.scores.values()}
     figure = score_histogram_figure(scores, group.success)
-    alternative = f"Histograms of {', '.join(scores)} for right and wrong matches, {group.title}"
-    return made.figure(f"histograms-{group.name}", figure, alternative, how_to_read.HISTOGRAMS)
+    alternative = f"Histograms of {', '.join(scores)} for correct and incorrect matches, {group.title}"
+    return files.figure(f"histograms-{group.name}", figure, alternative, how_to_read.HISTOGRAMS)
 
 
-def ece_bars(made: Artefacts, group: Group) -> str:
-    """ECE@K of every score."""
+def ece_bars(files: Artifacts, group: Group) -> str:
+    """Write the bars of ECE@K of every score."""
     errors = {
         column.label: {k: group.values[name][f"ECE@{k}"] for k in group.ks}
         for name, column in group.scores.items()
     }
     alternative = f"Bars of ECE at several K for {', '.join(errors)}, {group.title}"
-    return made.figure("ece-bars", ece_bars_figure(errors, group.ks), alternative, how_to_read.BARS)
+    return files.figure("ece-bars", ece_bars_figure(errors, group.ks), alternative, how_to_read.BARS)
 
 
-def ece_sensitivity(made: Artefacts, group: Group) -> str:
-    """ECE@1 under other bins, clamps and zoom."""
+def ece_sensitivity(files: Artifacts, group: Group) -> str:
+    """Write ECE@1 for other numbers of bins, clamps and zoom."""
     surfaces = {column.label: group.surface(name) for name, column in group.scores.items()}
     alternative = f"ECE@1 over the number of bins, with and without zoom, for {', '.join(surfaces)}"
     figure = ece_sensitivity_figure(surfaces)
-    return made.figure("ece-sensitivity", figure, alternative, how_to_read.SENSITIVITY)
+    return files.figure("ece-sensitivity", figure, alternative, how_to_read.SENSITIVITY)

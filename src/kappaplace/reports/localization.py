@@ -1,9 +1,8 @@
-"""Answers as one HTML page: the map with what was found, and the matches beside the query."""
+"""Answers as one HTML page: a map of all answers, and each query with its matches."""
 
 from __future__ import annotations
 
 import base64
-import html
 from collections.abc import Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
@@ -11,11 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kappaplace.data.thumbnails import thumbnail
-from kappaplace.files import replace_file
+from kappaplace.files import write_file
 from kappaplace.maps.answer import Localization, Match
 from kappaplace.maps.store.reader import MapStore
-from kappaplace.reports.figures import COLOURS, PLOT_STYLE, RIGHT, WIDTH, new_figure
-from kappaplace.reports.html import heading, page, paragraph, picture, png_of, table
+from kappaplace.reports.figures import COLOURS, RIGHT, WIDTH, new_figure, styled
+from kappaplace.reports.html import card, heading, page, paragraph, picture, png_of, table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,14 +24,20 @@ if TYPE_CHECKING:
 
 CARDS = 3
 MOST_ANSWERS = 200
-"""More pictures than this make a page that no browser likes."""
+"""Maximum number of answers on a page; browsers are slow with more images."""
 MOST_REFERENCES = 20_000
 FRAMES = {"accept": "right", "reject": "wrong"}
-"""Which frame a decision gets; what is doubtful or undecided stays grey."""
+"""Frame of each decision; a doubtful match, or one without a decision, has a gray frame."""
 
 
 def write_answers(place_map: PlaceMap, answers: Sequence[Localization], file: str | Path) -> None:
-    """Write the page; only the first `MOST_ANSWERS` answers are shown, and it says so."""
+    """Write answers as one HTML page, which shows the first `MOST_ANSWERS` of them.
+
+    Args:
+        place_map: Map that was queried.
+        answers: Answers of `PlaceMap.localize`.
+        file: HTML file to write.
+    """
     store, shown = place_map.store, answers[:MOST_ANSWERS]
     sections = [paragraph(note, small=True) for note in dict.fromkeys(n for a in answers for n in a.notes)]
     if len(shown) < len(answers):
@@ -41,36 +46,35 @@ def write_answers(place_map: PlaceMap, answers: Sequence[Localization], file: st
         )
     sections += [_overview(store, shown)] if len(shown) > 1 else []
     for answer in shown:
-        sections += _answer(store, answer, alone=len(shown) == 1)
-    asked = "1 query" if len(answers) == 1 else f"{len(answers):,} queries"
-    lead = f"{asked} in a map of {len(store):,} references"
+        sections += _answer(store, answer, only=len(shown) == 1)
+    queries = "1 query" if len(answers) == 1 else f"{len(answers):,} queries"
+    lead = f"{queries} in a map of {len(store):,} references"
     text = page(f"Where was this? {store.manifest.name}".strip(), lead, sections)
-    replace_file(Path(file), lambda part: part.write_text(text, encoding="utf-8", errors="backslashreplace"))
+    write_file(Path(file), text.encode("utf-8", "backslashreplace"))
 
 
 def _overview(store: MapStore, answers: Sequence[Localization]) -> str:
-    figure = map_figure(store, [(a.matches, a) for a in answers], lines=False)
-    words = "Grey: the map. Coloured: where each query was found; green is accepted, a cross is rejected."
-    return "" if figure is None else picture(png_of(figure), "the map with all answers", words)
+    figure = map_figure(store, answers, matches=False)
+    caption = "Gray: the map. Colored: estimated positions. Green is accepted, a cross is rejected."
+    return "" if figure is None else picture(png_of(figure), "Map with all answers", caption)
 
 
-def _answer(store: MapStore, answer: Localization, alone: bool) -> list[str]:
-    pieces = [heading(PurePath(answer.query).name), paragraph(answer.sentence)]
+def _answer(store: MapStore, answer: Localization, only: bool) -> list[str]:
+    name = PurePath(answer.query).name
+    pieces = [heading(name), paragraph(answer.sentence)]
     words = [f"κ {answer.kappa:,.3g}"] if np.isfinite(answer.kappa) else []
-    cards = [_card("query", answer.query, picture_data(answer.query, None), ["query", *words])]
+    cards = [card("query", name, picture_data(answer.query, None), ["query", *words])]
     for match in answer.matches[:CARDS]:
         frame = FRAMES.get(match.decision or "", "query")
-        said = [f"{match.rank}. similarity {match.similarity:.3f}"]
-        said += [f"probability {match.probability:.2f}"] if match.probability is not None else []
-        said += [f"({match.x:,.1f}, {match.y:,.1f})"] if np.isfinite(match.x) else ["no position"]
-        small = store.thumbnail(match.reference)
-        cards.append(_card(frame, match.name, picture_data(match.image, small), said))
+        captions = [f"{match.rank}. similarity {match.similarity:.3f}"]
+        captions += [f"probability {match.probability:.2f}"] if match.probability is not None else []
+        captions += [f"({match.x:,.1f}, {match.y:,.1f})"] if np.isfinite(match.x) else ["no position"]
+        image = picture_data(match.image, store.thumbnail(match.reference))
+        cards.append(card(frame, PurePath(match.name).name, image, captions))
     pieces.append(f'<div class="row">{"".join(cards)}</div>')
-    if alone and (figure := map_figure(store, [(answer.matches, answer)])) is not None:
-        words_ = (
-            "Grey: the map. Blue: the matches, larger where they rank higher. Star: the estimated position."
-        )
-        pieces.append(picture(png_of(figure), "the map with the matches", words_))
+    if only and (figure := map_figure(store, [answer])) is not None:
+        caption = "Gray: the map. Blue: the matches; higher ranks are larger. Star: the estimated position."
+        pieces.append(picture(png_of(figure), "Map with the matches", caption))
     pieces.append(_table(answer))
     return pieces
 
@@ -96,48 +100,53 @@ def _number(value: float, digits: int | None = None) -> str:
 
 
 def picture_data(path: str, small: bytes | None) -> str:
-    """The picture inside the page: the map's own small copy, or the file if it is still there."""
+    """Return an image as a data URL.
+
+    Args:
+        path: Image file, used if the map has no thumbnail.
+        small: Thumbnail of the map, as JPEG.
+
+    Returns:
+        The URL; empty if the image cannot be opened.
+    """
     if small is None:
-        made = thumbnail(path)
-        return "" if made is None else made.data
+        image = thumbnail(path)
+        return "" if image is None else image.data
     return "data:image/jpeg;base64," + base64.b64encode(small).decode("ascii")
 
 
-def _card(frame: str, name: str, data: str, words: Sequence[str]) -> str:
-    shown = html.escape(PurePath(name).name, quote=True)
-    inside = (
-        f'<img alt="{shown}" src="{data}">' if data else f'<div class="gone">{shown} cannot be opened</div>'
-    )
-    return f'<div class="{frame}">{inside}<p>{"<br>".join(map(html.escape, words))}</p></div>'
+@styled
+def map_figure(store: MapStore, answers: Sequence[Localization], *, matches: bool = True) -> Figure | None:
+    """Draw references gray, matches blue, and estimated positions by their decision.
 
+    Args:
+        store: Map with the references.
+        answers: Answers to draw.
+        matches: Whether to draw the matches.
 
-def map_figure(
-    store: MapStore, found: Sequence[tuple[Sequence[Match], Localization]], *, lines: bool = True
-) -> Figure | None:
-    """References grey, matches blue, estimates by their decision; None where nothing has a position."""
-    import matplotlib
-
-    known = store.positions[np.isfinite(store.positions[:, 0])]
-    if not len(known):
+    Returns:
+        The figure; None if no reference has a position.
+    """
+    positions = store.positions[np.isfinite(store.positions[:, 0])]
+    if not len(positions):
         return None
-    origin = known.min(axis=0)
-    spread = np.linspace(0, len(known) - 1, min(len(known), MOST_REFERENCES)).round().astype(np.int64)
-    ground = known[spread] - origin
-    with matplotlib.rc_context(PLOT_STYLE):
-        figure = new_figure(WIDTH, WIDTH)
-        axis = figure.subplots()
-        axis.scatter(ground[:, 0], ground[:, 1], s=4, color="#b5b5b5", linewidths=0, rasterized=True)
-        for matches, answer in found:
-            at = np.array([[m.x, m.y] for m in matches if np.isfinite(m.x)]).reshape(-1, 2) - origin
-            if lines and len(at):
-                sizes = np.linspace(60, 12, len(at))
-                axis.scatter(at[:, 0], at[:, 1], s=sizes, color=COLOURS[0], linewidths=0, alpha=0.8)
-            if answer.pose is not None:
-                x, y = answer.pose.x - origin[0], answer.pose.y - origin[1]
-                accepted, rejected = answer.decision == "accept", answer.decision == "reject"
-                colour = RIGHT if accepted else COLOURS[1]
-                axis.scatter([x], [y], s=90, marker="x" if rejected else "*", color=colour, zorder=3)
-        axis.set_aspect("equal", adjustable="datalim")
-        axis.set(xlabel=f"metres east of {origin[0]:,.0f}", ylabel=f"metres north of {origin[1]:,.0f}")
-        axis.locator_params(nbins=5)
-        return figure
+    origin = positions.min(axis=0)
+    last, count = len(positions) - 1, min(len(positions), MOST_REFERENCES)
+    ground = positions[np.linspace(0, last, count).round().astype(np.int64)] - origin
+    figure = new_figure(WIDTH, WIDTH)
+    axis = figure.subplots()
+    axis.scatter(ground[:, 0], ground[:, 1], s=4, color="#b5b5b5", linewidths=0, rasterized=True)
+    for answer in answers:
+        points = np.array([[m.x, m.y] for m in answer.matches if np.isfinite(m.x)]).reshape(-1, 2) - origin
+        if matches and len(points):
+            sizes = np.linspace(60, 12, len(points))
+            axis.scatter(points[:, 0], points[:, 1], s=sizes, color=COLOURS[0], linewidths=0, alpha=0.8)
+        if answer.pose is not None:
+            x, y = answer.pose.x - origin[0], answer.pose.y - origin[1]
+            accepted, rejected = answer.decision == "accept", answer.decision == "reject"
+            color = RIGHT if accepted else COLOURS[1]
+            axis.scatter([x], [y], s=90, marker="x" if rejected else "*", color=color, zorder=3)
+    axis.set_aspect("equal", adjustable="datalim")
+    axis.set(xlabel=f"meters east of {origin[0]:,.0f}", ylabel=f"meters north of {origin[1]:,.0f}")
+    axis.locator_params(nbins=5)
+    return figure

@@ -1,26 +1,23 @@
-"""What a fit of κ to a map has learnt: figures and words, from plain numbers.
-
-The page of a fitted map: its record, its calibration, and the places of highest and lowest κ.
-"""
+"""The page of a fitted map: κ against degradation, the calibration, and references of high and low κ."""
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.files import make_folder, replace_file
+from kappaplace.files import make_folder, write_file
 from kappaplace.maps.tune.fit_check import LEVELS, read_record
-from kappaplace.reports.figures import COLOURS, PLOT_STYLE, new_figure
-from kappaplace.reports.html import heading, page, paragraph, picture, png_of, table
+from kappaplace.reports.figures import COLOURS, new_figure, styled
+from kappaplace.reports.html import card, heading, page, paragraph, picture, png_of, table
 from kappaplace.reports.localization import picture_data
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from kappaplace.maps.place_map import PlaceMap
@@ -31,7 +28,7 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 @dataclass(frozen=True)
 class FitFacts:
-    """All that the page shows but the pictures of places."""
+    """Content of the page without the example images."""
 
     name: str
     references: int
@@ -39,103 +36,108 @@ class FitFacts:
     views: int
     seconds: float
     losses: Sequence[float]
-    """Of each epoch."""
-    judged: int
-    """Images that κ was judged on."""
+    """Loss of each epoch."""
+    test_images: int
+    """Number of held-out images."""
     levels: Sequence[float]
     clean: Sequence[float]
-    """Quartiles of κ of undamaged images."""
+    """Quartiles of κ of the original images."""
     kinds: Mapping[str, Sequence[Sequence[float]]]
-    """The same of each kind of damage, at each level."""
+    """Quartiles of κ for each kind of degradation, at each level."""
     closeness: Mapping[str, Sequence[float]]
-    """Mean cosine to the undamaged descriptor, at each level."""
+    """Mean cosine to the original descriptor for each kind of degradation, at each level."""
     by_kind: Mapping[str, float]
-    """Rank correlation of κ and level."""
+    """Rank correlation of κ and level for each kind of degradation."""
     with_level: float
+    """Rank correlation of κ and level."""
     with_cosine: float
+    """Rank correlation of κ and the cosine to the original descriptor."""
     before: float | None = None
+    """Rank correlation of the previous κ and level; None if the model had no κ."""
     reliability: Sequence[Sequence[float]] | None = None
-    """Mean probability, share of right answers and count of each bin; None where nothing was calibrated."""
+    """Mean probability, fraction of correct answers and count of each bin; None without a calibration."""
     calibrated: Sequence[str] = ()
-    """What the calibration says of itself."""
+    """Notes of the calibration."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """A place of the map and its κ."""
+    """A reference of the map and its κ."""
 
     name: str
     data: str
-    """The picture as a data address; empty where there is none."""
+    """Image as a data URL; empty if there is none."""
     kappa: float
 
 
+@styled
 def summary_figure(facts: FitFacts) -> Figure:
-    """Four plots: κ against damage, what damage does to descriptors, the loss, and the probabilities."""
-    import matplotlib
-
-    with matplotlib.rc_context(PLOT_STYLE):
-        figure = new_figure(9.2, 6.6)
-        (kappa, close), (loss, promise) = figure.subplots(2, 2)
-        _kappa(kappa, facts)
-        _closeness(close, facts)
-        loss.plot(range(1, len(facts.losses) + 1), facts.losses, "o-", ms=3, color=COLOURS[0])
-        loss.set(title="learning", xlabel="epoch", ylabel="negative log-likelihood")
-        loss.locator_params(axis="x", integer=True)
-        _reliability(promise, facts)
-        handles, labels = kappa.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), fontsize=8)
-        return figure
+    """Draw four plots: κ and descriptors against degradation, the loss, and the probabilities."""
+    figure = new_figure(9.2, 6.6)
+    (kappa, close), (loss, promise) = figure.subplots(2, 2)
+    _kappa(kappa, facts)
+    _closeness(close, facts)
+    loss.plot(range(1, len(facts.losses) + 1), facts.losses, "o-", ms=3, color=COLOURS[0])
+    loss.set(title="training", xlabel="epoch", ylabel="negative log-likelihood")
+    loss.locator_params(axis="x", integer=True)
+    _reliability(promise, facts)
+    handles, labels = kappa.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), fontsize=8)
+    return figure
 
 
-def _kappa(axis: Any, facts: FitFacts) -> None:
+def _kappa(axis: Axes, facts: FitFacts) -> None:
     levels = [0.0, *facts.levels]
     for number, (kind, rows) in enumerate(facts.kinds.items()):
         middle = [facts.clean[1], *(row[1] for row in rows)]
-        style = {"marker": _MARKERS[number % len(_MARKERS)], "color": _colour(number), "ms": 4}
-        axis.plot(levels, middle, label=kind, **style)
+        axis.plot(levels, middle, label=kind, marker=_marker(number), color=_color(number), ms=4)
     axis.axhspan(facts.clean[0], facts.clean[2], color="#999999", alpha=0.18, linewidth=0)
-    axis.set(title="κ of images it never saw", xlabel="level of damage", ylabel="median κ")
+    axis.set(title="κ of held-out images", xlabel="level of degradation", ylabel="median κ")
     axis.set_ylim(bottom=0)
 
 
-def _closeness(axis: Any, facts: FitFacts) -> None:
+def _closeness(axis: Axes, facts: FitFacts) -> None:
     levels = [0.0, *facts.levels]
     for number, cosines in enumerate(facts.closeness.values()):
-        style = {"marker": _MARKERS[number % len(_MARKERS)], "color": _colour(number), "ms": 4}
-        axis.plot(levels, [1.0, *cosines], **style)
-    axis.set(title="what damage does to the descriptor", xlabel="level of damage")
-    axis.set(ylabel="cosine to the undamaged", ylim=(min(0.0, axis.get_ylim()[0]), 1.02))
+        axis.plot(levels, [1.0, *cosines], marker=_marker(number), color=_color(number), ms=4)
+    axis.set(title="descriptors of held-out images", xlabel="level of degradation")
+    axis.set(ylabel="cosine to the original", ylim=(min(0.0, axis.get_ylim()[0]), 1.02))
 
 
-def _reliability(axis: Any, facts: FitFacts) -> None:
-    axis.set(title="probabilities on held-out examples", xlabel="stated probability", ylabel="share right")
+def _reliability(axis: Axes, facts: FitFacts) -> None:
+    axis.set(title="probabilities on held-out examples", xlabel="probability", ylabel="fraction correct")
     axis.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
     axis.plot([0, 1], [0, 1], "--", color="#666666", linewidth=1)
     if facts.reliability is None:
         axis.text(0.5, 0.5, "not calibrated", ha="center", va="center")
         return
-    stated, right, counts = facts.reliability
+    probability, correct, counts = facts.reliability
     sizes = [12 + 130 * count / max(max(counts), 1) for count in counts]
-    axis.plot(stated, right, "-", color=COLOURS[0], linewidth=1)
-    axis.scatter(stated, right, s=sizes, color=COLOURS[0], linewidths=0, alpha=0.8)
+    axis.plot(probability, correct, "-", color=COLOURS[0], linewidth=1)
+    axis.scatter(probability, correct, s=sizes, color=COLOURS[0], linewidths=0, alpha=0.8)
 
 
-def _colour(number: int) -> str:
+def _marker(number: int) -> str:
+    return _MARKERS[number % len(_MARKERS)]
+
+
+def _color(number: int) -> str:
     return (*COLOURS, "#000000")[number % (len(COLOURS) + 1)]
 
 
 def fit_page(facts: FitFacts, highest: Sequence[Example], lowest: Sequence[Example]) -> str:
-    """The page: what was learnt in a sentence, the figure, a table, and places of high and low κ."""
-    sections = [paragraph(sentence) for sentence in verdict(facts)]
-    words = (
-        "Top left: κ as damage grows, for images that took no part in learning; the grey band holds the "
-        "middle half of the undamaged. It should fall, and fall where the descriptor moves away (top right). "
-        "Bottom left: the loss, which should level off. Bottom right: what was promised against what "
-        "happened, on examples that the probabilities were not fitted on; near the dashed line is right."
+    """Return the page: a verdict, the figure, a table, and references of high and low κ."""
+    sections = [paragraph(line) for line in verdict(facts)]
+    caption = (
+        "Top left: median κ of held-out images against degradation; the gray band is the middle half of the "
+        "originals. κ should fall where the descriptor changes (top right). Bottom left: the loss, which "
+        "should level off. Bottom right: probability against the fraction of correct matches on held-out "
+        "examples; a calibrated map follows the dashed line."
     )
-    sections.append(picture(png_of(summary_figure(facts)), "what κ has learnt", words))
-    header = ["damage", "rank correlation", *(f"κ at {level:g}" for level in (0, *facts.levels))]
+    sections.append(
+        picture(png_of(summary_figure(facts)), "κ against degradation, loss, probabilities", caption)
+    )
+    header = ["degradation", "rank correlation", *(f"κ at {level:g}" for level in (0, *facts.levels))]
     rows = [
         [
             kind,
@@ -144,48 +146,60 @@ def fit_page(facts: FitFacts, highest: Sequence[Example], lowest: Sequence[Examp
         ]
         for kind, values in facts.kinds.items()
     ]
-    sections += [heading("κ of each kind of damage"), table(header, rows)]
-    sections.append(paragraph("Rank correlation of κ with the level: −1 is best. κ are medians.", small=True))
+    sections += [heading("κ for each kind of degradation"), table(header, rows)]
+    sections.append(
+        paragraph(
+            "Rank correlation of κ with the level: −1 is best. The values of κ are medians.", small=True
+        )
+    )
     for title, examples in (("Highest κ", highest), ("Lowest κ", lowest)):
         if examples:
-            sections.append(heading(f"{title} of the map"))
-            cards = "".join(map(_card, examples))
+            sections.append(heading(f"{title} in the map"))
+            cards = "".join(
+                card("", each.name, each.data, [each.name, f"κ {_number(each.kappa)}"]) for each in examples
+            )
             sections.append(f'<div class="row">{cards}</div>')
     if facts.calibrated:
         sections.append(heading("Self-calibration"))
-        sections += [paragraph(sentence) for sentence in facts.calibrated]
+        sections += [paragraph(line) for line in facts.calibrated]
     lead = (
-        f"{facts.images:,} of {facts.references:,} images, {facts.views} damaged views of each, "
-        f"{facts.seconds:,.0f} s; no labels"
+        f"{facts.images:,} of {facts.references:,} images, {facts.views} degraded views per image, "
+        f"{facts.seconds:,.0f} s, no labels"
     )
-    return page(f"What κ has learnt: {facts.name}".rstrip(": "), lead, sections)
+    return page(f"κ fitted to the map: {facts.name}".rstrip(": "), lead, sections)
 
 
 def verdict(facts: FitFacts) -> list[str]:
-    """In words whether it worked."""
-    said = [
-        f"On {facts.judged} images that it did not learn from, κ goes with the level of damage by a rank "
-        f"correlation of {_signed(facts.with_level)}, and with how close the damaged descriptor stays to the "
-        f"undamaged by {_signed(facts.with_cosine)}."
+    """Return whether the fit worked, as text."""
+    lines = [
+        f"On {facts.test_images} held-out images, the rank correlation of κ with the level of degradation is "
+        f"{_signed(facts.with_level)} (−1 is best), and with the cosine to the original descriptor "
+        f"{_signed(facts.with_cosine)} (+1 is best)."
     ]
     if facts.before is not None:
-        change = "better than" if facts.with_level < facts.before else "no better than"
-        said.append(f"That is {change} the κ that the model had before ({_signed(facts.before)}).")
-    return said
+        change = "better than" if facts.with_level < facts.before else "not better than"
+        lines.append(f"This is {change} the previous κ of the model ({_signed(facts.before)}).")
+    return lines
 
 
 def fit_verdict(place_map: PlaceMap) -> list[str]:
-    """Say in words whether the last fit of a map worked.
+    """Describe whether the last fit of a map worked.
 
     Args:
         place_map: A map whose κ was fitted.
+
+    Returns:
+        One or two sentences.
+
+    Raises:
+        KappaPlaceError: If κ was not fitted for this map.
     """
     return verdict(fit_facts(place_map))
 
 
 def _number(value: float) -> str:
     if value < 0.01:
-        return "0.00"  # at the floor: nothing of the image is left
+        return "0.00"  # the lower limit: the image has no content left
     return f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
 
 
@@ -193,17 +207,22 @@ def _signed(value: float) -> str:
     return f"{value:+.2f}".replace("-", "−")
 
 
-def _card(example: Example) -> str:
-    name = html.escape(example.name, quote=True)
-    shown = f'<img alt="{name}" src="{example.data}">' if example.data else f'<div class="gone">{name}</div>'
-    return f"<div>{shown}<p>{name}<br>κ {_number(example.kappa)}</p></div>"
-
-
 EXAMPLES = 4
 
 
 def write_fit_report(place_map: PlaceMap, file: str | Path) -> tuple[Path, Path]:
-    """Write the page and, beside it, its figure as PNG; both paths."""
+    """Write the page of a fitted map, and its figure as PNG.
+
+    Args:
+        place_map: A map whose κ was fitted.
+        file: HTML file to write; the figure has the same name with the suffix .png.
+
+    Returns:
+        Paths of the page and of the figure.
+
+    Raises:
+        KappaPlaceError: If κ was not fitted for this map.
+    """
     file = Path(file)
     facts = fit_facts(place_map)
     kappa = np.asarray(place_map.store.whole("kappa"))
@@ -214,21 +233,23 @@ def write_fit_report(place_map: PlaceMap, file: str | Path) -> tuple[Path, Path]
     )
     make_folder(file.parent)
     image = file.with_suffix(".png")
-    png, text = png_of(summary_figure(facts)), fit_page(facts, highest, lowest)
-    replace_file(image, lambda part: part.write_bytes(png))
-    replace_file(file, lambda part: part.write_text(text, encoding="utf-8", errors="backslashreplace"))
+    write_file(image, png_of(summary_figure(facts)))
+    write_file(file, fit_page(facts, highest, lowest).encode("utf-8", "backslashreplace"))
     return file, image
 
 
 def fit_facts(place_map: PlaceMap) -> FitFacts:
-    """What is known of the last fit of a map."""
+    """Return the facts of the last fit of a map."""
     record = read_record(place_map.folder, place_map.manifest)
     if record is None:
         raise KappaPlaceError(
-            f"κ was not fitted for the map {place_map.folder}; run `kappaplace map fit` first."
+            f"κ was not fitted for the map {place_map.folder}. Run `kappaplace map fit` first."
         )
-    made, kept = place_map.calibration, place_map.manifest.calibration
-    learnt = record.learnt
+    calibration, stored = place_map.calibration, place_map.manifest.calibration
+    check = record.learnt
+    notes = [] if stored is None else [f"Calibrated on {stored['origin']}."]
+    if calibration is not None and calibration.rule is not None:
+        notes += calibration.rule.promise()
     return FitFacts(
         name=place_map.manifest.name,
         references=record.references,
@@ -236,19 +257,17 @@ def fit_facts(place_map: PlaceMap) -> FitFacts:
         views=record.views,
         seconds=record.seconds,
         losses=[float(row["loss"]) for row in record.epochs if "loss" in row],
-        judged=learnt.images,
+        test_images=check.images,
         levels=LEVELS,
-        clean=learnt.clean,
-        kinds=learnt.kinds,
-        closeness=learnt.closeness,
-        by_kind=learnt.by_kind,
-        with_level=learnt.with_level,
-        with_cosine=learnt.with_cosine,
-        before=learnt.before,
-        reliability=None if kept is None else kept.get("reliability"),
-        calibrated=[f"Calibrated on {kept['origin']}.", *made.rule.promise()]
-        if kept is not None and made is not None and made.rule is not None
-        else [],
+        clean=check.clean,
+        kinds=check.kinds,
+        closeness=check.closeness,
+        by_kind=check.by_kind,
+        with_level=check.with_level,
+        with_cosine=check.with_cosine,
+        before=check.before,
+        reliability=None if stored is None else stored.get("reliability"),
+        calibrated=notes,
     )
 
 

@@ -1,57 +1,66 @@
-"""A drive from above: the trajectory, what was closed (green) and what was rejected (red, dashed)."""
+"""Figure and page of a drive: the trajectory with accepted and rejected loop closures."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.files import make_folder, replace_file
-from kappaplace.reports.figures import COLOURS, PLOT_STYLE, QUERY, RIGHT, WRONG, new_figure
+from kappaplace.files import make_folder, write_file
+from kappaplace.reports.figures import COLOURS, QUERY, RIGHT, WRONG, new_figure, styled
 from kappaplace.reports.html import page, paragraph, picture, png_of, table
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from kappaplace.slam.run import SlamRun
     from kappaplace.slam.types import Closure
 
 SHOWN = 400
-"""Closures of either kind that are drawn: more would hide the trajectory."""
+"""Maximum number of closures of each kind; more would hide the trajectory."""
 HOW_TO_READ = (
-    "Black: the optimised trajectory. Grey: odometry alone. Green: accepted closures, from each frame to "
-    "the earlier "
-    "one. Red, dashed: rejected proposals with a probability of one half or more."
+    "Black: the optimized trajectory. Gray: only odometry. Green: accepted closures, from each frame to the "
+    "earlier one. Red, dashed: rejected proposals with a probability of at least 0.5."
 )
 LIKELY = 0.5
-"""Rejected proposals below this probability are not drawn: nearly every frame has one."""
+"""Minimum probability of a rejected proposal that is drawn: nearly every frame has a less likely one."""
 
 
 def draw_trajectory(
-    axis: Any,
+    axis: Axes,
     poses: NDArray[np.float64],
     closures: Sequence[Closure] = (),
     *,
     odometry: NDArray[np.float64] | None = None,
     truth: NDArray[np.float64] | None = None,
 ) -> None:
-    """On a given plot; poses are N×3 or N×7, of which x and y are shown."""
+    """Draw a trajectory and its closures from above.
+
+    Args:
+        axis: Plot to draw on.
+        poses: Optimized poses, N×3 or N×7; x and y are shown.
+        closures: Accepted and rejected closures.
+        odometry: Poses of the odometry.
+        truth: True poses.
+    """
     if truth is not None:
         axis.plot(truth[:, 0], truth[:, 1], color=COLOURS[5], linewidth=3, alpha=0.6, label="truth")
     if odometry is not None:
         axis.plot(odometry[:, 0], odometry[:, 1], color="#a9a9a9", linewidth=0.8, label="odometry")
-    axis.plot(poses[:, 0], poses[:, 1], color=QUERY, linewidth=1, label="optimised")
+    axis.plot(poses[:, 0], poses[:, 1], color=QUERY, linewidth=1, label="optimized")
     likely = [c for c in closures if not c.accepted and (c.probability or 0.0) >= LIKELY]
     _links(axis, poses, likely, WRONG, "--", "rejected")
     _links(axis, poses, [c for c in closures if c.accepted], RIGHT, "-", "accepted")
     axis.set_aspect("equal", adjustable="datalim")
-    axis.set_xlabel("x, m")
-    axis.set_ylabel("y, m")
+    axis.set_xlabel("x (m)")
+    axis.set_ylabel("y (m)")
 
 
+@styled
 def trajectory_figure(
     poses: NDArray[np.float64],
     closures: Sequence[Closure],
@@ -59,32 +68,28 @@ def trajectory_figure(
     odometry: NDArray[np.float64] | None = None,
     truth: NDArray[np.float64] | None = None,
 ) -> Figure:
-    """One picture of one drive."""
-    import matplotlib
-
-    with matplotlib.rc_context(PLOT_STYLE):
-        figure = new_figure(6.4, 5.2)
-        axis = figure.subplots()
-        draw_trajectory(axis, poses, closures, odometry=odometry, truth=truth)
-        axis.legend(loc="best", fontsize=8)
-        return figure
+    """Return a figure of a trajectory, see `draw_trajectory`."""
+    figure = new_figure(6.4, 5.2)
+    axis = figure.subplots()
+    draw_trajectory(axis, poses, closures, odometry=odometry, truth=truth)
+    axis.legend(loc="best", fontsize=8)
+    return figure
 
 
 def write_slam(run: SlamRun, folder: str | Path) -> Path:
-    """Write the picture and the page of a drive.
+    """Write the figure and the page of a drive.
 
     Args:
         run: Result of `kappaplace.slam.run_slam`.
         folder: Output folder.
 
     Returns:
-        Path of ``report.html``; ``trajectory.png`` is beside it.
+        Path of ``report.html``; ``trajectory.png`` is in the same folder.
     """
     folder = make_folder(folder)
     figure = trajectory_figure(run.poses, run.closer.closures, odometry=run.closer.odometry)
-    png, text = png_of(figure), _page(run, figure)
-    replace_file(folder / "trajectory.png", lambda part: part.write_bytes(png))
-    replace_file(folder / "report.html", lambda part: part.write_text(text, encoding="utf-8"))
+    write_file(folder / "trajectory.png", png_of(figure))
+    write_file(folder / "report.html", _page(run, figure))
     return folder / "report.html"
 
 
@@ -92,7 +97,7 @@ def _page(run: SlamRun, figure: Figure) -> str:
     facts = run.facts
     shown = {
         "frames": f"{facts['frames']:,}",
-        "metres driven": f"{facts['metres']:,.0f}",
+        "distance travelled": f"{facts['metres']:,.0f} m",
         "proposed closures": f"{facts['proposals']:,}",
         "accepted": f"{facts['accepted']:,}",
         "largest correction": f"{facts['largest_correction']:.1f} m",
@@ -100,20 +105,21 @@ def _page(run: SlamRun, figure: Figure) -> str:
     if run.before is not None and run.after is not None:
         for name in ("absolute", "relative"):
             before, after = getattr(run.before, name), getattr(run.after, name)
-            shown[f"{name} error, odometry → now"] = f"{before:.2f} → {after:.2f} m"
+            shown[f"{name} error, odometry → optimized"] = f"{before:.2f} → {after:.2f} m"
     sections = [
         picture(png_of(figure), "Trajectory with accepted and rejected closures", HOW_TO_READ),
         table(["", ""], [[name, value] for name, value in shown.items()]),
         table(
-            ["rejected for", "proposals"], [[name, f"{count:,}"] for name, count in facts["rejected"].items()]
+            ["reason for rejection", "proposals"],
+            [[name, f"{count:,}"] for name, count in facts["rejected"].items()],
         ),
         *(paragraph(note) for note in (run.sentence, *run.notes)),
     ]
-    return page("Loop closures", "Loop closures and the trajectory they give.", sections)
+    return page("Loop closures", "Loop closures and the optimized trajectory.", sections)
 
 
 def _links(
-    axis: Any, poses: NDArray[np.float64], closures: Sequence[Closure], colour: str, dashes: str, label: str
+    axis: Axes, poses: NDArray[np.float64], closures: Sequence[Closure], color: str, dashes: str, label: str
 ) -> None:
     from matplotlib.collections import LineCollection
 
@@ -121,8 +127,8 @@ def _links(
     ends = [(poses[c.match, :2], poses[c.query, :2]) for c in closures[::step]]
     if ends:
         axis.add_collection(
-            LineCollection(ends, colors=colour, linestyles=dashes, linewidths=1.2, alpha=0.8, zorder=3)
+            LineCollection(ends, colors=color, linestyles=dashes, linewidths=1.2, alpha=0.8, zorder=3)
         )
-        where = np.array([end for _, end in ends])
-        axis.plot(where[:, 0], where[:, 1], ".", color=colour, markersize=3, zorder=3)
-        axis.plot([], [], color=colour, linestyle=dashes, label=f"{label} ({len(closures):,})")
+        points = np.array([end for _, end in ends])
+        axis.plot(points[:, 0], points[:, 1], ".", color=color, markersize=3, zorder=3)
+        axis.plot([], [], color=color, linestyle=dashes, label=f"{label} ({len(closures):,})")

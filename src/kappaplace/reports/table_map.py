@@ -1,13 +1,10 @@
-"""The map of a table as PNG: references, queries, lines to positives, coverage.
-
-One panel for each zone, thinned to what can be seen.
-"""
+"""The map of a table as PNG: references, queries, lines to positives, and coverage, one panel per zone."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,44 +15,50 @@ from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import make_folder, replace_file
 
-MAX_POINTS = 100_000  # points of each kind drawn; more only make the file heavy
-MAX_LINES = 3_000  # lines from queries to positives
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.lines import Line2D
+
+MAX_POINTS = 100_000
+"""Maximum number of points of each kind; more only make the file larger."""
+MAX_LINES = 3_000
+"""Maximum number of lines from queries to positives."""
 
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """One map: points in metres of one zone, or in indices for sets without positions."""
+    """One map: points in meters of one zone, or indices for tables without positions."""
 
     name: str
-    """The zone; empty where there is only one."""
+    """The zone; empty if there is only one."""
     references: NDArray[np.float64]
     queries: NDArray[np.float64]
     covered: NDArray[np.bool_]
-    """Which of the queries drawn have a positive."""
+    """Whether each query has a positive."""
     lines: NDArray[np.float64]
-    """L×4: from a query to one of its positives."""
+    """Lines from a query to one of its positives, L×4."""
     rows: tuple[NDArray[np.int64], NDArray[np.int64]]
-    """Table rows of the references and queries drawn."""
+    """Table rows of the references and queries."""
 
 
 @dataclass(frozen=True, eq=False)
 class MapView:
-    """All panels of a table with what is written beside them."""
+    """All panels of a table with their titles and labels."""
 
     title: str
     sentence: str
     axes: tuple[str, str]
     metric: bool
-    """Whether both axes are metres; otherwise a point is a pair of a query and its positive."""
+    """Whether both axes are in meters; otherwise a point is a pair of a query and its positive."""
     panels: tuple[Panel, ...]
     labels: dict[str, str]
-    """Layer (reference, line, found, lost) → its name in the legend with how many of how many are drawn."""
+    """Text in the legend of each layer (reference, line, found, lost)."""
     counts: NDArray[np.int64]
-    """Positives of every query, drawn or not."""
+    """Number of positives of each query."""
 
 
 def map_view(table: PlaceImages, *, seed: int = 0) -> MapView:
-    """Choose what to draw; large tables are thinned at random, always in the same way."""
+    """Return the panels of a table; large tables are subsampled at random, with a fixed seed."""
     positives = table.positives()
     posed = table.posed[table.reference_rows].any() and (
         table.posed[table.query_rows].any() or not positives.queries
@@ -72,7 +75,7 @@ def _metric_view(table: PlaceImages, positives: Positives, rng: np.random.Genera
     query, reference = _some_pairs(positives, rng, MAX_LINES)
     ends = np.column_stack([table.query_rows[query], table.reference_rows[reference]])
     zone, positions = _unshifted(table)
-    # Given positives may lead from one zone to another, or to an unposed image: no map can show that line.
+    # Listed positives may be in another zone or have no position: such lines cannot be drawn.
     ends = ends[(zone[ends[:, 0]] == zone[ends[:, 1]]) & (zone[ends[:, 0]] >= 0)]
     codes = frame_codes(table.frame)
     panels = []
@@ -98,7 +101,7 @@ def _metric_view(table: PlaceImages, positives: Positives, rng: np.random.Genera
 
 
 def _index_view(table: PlaceImages, positives: Positives, rng: np.random.Generator) -> MapView:
-    """Sets without positions: which reference (upwards) is a positive of which query (to the right)."""
+    """Return the view of a table without positions: its pairs of a query (x) and a positive (y)."""
     query, reference = _some_pairs(positives, rng, MAX_POINTS)
     lost = np.flatnonzero(positives.counts == 0)
     shown = _some(lost, rng)
@@ -119,13 +122,13 @@ def _index_view(table: PlaceImages, positives: Positives, rng: np.random.Generat
 
 
 def _unshifted(table: PlaceImages) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Zone of every row, and positions as that zone has them, without the shift that keeps zones apart."""
+    """Return the zone of every row, and its position in that zone, without the shift between zones."""
     zone = zone_index(table.positions, table.frame)
     return zone, table.positions - np.maximum(zone, 0)[:, None] * [ZONE_SHIFT, 0.0]
 
 
-def _drawn(what: str, drawn: int, total: int) -> str:
-    return f"{what} ({total:,})" if drawn == total else f"{what} ({drawn:,} of {total:,} drawn)"
+def _drawn(name: str, drawn: int, total: int) -> str:
+    return f"{name} ({total:,})" if drawn == total else f"{name} ({drawn:,} of {total:,} drawn)"
 
 
 def _some(rows: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
@@ -136,37 +139,49 @@ def _some_pairs(
     positives: Positives, rng: np.random.Generator, most: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     total = len(positives.indices)
-    chosen = np.arange(total) if total <= most else np.unique(rng.choice(total, most, replace=False))
-    query = np.searchsorted(positives.indptr, chosen, side="right") - 1
-    return query, positives.indices[chosen].astype(np.int64)
+    pairs = np.arange(total) if total <= most else np.unique(rng.choice(total, most, replace=False))
+    query = np.searchsorted(positives.indptr, pairs, side="right") - 1
+    return query, positives.indices[pairs].astype(np.int64)
 
 
-def _title(table: PlaceImages, where: str) -> str:
-    """Name, protocol and frame, each once: a protocol's table is called as the protocol."""
-    return " · ".join(dict.fromkeys(part for part in (table.name or "table", table.protocol, where) if part))
+def _title(table: PlaceImages, frame: str) -> str:
+    """Return name, protocol and frame without repetition: a table may have the name of its protocol."""
+    return " · ".join(dict.fromkeys(part for part in (table.name or "table", table.protocol, frame) if part))
 
 
 def _sentence(table: PlaceImages, positives: Positives) -> str:
-    how = "given" if table.given_positives is not None else f"within {table.radius:g} m"
-    unposed = f"{int((~table.posed).sum()):,} images unposed"
+    rule = "listed" if table.given_positives is not None else f"within {table.radius:g} m"
+    unposed = f"{int((~table.posed).sum()):,} images without a position"
     if not positives.queries:
         return f"no queries, {len(table.reference_rows):,} references, {unposed}"
     covered = float((positives.counts > 0).mean())
     return (
-        f"{len(table.query_rows):,} queries, {len(table.reference_rows):,} references, positives {how}; "
-        f"{covered:.1%} of queries covered, {unposed}"
+        f"{len(table.query_rows):,} queries, {len(table.reference_rows):,} references, positives {rule}; "
+        f"{covered:.1%} of queries have positives, {unposed}"
     )
 
 
-COLOURS = {"reference": "#9aa5b1", "line": "#7fb2dd", "found": "#1f77b4", "lost": "#d62728"}
-MAX_COLUMNS = 3  # panels side by side
+COLORS = {"reference": "#9aa5b1", "line": "#7fb2dd", "found": "#1f77b4", "lost": "#d62728"}
+MAX_COLUMNS = 3
+"""Maximum number of panels per row."""
 
 
 def write_table_map(table: PlaceImages, out: str | Path) -> MapView:
-    """Draw the map of a table and write it as ``.png``."""
+    """Draw the map of a table.
+
+    Args:
+        table: The table.
+        out: File to write, .png.
+
+    Returns:
+        The map; its ``sentence`` is a summary.
+
+    Raises:
+        KappaPlaceError: If the file is not a .png.
+    """
     out = Path(out)
     if out.suffix.lower() != ".png":
-        raise KappaPlaceError(f"{out} is not a .png: the map is drawn as one.")
+        raise KappaPlaceError(f'The map must be a .png file, got "{out}".')
     view = map_view(table)
     make_folder(out.parent)
     replace_file(out, lambda part: draw_png(view, part))
@@ -174,7 +189,7 @@ def write_table_map(table: PlaceImages, out: str | Path) -> MapView:
 
 
 def draw_png(view: MapView, file: Path) -> None:
-    """The map, a panel for each zone, and beside it how many positives queries have."""
+    """Write the map, one panel per zone, and a histogram of the positives per query."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -193,57 +208,58 @@ def draw_png(view: MapView, file: Path) -> None:
     figure.savefig(file, format="png")
 
 
-def _draw_panel(axes: Any, panel: Panel, view: MapView) -> None:
+def _draw_panel(axes: Axes, panel: Panel, view: MapView) -> None:
     from matplotlib.collections import LineCollection
 
     if len(panel.lines):
         segments = list(panel.lines.reshape(-1, 2, 2))
-        axes.add_collection(LineCollection(segments, colors=COLOURS["line"], linewidths=0.6, zorder=1))
+        axes.add_collection(LineCollection(segments, colors=COLORS["line"], linewidths=0.6, zorder=1))
     size = float(np.clip(8e4 / max(len(panel.references) + len(panel.queries), 1), 1.0, 16.0))
-    _dots(axes, panel.references, size, COLOURS["reference"], 2)
-    _dots(axes, panel.queries[panel.covered], size, COLOURS["found"], 3)
-    _dots(axes, panel.queries[~panel.covered], size * 1.5, COLOURS["lost"], 4)
+    _dots(axes, panel.references, size, COLORS["reference"], 2)
+    _dots(axes, panel.queries[panel.covered], size, COLORS["found"], 3)
+    _dots(axes, panel.queries[~panel.covered], size * 1.5, COLORS["lost"], 4)
     axes.set_aspect("equal" if view.metric else "auto", adjustable="datalim")
     axes.set_title(panel.name, fontsize=10)
     axes.set_xlabel(view.axes[0])
     axes.set_ylabel(view.axes[1])
     axes.ticklabel_format(useOffset=False, style="plain")
     axes.tick_params(axis="x", labelrotation=20)
-    # Coordinates of seven digits need their room, and a map among others has little.
+    # Coordinates have seven digits, and a panel among others is small.
     axes.locator_params(axis="x", nbins=6 if len(view.panels) == 1 else 3)
     axes.grid(alpha=0.25, linewidth=0.5)
 
 
-def _dots(axes: Any, points: NDArray[np.float64], size: float, colour: str, order: int) -> None:
+def _dots(axes: Axes, points: NDArray[np.float64], size: float, color: str, order: int) -> None:
     if len(points):
-        axes.scatter(*points.T, s=size, c=colour, zorder=order, linewidths=0, rasterized=True)
+        axes.scatter(points[:, 0], points[:, 1], s=size, c=color, zorder=order, linewidths=0, rasterized=True)
 
 
-def _legend(view: MapView) -> list[Any]:
-    """A key for every layer, whether or not this table has any of it."""
+def _legend(view: MapView) -> list[Line2D]:
+    """Return a key for every layer, even if it is empty."""
     from matplotlib.lines import Line2D
 
     return [
-        Line2D([], [], color=COLOURS[layer], linewidth=1.5, label=label)
+        Line2D([], [], color=COLORS[layer], linewidth=1.5, label=label)
         if layer == "line"
-        else Line2D([], [], color=COLOURS[layer], marker="o", linestyle="", markersize=5, label=label)
+        else Line2D([], [], color=COLORS[layer], marker="o", linestyle="", markersize=5, label=label)
         for layer, label in view.labels.items()
     ]
 
 
-def _histogram(axes: Any, counts: NDArray[np.int64]) -> None:
+def _histogram(axes: Axes, counts: NDArray[np.int64]) -> None:
     axes.set_title("coverage", fontsize=10)
-    axes.set_xlabel("positives of a query")
-    axes.set_ylabel("queries")
+    axes.set_xlabel("positives per query")
+    axes.set_ylabel("number of queries")
     if not len(counts):
         axes.text(0.5, 0.5, "no queries", ha="center", va="center", transform=axes.transAxes)
         axes.set(xticks=[], yticks=[])
         return
     top = int(counts.max())
     edges = np.arange(top + 2) - 0.5
-    if top > 40:  # wide bins, the first for the queries without any
+    if top > 40:  # wide bins; the first one contains the queries without positives
         edges = np.linspace(0.5, top + 0.5, 31)
         edges = np.concatenate([[2 * edges[0] - edges[1]], edges])
-    _, _, bars = axes.hist(counts, bins=edges, color=COLOURS["found"])
-    bars[0].set_facecolor(COLOURS["lost"])  # the queries without any
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    heights, _ = np.histogram(counts, edges)
+    colors = [COLORS["lost"], *[COLORS["found"]] * (len(heights) - 1)]  # the first: queries without positives
+    axes.bar(edges[:-1], heights, np.diff(edges), align="edge", color=colors)
+    axes.locator_params(axis="x", integer=True)

@@ -1,17 +1,16 @@
-"""One table, written as HTML for the page and as LaTeX for a paper."""
+"""A table, written as HTML for a page and as LaTeX for a paper."""
 
 from __future__ import annotations
 
 import html
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 DIGITS = 3
 MISSING = "–"
-# What LaTeX would take for a command, and letters that its plain fonts lack.
+# Characters that LaTeX reads as commands, and those that its default fonts lack.
 _LATEX = {
     "\\": r"\textbackslash{}",
     **{sign: "\\" + sign for sign in "&%$#_{}"},
@@ -37,13 +36,13 @@ _LATEX = {
 
 @dataclass(frozen=True)
 class Cell:
-    """What stands in one place of a table."""
+    """One cell of a table."""
 
     text: str
     small: str = ""
-    """Small print below it: an interval."""
+    """Small print below the text, such as an interval."""
     best: bool = False
-    """Whether it is the best of its column."""
+    """Whether the value is the best of its column."""
 
 
 @dataclass(frozen=True)
@@ -54,26 +53,32 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
     caption: str = ""
     words: bool = False
-    """Cells are sentences, not numbers."""
+    """Whether the cells contain text instead of numbers."""
 
     @classmethod
     def of_words(cls, header: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> Table:
-        """A table of sentences."""
+        """Return a table of text.
+
+        Args:
+            header: Column names.
+            rows: Text of the cells, row by row.
+            caption: Caption of the table.
+        """
         return cls(tuple(header), tuple(tuple(map(Cell, row)) for row in rows), caption, words=True)
 
     def html(self) -> str:
-        """Scrolls sideways on a narrow screen."""
+        """Return the table as HTML; it scrolls sideways on a narrow screen."""
         kind = ' class="words"' if self.words else ""
         top = "".join(f'<th scope="col">{html.escape(cell)}</th>' for cell in self.header)
         body = "".join(f"<tr>{''.join(map(_html_cell, row))}</tr>" for row in self.rows)
-        # Not a <caption>: it would be as wide as the table and leave a narrow screen with it.
+        # Not a <caption>: it would be as wide as the table, which may be wider than the screen.
         caption = f'<p class="caption">{html.escape(self.caption)}</p>' if self.caption else ""
         kind += f' aria-label="{html.escape(self.caption)}"' if self.caption else ""
         inner = f"<thead><tr>{top}</tr></thead><tbody>{body}</tbody>"
         return f'{caption}<div class="scroll"><table{kind}>{inner}</table></div>'
 
     def latex(self) -> str:
-        r"""A table environment; the document needs \usepackage{booktabs}."""
+        r"""Return the table as a LaTeX environment; the document needs \usepackage{booktabs}."""
         rest = len(self.header) - 1
         columns = "l" * rest + r"p{0.6\linewidth}" if self.words else "l" + "r" * rest
         head = _latex_line(map(latex_text, self.header))
@@ -87,43 +92,51 @@ class Table:
 
 
 def number(value: float | None, digits: int = DIGITS) -> str:
-    """A number of a table; a dash where it is not defined."""
+    """Return a number as text, or a dash if it is not defined."""
     return MISSING if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
 
 
 def interval(limits: Sequence[float | None] | None) -> str:
-    """Small print: from and to; nothing where there is no interval."""
+    """Return an interval as text, or nothing if it is not defined."""
     if limits is None or any(limit is None or not math.isfinite(limit) for limit in limits):
         return ""
-    return f"[{_bare(limits[0])}, {_bare(limits[1])}]"
-
-
-def _bare(value: float | None) -> str:
-    """Without the zero before the point: nine columns of intervals have to fit on a page."""
-    return re.sub(r"^(-?)0\.", r"\1.", number(value))
+    return f"[{number(limits[0])}, {number(limits[1])}]"
 
 
 def mark_best(values: Sequence[float], larger: bool) -> list[bool]:
-    """Which numbers are the best as printed: what reads the same is marked the same, one alone is not."""
+    """Return which numbers are the best.
+
+    Numbers that look the same in print are marked the same. Nothing is marked if all are equal, or if there
+    is only one.
+
+    Args:
+        values: Numbers of a column.
+        larger: Whether larger numbers are better.
+    """
     finite = [value for value in values if math.isfinite(value)]
     if len(finite) < 2:
         return [False] * len(values)
     best = number(max(finite) if larger else min(finite))
     if all(number(value) == best for value in finite):
-        return [False] * len(values)  # nothing stands out
+        return [False] * len(values)
     return [math.isfinite(value) and number(value) == best for value in values]
 
 
 def latex_text(text: str) -> str:
-    """Any words, safe inside a LaTeX document."""
+    """Return text that is safe inside a LaTeX document."""
     return "".join(_LATEX.get(letter, letter) for letter in text).replace("--", "-{}-")  # no ligature
 
 
-def paper_table(rows: Sequence[Mapping[str, Any]], caption: str = "") -> Table:
-    """Published numbers beside ours; ``.html()`` and ``.latex()`` write it.
+PaperRow: TypeAlias = Mapping[str, str | float | None]
 
-    Each row holds table, set, method, metric, paper, ours, difference and status. Numbers may be missing
-    (None or NaN): what has no data is listed all the same, and its status (or ``reason``) says why.
+
+def paper_table(rows: Sequence[PaperRow], caption: str = "") -> Table:
+    """Return a table of published and measured numbers.
+
+    Args:
+        rows: Rows with the keys table, set, method, metric, paper, ours, difference and status. Numbers that
+            could not be measured are None or NaN, and status (or reason) explains why.
+        caption: Caption of the table.
     """
     names = ("table", "set", "method", "metric", "paper", "ours", "difference", "status")
     full = [{**row, "status": row.get("status") or row.get("reason")} for row in rows]
@@ -131,7 +144,7 @@ def paper_table(rows: Sequence[Mapping[str, Any]], caption: str = "") -> Table:
     return Table(names, cells, caption)
 
 
-def _paper_cell(name: str, value: Any) -> Cell:
+def _paper_cell(name: str, value: str | float | None) -> Cell:
     if value is None or value == "":
         return Cell(MISSING)
     if isinstance(value, str):
@@ -153,7 +166,7 @@ def _latex_line(cells: Iterable[str]) -> str:
 
 
 def _latex_row(row: Sequence[Cell]) -> str:
-    """One line, and a second one for small print: beside the numbers it would be wider than any page."""
+    """Return one line, and a second one for the small print, which would not fit next to the numbers."""
     texts = [(rf"\textbf{{{latex_text(c.text)}}}" if c.best else latex_text(c.text)) for c in row]
     small = [rf"{{\scriptsize {latex_text(c.small)}}}" if c.small else "" for c in row]
     return _latex_line(texts) + (_latex_line(small) if any(small) else "")
