@@ -20,7 +20,7 @@ from scipy.stats import spearmanr
 
 from kappaplace.data.degradation import DEGRADATIONS, degrade
 from kappaplace.data.positives import Positives, positives_within
-from kappaplace.evaluation import evaluate
+from kappaplace.evaluation import evaluate_scores
 from kappaplace.models.checkpoint import AnyModel
 from kappaplace.retrieval.evidence import Evidence
 from kappaplace.retrieval.exact import search
@@ -169,7 +169,9 @@ def judge(recipe: str, seed: int, model: AnyModel, city: City) -> list[dict[str,
     names = ["l2", "pa"]
     names += ["inverse-kappa", "kappaplace"] if query.kappa is not None else []
     names += ["variance"] if query.variance is not None else []
-    found = evaluate(evidence, city.positives.hits(matches.indices), [score_named(name) for name in names])
+    found = evaluate_scores(
+        evidence, city.positives.hits(matches.indices), [score_named(name) for name in names]
+    )
     damage: dict[str, float] = {f"certainty at {level:g}": float("nan") for level in LEVELS}
     rank = float("nan")
     if query.kappa is not None or query.variance is not None:

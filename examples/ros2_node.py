@@ -15,13 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from kappaplace.data.poses import as_planar
-from kappaplace.data.readers.rosbag import image_of_message
-from kappaplace.models.checkpoint import load_model
-from kappaplace.retrieval.patches import patch_maps_of
-from kappaplace.slam import ClosingSettings, LoopCloser
-from kappaplace.slam.calibrate import calibration_for
-from kappaplace.slam.stream import ClosureStream
+from kappaplace.data import as_planar, image_of_message
+from kappaplace.models import load_model
+from kappaplace.retrieval import patch_maps_of
+from kappaplace.slam import ClosingSettings, ClosureStream, LoopCloser, calibration_for
 
 
 def make_stream(

@@ -28,9 +28,8 @@ from kappaplace._moved import renamed
 from kappaplace.errors import KappaPlaceError
 
 if TYPE_CHECKING:
-    from kappaplace.data.images import Source
-    from kappaplace.data.near import Circle
-    from kappaplace.maps.answer import Localization
+    from kappaplace.data import Circle, Source
+    from kappaplace.maps import Localization
     from kappaplace.types import Embeddings
 
 TRIES = 4
@@ -213,7 +212,7 @@ class Client:
 
 def localization_of(values: dict[str, Any]) -> Localization:
     """An answer of the service as the one of a map; null becomes NaN again where a number is meant."""
-    from kappaplace.maps.answer import Localization, Match, Pose
+    from kappaplace.maps import Localization, Match, Pose
 
     matches = tuple(Match(**_match(match)) for match in values["matches"])
     pose = values["pose"]
@@ -258,7 +257,7 @@ def _file_bytes(image: Source) -> bytes:
             return Path(image).read_bytes()
         except OSError as error:
             raise KappaPlaceError(f"The image {image} cannot be read: {error.strerror}.") from None
-    from kappaplace.data.images import decode
+    from kappaplace.data import decode
 
     buffer = io.BytesIO()
     decode(image).save(buffer, "PNG", compress_level=1)

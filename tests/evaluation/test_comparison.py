@@ -10,7 +10,7 @@ import pytest
 
 from kappaplace.data.positives import Positives
 from kappaplace.errors import KappaPlaceError
-from kappaplace.evaluation.comparison import compare_results, write_comparison
+from kappaplace.evaluation.comparison import compare, write_comparison
 from kappaplace.evaluation.inputs import from_similarities
 from kappaplace.evaluation.results import EvaluationResult
 from kappaplace.evaluation.run import Choices, evaluate_sets
@@ -28,7 +28,7 @@ def noisy(noise: float, seed: int = 0, queries: int = 80, name: str = "SET", **r
 
 def test_a_clear_difference_is_found_and_none_is_not():
     good, bad = noisy(0.9), noisy(1.6)
-    table = compare_results([good, bad, good], "R@1", resamples=400)
+    table = compare([good, bad, good], "R@1", resamples=400)
     (first, worse, same) = table.sets[0].rows[""]
     assert first is not None
     assert worse is not None
@@ -41,7 +41,7 @@ def test_a_clear_difference_is_found_and_none_is_not():
 
 
 def test_one_evaluation_compares_its_scores():
-    table = compare_results([noisy(1.2)], "AUROC", resamples=200)
+    table = compare([noisy(1.2)], "AUROC", resamples=200)
     rows = table.sets[0].rows
     assert list(rows) == ["cosine", "pa"]
     cosine, pa = rows["cosine"][0], rows["pa"][0]
@@ -53,7 +53,7 @@ def test_one_evaluation_compares_its_scores():
 
 
 def test_one_score_against_all_others():
-    rows = compare_results([noisy(1.2)], "AUROC", against="pa", resamples=200).sets[0].rows
+    rows = compare([noisy(1.2)], "AUROC", against="pa", resamples=200).sets[0].rows
     cosine, pa = rows["cosine"][0], rows["pa"][0]
     assert cosine is not None
     assert pa is not None
@@ -61,14 +61,14 @@ def test_one_score_against_all_others():
     assert cosine.difference == pytest.approx(cosine.value - pa.value)
     for results, name in (([noisy(1.2)], "beauty"), ([noisy(1.2), noisy(0.9)], "pa")):
         with pytest.raises(KappaPlaceError, match="--against names the score of one folder"):
-            compare_results(results, against=name, resamples=5)
+            compare(results, against=name, resamples=5)
 
 
 @pytest.mark.parametrize("metric", ["AURC", "ECE@5", "zoom ECE@1", "match ECE@10", "R@100%P", "mAP@5"])
 def test_every_metric_agrees_with_the_evaluation(metric):
     result = noisy(1.2)
     found = result.metrics["SET"]
-    rows = compare_results([result], metric, resamples=5).sets[0].rows
+    rows = compare([result], metric, resamples=5).sets[0].rows
     assert rows
     for score, (cell,) in rows.items():
         assert cell is not None
@@ -76,7 +76,7 @@ def test_every_metric_agrees_with_the_evaluation(metric):
 
 
 def test_other_queries_are_told_and_not_tested():
-    table = compare_results([noisy(1.2), noisy(1.2, queries=60)], resamples=50)
+    table = compare([noisy(1.2), noisy(1.2, queries=60)], resamples=50)
     assert "not of the same queries" in table.sets[0].note
     assert all(cell is None or math.isnan(cell.p_value) for cell in table.sets[0].rows["cosine"])
 
@@ -86,7 +86,7 @@ def test_pooled_over_the_sets_that_all_have(tmp_path):
         parts = noisy(noise).sets + noisy(noise, 1, name="OTHER").sets
         return EvaluationResult(f"{noise}", parts)
 
-    table = compare_results([both(0.9), both(1.4), both(0.9)], "R@1", resamples=100)
+    table = compare([both(0.9), both(1.4), both(0.9)], "R@1", resamples=100)
     assert [each.name for each in table.sets] == ["SET", "OTHER", "pooled"]
     assert table.sets[2].queries == 160
     assert table.names == ("0.9 (1)", "1.4", "0.9 (3)")
@@ -97,6 +97,6 @@ def test_pooled_over_the_sets_that_all_have(tmp_path):
 
 def test_bad_comparisons():
     with pytest.raises(KappaPlaceError, match="No score has the metric 'beauty'"):
-        compare_results([noisy(1.2)], "beauty", resamples=5)
+        compare([noisy(1.2)], "beauty", resamples=5)
     with pytest.raises(KappaPlaceError, match="no set in common"):
-        compare_results([noisy(1.2), noisy(1.2, name="OTHER")], resamples=5)
+        compare([noisy(1.2), noisy(1.2, name="OTHER")], resamples=5)

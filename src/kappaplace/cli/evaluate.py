@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kappaplace.data.positives import NoPositives
-from kappaplace.data.table_io import TABLE_FORMATS
+from kappaplace.data import TABLE_FORMATS, NoPositives
 from kappaplace.errors import KappaPlaceError
 
 if TYPE_CHECKING:
-    from kappaplace.evaluation.results import EvaluationResult
-    from kappaplace.evaluation.run import Choices, Machine
+    from kappaplace.evaluation import Choices, EvaluationResult, Machine
 
 
 _Words = Annotated[
@@ -112,7 +110,7 @@ def evaluate(
 
         kappaplace evaluate --protocol paper --data tables/ runs/pt/model --out results/paper
     """
-    from kappaplace.evaluation.run import Choices, Machine
+    from kappaplace.evaluation import Choices, Machine
     from kappaplace.files import make_folder
 
     given, own = list(words or []), list(uncertainty or [])
@@ -144,13 +142,13 @@ def evaluate(
     options: dict[str, Any] = {"name": name, "neighborhood": neighborhood, "own": own, "root": root}
     tables = [Path(word) for word in given]
     if similarities:
-        from kappaplace.evaluation.run import evaluate_matrices
+        from kappaplace.evaluation import evaluate_matrices
 
         results = list(
             evaluate_matrices(similarities, positives or [], tables, choices, method=method, **options)
         )
     elif descriptors is not None:
-        from kappaplace.evaluation.run import evaluate_descriptors
+        from kappaplace.evaluation import evaluate_descriptors
 
         options["device"] = machine.device
         results = [evaluate_descriptors(descriptors, kappa, positives or [], tables, choices, **options)]
@@ -161,8 +159,8 @@ def evaluate(
 
 def _of_model(words: list[str], choices: Choices, machine: Machine, **options: Any) -> EvaluationResult:
     """A model on its tables; without a model, the one that comes with the package."""
-    from kappaplace.evaluation.run import evaluate_model
-    from kappaplace.models.shipped import DEFAULT
+    from kappaplace.evaluation import evaluate_model
+    from kappaplace.models import DEFAULT
 
     alone = bool(words) and _is_table(Path(words[0]))
     tables = [Path(word) for word in (words if alone else words[1:])]
@@ -211,7 +209,7 @@ def _write_and_show(results: list[EvaluationResult], out: Path, report: bool, as
     from rich.console import Console
 
     from kappaplace.cli.show import set_tables
-    from kappaplace.evaluation.results import plain, write_result
+    from kappaplace.evaluation import plain, write_result
 
     console = Console()
     answers = []
@@ -252,8 +250,7 @@ def _paper(
     from rich.console import Console
 
     from kappaplace.cli.show import missing_table, paper_tables
-    from kappaplace.evaluation.paper_run import compare_with_paper, paper_rows, write_paper
-    from kappaplace.evaluation.results import plain, write_result
+    from kappaplace.evaluation import compare_with_paper, paper_rows, plain, write_paper, write_result
 
     if data is None:
         raise KappaPlaceError(
@@ -313,12 +310,11 @@ def compare(
     from rich.console import Console
 
     from kappaplace.cli.show import comparison_table
-    from kappaplace.evaluation.comparison import compare_results, comparison_rows, write_comparison
-    from kappaplace.evaluation.results import plain, read_result
+    from kappaplace.evaluation import compare, comparison_rows, plain, read_result, write_comparison
 
     results = [read_result(folder) for folder in folders]
     tables = [
-        compare_results(results, each, against=against, resamples=resamples, seed=seed)
+        compare(results, each, against=against, resamples=resamples, seed=seed)
         for each in metric or ["AUROC", "R@1"]
     ]
     if out is not None:

@@ -13,12 +13,11 @@ import typer
 
 from kappaplace.cli.options import BatchSize, Device, MapFolder, MapModel
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps.options import LocalizeOptions, OnError
+from kappaplace.maps import LocalizeOptions, OnError
 
 if TYPE_CHECKING:
-    from kappaplace.data.near import Circle
-    from kappaplace.maps import PlaceMap
-    from kappaplace.maps.answer import Localization, Match
+    from kappaplace.data import Circle
+    from kappaplace.maps import Localization, Match, PlaceMap
 
 BAR = 6
 COLORS = {"accept": "green", "doubtful": "yellow", "reject": "red"}
@@ -70,8 +69,7 @@ def localize(
 
         kappaplace localize town.map query.jpg --area 37.7695,-122.4252,100 -k 5 --json
     """
-    from kappaplace.maps import PlaceMap
-    from kappaplace.maps.answer import AnswerFile
+    from kappaplace.maps import AnswerFile, PlaceMap
     from kappaplace.progress import track
     from kappaplace.retrieval import EngineOptions
 
@@ -153,7 +151,7 @@ def _readable(opened: PlaceMap, files: Sequence[str], problems: list[str]) -> li
 
 def _files(images: list[Path]) -> list[str]:
     """Image files; a folder stands for those below it."""
-    from kappaplace.data.readers.layout import images_or_error
+    from kappaplace.data import images_or_error
 
     files: list[str] = []
     for image in images:
@@ -172,7 +170,7 @@ def _area(text: str, frame: str) -> Circle | None:
             f"--area needs three numbers, LAT,LON,RADIUS or X,Y,RADIUS, got {text!r}."
         ) from None
     if frame != "local" and abs(first) <= 90 and abs(second) <= 180:
-        from kappaplace.data.geodesy import project_point
+        from kappaplace.data import project_point
 
         first, second = project_point(first, second, frame)
     return first, second, radius

@@ -11,10 +11,10 @@ import typer
 from kappaplace.cli import map_tune
 from kappaplace.cli.options import AsJson, BatchSize, Device, MapFolder, MapModel, command
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps.options import AddOptions, BuildOptions, LocalizeOptions, OnError
+from kappaplace.maps import AddOptions, BuildOptions, LocalizeOptions, OnError
 
 if TYPE_CHECKING:
-    from kappaplace.maps.build import Report
+    from kappaplace.maps import Report
 from kappaplace.cli.models import show_pull, show_push
 from kappaplace.cli.options import Out, Public, Repo, Revision
 
@@ -170,7 +170,7 @@ def verify(place_map: MapFolder, as_json: AsJson = False) -> None:
 
         kappaplace map verify town.map
     """
-    from kappaplace.maps.store.verify import verified
+    from kappaplace.maps import verified
 
     manifest, found = verified(place_map)
     if as_json:
@@ -240,8 +240,7 @@ def export(
         return
     if not queries:
         raise KappaPlaceError("Pairs are of queries and references: say which queries, with --queries.")
-    from kappaplace.maps.answer import write_pairs
-    from kappaplace.maps.sources import as_table
+    from kappaplace.maps import as_table, write_pairs
 
     table = as_table(_images(queries))
     table = table.queries if len(table.query_rows) else table

@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kappaplace.calibration.options import CalibrateOptions
+from kappaplace.calibration import CalibrateOptions
 from kappaplace.cli.options import AsJson, BatchSize, Device, MapFolder, MapModel
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps.options import FitOptions, LabelOptions
+from kappaplace.maps import FitOptions, LabelOptions
 
 if TYPE_CHECKING:
-    from kappaplace.calibration.drift import DriftWarning
-    from kappaplace.maps.place_map import PlaceMap
-    from kappaplace.maps.tune.fit import Fitted
-    from kappaplace.maps.tune.monitor import MapMonitor, Observed
+    from kappaplace.calibration import DriftWarning
+    from kappaplace.maps import Fitted, MapMonitor, Observed, PlaceMap
 
 DRIFT = 1
 """Exit code where queries have left the calibrated range."""
@@ -59,17 +57,21 @@ def calibrate(
             "Calibrate on labeled queries (--queries TABLE), on labels of matches (--labels FILE) or without "
             "labels (--self): give one of them."
         )
-    from kappaplace.maps import PlaceMap
-    from kappaplace.maps.sources import as_table
-    from kappaplace.maps.tune.calibrate import calibrate_map, no_longer_compared
-    from kappaplace.maps.tune.label import calibrate_map_on_labels
-    from kappaplace.maps.tune.self_calibrate import self_calibrate_map, sparse_note
+    from kappaplace.maps import (
+        PlaceMap,
+        as_table,
+        calibrate_map,
+        calibrate_map_on_labels,
+        no_longer_compared,
+        self_calibrate_map,
+        sparse_note,
+    )
 
     opened = PlaceMap.open(place_map, model or None, device=device or None)
     notes: list[str] = []
     before = opened.calibration or opened.borrowed
     if queries is not None:
-        from kappaplace.data.table import PlaceImages
+        from kappaplace.data import PlaceImages
 
         table = PlaceImages.open(queries, root) if queries.is_file() else as_table(queries)
         made = calibrate_map(opened, table, options)
@@ -126,9 +128,8 @@ def fit(
 
         kappaplace map fit town.map --views 6 --epochs 80 --report fit.html
     """
-    from kappaplace.calibration.options import CalibrateOptions
-    from kappaplace.maps.place_map import PlaceMap
-    from kappaplace.maps.tune.fit import estimate_fit
+    from kappaplace.calibration import CalibrateOptions
+    from kappaplace.maps import PlaceMap, estimate_fit
     from kappaplace.reports import write_fit_report
 
     opened = PlaceMap.open(place_map, model or None, device=device or None)
@@ -216,9 +217,7 @@ def label(
 
         kappaplace calibrate town.map --labels labels.csv
     """
-    from kappaplace.maps import PlaceMap
-    from kappaplace.maps.sources import as_table
-    from kappaplace.maps.tune.label import label_loop, label_map
+    from kappaplace.maps import PlaceMap, as_table, label_loop, label_map
     from kappaplace.reports import write_label_page
 
     opened = PlaceMap.open(place_map, model or None, device=device or None)
@@ -282,7 +281,7 @@ def monitor(
 
         kappaplace localize town.map today/ --json | kappaplace map monitor town.map -
     """
-    from kappaplace.maps.tune.monitor import MapMonitor
+    from kappaplace.maps import MapMonitor
 
     watch = MapMonitor.open(place_map, state, window=window)
     observed = _observed(place_map, incoming, model, device, batch_size)
@@ -305,7 +304,7 @@ def monitor(
 def _observed(
     place_map: Path, incoming: list[Path], model: str, device: str, batch_size: int
 ) -> list[Observed]:
-    from kappaplace.maps.tune.monitor import from_lines, holds_answers, observed_in, read_observed
+    from kappaplace.maps import from_lines, holds_answers, observed_in, read_observed
 
     if [str(file) for file in incoming] == ["-"]:
         return list(from_lines(sys.stdin, "the input"))
@@ -314,8 +313,7 @@ def _observed(
         raise KappaPlaceError("Give images or files of answers, not both at once.")
     if answered:
         return [each for file in answered for each in read_observed(file)]
-    from kappaplace.maps import PlaceMap
-    from kappaplace.maps.sources import as_table
+    from kappaplace.maps import PlaceMap, as_table
 
     table = as_table(incoming[0] if len(incoming) == 1 else incoming)
     table = table.queries if len(table.query_rows) else table

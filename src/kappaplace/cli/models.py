@@ -14,9 +14,8 @@ from kappaplace.cli.options import AsJson, Out, Public, Repo, Revision
 from kappaplace.errors import KappaPlaceError
 
 if TYPE_CHECKING:
-    from kappaplace.calibration.calibration import Calibration
-    from kappaplace.models.checkpoint import AnyModel
-    from kappaplace.models.export import Exported
+    from kappaplace.calibration import Calibration
+    from kappaplace.models import AnyModel, Exported
 
 
 class _ShowsByDefault(TyperGroup):
@@ -51,7 +50,7 @@ def show(
 
         kappaplace models --json | jq '.models[].name'
     """
-    from kappaplace.models.shipped import SHIPPED, installed, model_page
+    from kappaplace.models import SHIPPED, installed, model_page
 
     own, backbones = [_shipped(each) for each in installed()], _backbones()
     published = [*own, *_published()]
@@ -103,8 +102,7 @@ def pull(repo: Repo, out: Out, revision: Revision = "", as_json: AsJson = False)
 
 
 def _shipped(name: str) -> dict[str, Any]:
-    from kappaplace.models.checkpoint import read_card
-    from kappaplace.models.shipped import shipped_folder, size_bytes
+    from kappaplace.models import read_card, shipped_folder, size_bytes
 
     folder = shipped_folder(name)
     card = read_card(folder)
@@ -122,7 +120,7 @@ def _shipped(name: str) -> dict[str, Any]:
 
 
 def _published() -> list[dict[str, Any]]:
-    from kappaplace.models.published import HUB, cached
+    from kappaplace.models import HUB, cached
 
     return [
         {
@@ -139,7 +137,7 @@ def _published() -> list[dict[str, Any]]:
 
 
 def _backbones() -> list[dict[str, Any]]:
-    from kappaplace.models.backbones import BACKBONES
+    from kappaplace.models import BACKBONES
 
     return [
         {
@@ -227,8 +225,7 @@ def export(
 
         kappaplace export runs/pt/model --out place.onnx --calibration town.map
     """
-    from kappaplace.models.checkpoint import load_model
-    from kappaplace.models.export import ExportOptions, export_model
+    from kappaplace.models import ExportOptions, export_model, load_model
 
     if int8 and calibration_images is None:
         raise KappaPlaceError(
@@ -250,14 +247,14 @@ def export(
 
 
 def _images(source: Path | None) -> list[Any] | None:
-    from kappaplace.maps.sources import as_table
+    from kappaplace.maps import as_table
 
     return None if source is None else list(as_table(source).image_paths())
 
 
 def _calibration(model: AnyModel, source: Path | None) -> Calibration | None:
-    from kappaplace.calibration.sources import calibration_with
-    from kappaplace.slam.calibrate import calibration_for
+    from kappaplace.calibration import calibration_with
+    from kappaplace.slam import calibration_for
 
     if source is not None:
         return calibration_for(model, source)
@@ -265,8 +262,7 @@ def _calibration(model: AnyModel, source: Path | None) -> Calibration | None:
 
 
 def _licence(model: str) -> str:
-    from kappaplace.models.checkpoint import CARD, read_card
-    from kappaplace.models.shipped import is_shipped, shipped_folder
+    from kappaplace.models import CARD, is_shipped, read_card, shipped_folder
 
     folder = shipped_folder(model) if is_shipped(model) else Path(model)
     return str(read_card(folder)["licence"]) if (folder / CARD).is_file() else "not stated"

@@ -80,10 +80,10 @@ def serve(
     if log_level not in ("error", "warning", "info", "debug"):
         raise KappaPlaceError(f"--log-level is error, warning, info or debug, not {log_level!r}.")
     try:
-        from kappaplace.serve.app import create_app, is_loopback, listen, run
+        from kappaplace.serve import create_app, is_loopback, listen, run
     except ImportError:
         raise MissingExtra("Serving", "serve") from None
-    from kappaplace.serve.settings import LOOPBACK, Settings, read_tokens
+    from kappaplace.serve import LOOPBACK, Settings, read_tokens
 
     tokens = read_tokens(token_file, read_token_env, write_token_env, os.environ)
     local = is_loopback(host)

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 from rich import box
 from rich.table import Table
 
-from kappaplace.evaluation.measuring import MEAN, POOLED
-from kappaplace.evaluation.results import EvaluationResult
+from kappaplace.evaluation import MEAN, POOLED, EvaluationResult
 
 if TYPE_CHECKING:
-    from kappaplace.evaluation.comparison import Cell, ComparedSet
+    from kappaplace.evaluation import Cell, ComparedSet
 
 # What decides, in the order in which it should be read; the files have the rest.
 SHOWN = {

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from kappaplace.calibration.calibration import Calibration
+    from kappaplace.calibration import Calibration
 
 app = typer.Typer(help="Loop closures that do not corrupt the map.", no_args_is_help=True)
 
@@ -81,12 +81,10 @@ def run(
 
         kappaplace slam run drive.mcap --pose-topic /odom --out closed --calibration closures.json
     """
-    from kappaplace.data.readers.trajectory import read_poses
+    from kappaplace.data import read_poses
     from kappaplace.errors import KappaPlaceError
     from kappaplace.reports import write_slam
-    from kappaplace.slam.graph_factors import KERNELS
-    from kappaplace.slam.loop_closer import ClosingSettings
-    from kappaplace.slam.run import run_slam
+    from kappaplace.slam import KERNELS, ClosingSettings, run_slam
 
     if kernel and kernel not in KERNELS:
         raise KappaPlaceError(f"Unknown kernel '{kernel}'; choose among: {', '.join(KERNELS)}.")
@@ -149,16 +147,21 @@ def calibrate(
 
     import numpy as np
 
-    from kappaplace.calibration.sources import MODEL as MODEL_FACT
-    from kappaplace.calibration.sources import save_calibration
-    from kappaplace.data.readers.trajectory import read_poses
+    from kappaplace.calibration import MODEL as MODEL_FACT
+    from kappaplace.calibration import save_calibration
+    from kappaplace.data import read_poses
     from kappaplace.errors import KappaPlaceError
     from kappaplace.files import make_folder
-    from kappaplace.retrieval.patches import patch_maps_of
-    from kappaplace.slam.calibrate import collect, fit_closures, scores_for
-    from kappaplace.slam.evaluation import same_place
-    from kappaplace.slam.loop_closer import ClosingSettings
-    from kappaplace.slam.run import drive_embeddings, drive_frames
+    from kappaplace.retrieval import patch_maps_of
+    from kappaplace.slam import (
+        ClosingSettings,
+        collect,
+        drive_embeddings,
+        drive_frames,
+        fit_closures,
+        same_place,
+        scores_for,
+    )
 
     settings = ClosingSettings(verify=verify)
     drive = _drive(frames, odometry, 2, every, image_topic, pose_topic, out.parent)
@@ -192,7 +195,7 @@ def _drive(
     pose_topic: str,
     out: Path,
 ) -> Any:
-    from kappaplace.slam.drive_inputs import read_drive
+    from kappaplace.slam import read_drive
 
     return read_drive(
         frames,
@@ -206,13 +209,13 @@ def _drive(
 
 
 def _model(model: str) -> tuple[Any, str]:
-    from kappaplace.maps.models import loaded
+    from kappaplace.maps import loaded
 
     return loaded(model or None)
 
 
 def _calibration(model: Any, source: Path | None) -> Calibration:
-    from kappaplace.slam.calibrate import calibration_for
+    from kappaplace.slam import calibration_for
 
     return calibration_for(model, source)
 

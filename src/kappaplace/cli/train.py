@@ -50,8 +50,7 @@ def train(
 
     Several GPUs: `accelerate launch -m kappaplace train …`, or torchrun.
     """
-    from kappaplace.training.recipes import RECIPES, settings_for
-    from kappaplace.training.settings import read_toml
+    from kappaplace.training import RECIPES, read_toml, settings_for
 
     if not recipe and config:
         recipe = str(read_toml(config).get("recipe", ""))
@@ -68,12 +67,10 @@ def train(
 
 
 def _run(settings: object, data: Path | None, out: Path | None, val: Path | None, cpu: bool) -> None:
-    from kappaplace.data.table import PlaceImages
+    from kappaplace.data import PlaceImages
     from kappaplace.errors import KappaPlaceError
-    from kappaplace.training.images import TrainingSet
-    from kappaplace.training.run import train as run
-    from kappaplace.training.settings import Settings
-    from kappaplace.training.validation import ValidationSet
+    from kappaplace.training import Settings, TrainingSet, ValidationSet
+    from kappaplace.training import train as run
 
     assert isinstance(settings, Settings)
     if data is None or out is None:

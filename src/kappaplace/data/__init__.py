@@ -5,8 +5,9 @@ Names load on first use: only those that compute on batches import torch.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from kappaplace._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from kappaplace.data.augment import CosPlaceAugmentation as CosPlaceAugmentation
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from kappaplace.data.geodesy import ZONE_SHIFT as ZONE_SHIFT
     from kappaplace.data.geodesy import frame_codes as frame_codes
     from kappaplace.data.geodesy import project as project
+    from kappaplace.data.geodesy import project_point as project_point
     from kappaplace.data.geodesy import unproject as unproject
     from kappaplace.data.geodesy import zone_index as zone_index
     from kappaplace.data.images import HEIF as HEIF
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from kappaplace.data.near import Near as Near
     from kappaplace.data.near import Neighborhood as Neighborhood
     from kappaplace.data.poses import PLANAR as PLANAR
+    from kappaplace.data.poses import SPATIAL as SPATIAL
     from kappaplace.data.poses import Poses as Poses
     from kappaplace.data.poses import as_planar as as_planar
     from kappaplace.data.poses import as_spatial as as_spatial
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
     from kappaplace.data.poses import check_poses as check_poses
     from kappaplace.data.poses import compose as compose
     from kappaplace.data.poses import distance_travelled as distance_travelled
+    from kappaplace.data.poses import identity_pose as identity_pose
     from kappaplace.data.poses import pose_matrices as pose_matrices
     from kappaplace.data.poses import pose_positions as pose_positions
     from kappaplace.data.poses import wrap_angle as wrap_angle
@@ -63,6 +67,7 @@ if TYPE_CHECKING:
     from kappaplace.data.readers.trajectory import from_headings as from_headings
     from kappaplace.data.readers.trajectory import read_poses as read_poses
     from kappaplace.data.readers.trajectory import sample_by_distance as sample_by_distance
+    from kappaplace.data.resample import resized as resized
     from kappaplace.data.split import Split as Split
     from kappaplace.data.split import SplitOptions as SplitOptions
     from kappaplace.data.split import split_table as split_table
@@ -77,33 +82,5 @@ if TYPE_CHECKING:
     from kappaplace.data.thumbnails import side_by_side as side_by_side
     from kappaplace.data.thumbnails import small_picture as small_picture
     from kappaplace.data.thumbnails import thumbnail as thumbnail
-
-_EXPORTS = {
-    "augment": "CosPlaceAugmentation",
-    "check": "TableProblems TableSummary find_problems summarize",
-    "degradation": "DEGRADATIONS degrade random_degradation",
-    "geodesy": "LOCAL_FRAME ZONE_SHIFT frame_codes project unproject zone_index",
-    "images": "HEIF Preprocessing Source decode open_image",
-    "loader": "ImageLoader default_workers",
-    "near": "Circle Near Neighborhood",
-    "poses": "PLANAR Poses as_planar as_spatial between chain check_poses compose distance_travelled"
-    " pose_matrices pose_positions wrap_angle",
-    "positives": "NoPositives Positives positives_within",
-    "protocols": "PROTOCOLS Protocol get_protocol read_protocol",
-    "readers": "READERS read_layout",
-    "readers.layout": "images_or_error",
-    "readers.rosbag": "image_of_message read_bag unpack_images whole_poses",
-    "readers.trajectory": "TimedPoses from_headings read_poses sample_by_distance",
-    "split": "Split SplitOptions split_table",
-    "table": "DEFAULT_RADIUS ImageNames PlaceImages concatenate",
-    "table_io": "TABLE_FORMATS recorded_hash",
-    "thumbnails": "THUMBNAIL_SIZE Thumbnail side_by_side small_picture thumbnail",
-}
-_HOMES = {name: module for module, names in _EXPORTS.items() for name in names.split()}
-__all__ = sorted(_HOMES)
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+else:
+    __all__, __getattr__ = lazy_exports(__name__, __file__)

@@ -38,7 +38,7 @@ def check_poses(poses: Any, what: str = "poses") -> Poses:
     return values
 
 
-def identity(size: int) -> Poses:
+def identity_pose(size: int) -> Poses:
     """The pose at the origin."""
     return np.array([0.0] * PLANAR if size == PLANAR else [0.0] * 6 + [1.0])
 

@@ -45,8 +45,9 @@ from kappaplace.models.checkpoint import AnyModel, load_model
 from kappaplace.models.embedding import usable_device
 from kappaplace.models.embedding.store import EmbeddingStore
 from kappaplace.records import to_plain
+from kappaplace.types import Embeddings
 from kappaplace.uncertainty import score_named
-from kappaplace.uncertainty.score import Evidence, Score, Scores
+from kappaplace.uncertainty.base import Evidence, Score, Scores
 from kappaplace.version import package_version
 
 Resize = Literal["model", "protocol"]
@@ -66,6 +67,9 @@ class Choices:
     fuse: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.policy is not None and self.policy not in [each.value for each in NoPositives]:
+            known = ", ".join(each.value for each in NoPositives)
+            raise KappaPlaceError(f"policy must be one of {known}, got {self.policy!r}.")
         chosen_scores(self.scores)  # an unknown name is told before anything is embedded
         for name in self.fuse:
             score_named(name)
@@ -74,27 +78,6 @@ class Choices:
                 f"An evaluation needs k ≥ 1, resamples from 0 to {MOST_RESAMPLES:,} and seed ≥ 0; got "
                 f"{self.k}, {self.resamples} and {self.seed}."
             )
-
-
-def evaluate_table(
-    model: AnyModel,
-    table: PlaceImages,
-    scores: str | Sequence[str] = "",
-    *,
-    k: int = 10,
-    policy: NoPositives | str | None = None,
-    cache: str | Path | None = None,
-    batch_size: int = 32,
-    device: str | None = None,
-) -> SetResult:
-    """Embed (or find in the cache), retrieve and score one table; `measure` then gives the metrics."""
-    names = scores if isinstance(scores, str) else ",".join(scores)
-    known = [each.value for each in NoPositives]
-    if policy is not None and policy not in known:
-        raise KappaPlaceError(f"The policy is one of {', '.join(known)}, not {policy!r}.")
-    chosen = Choices(names, k, None if policy is None else NoPositives(policy))
-    embedding = EmbeddingStore.of(model, cache, batch_size=batch_size, device=device)
-    return _scored(from_table(table, embedding, k), chosen, None, ())
 
 
 def evaluate_sets(
@@ -179,6 +162,39 @@ class Machine:
             usable_device(self.device)
         if self.batch_size < 1:
             raise KappaPlaceError(f"The batch size must be at least 1, got {self.batch_size}.")
+
+
+def evaluate(
+    source: AnyModel | str | Path | tuple[Embeddings, Embeddings],
+    table: PlaceImages | str | Path,
+    choices: Choices = Choices(),  # frozen
+    machine: Machine = Machine(),
+    *,
+    name: str = "",
+) -> EvaluationResult:
+    """Evaluate retrieval and uncertainty scores on one table.
+
+    Args:
+        source: A model, its name or folder; or the embeddings of the table's queries and of its references.
+        table: Images with positions and their roles, or the file of such a table.
+        choices: Scores, number of matches per query, handling of queries without positives, bootstrap.
+        machine: Cache, device and batch size for embedding; no effect on the result.
+        name: Name of the evaluation. Default: name of the table.
+
+    Returns:
+        Scores of all queries and matches, and every metric. `write_result` saves it, `compare` tests several.
+
+    Raises:
+        KappaPlaceError: If the model or the table cannot be read, if the table has too few images, or if
+            embeddings and table differ in length.
+    """
+    images = table if isinstance(table, PlaceImages) else PlaceImages.open(table, machine.root)
+    if isinstance(source, tuple):
+        retrieved = from_descriptors(*source, None, images, k=choices.k, device=machine.device)
+    else:
+        model = load_model(source) if isinstance(source, str | Path) else source
+        retrieved = from_table(images, _Embedder(model, machine, "model").cache(images), choices.k)
+    return evaluate_sets(name or retrieved.name, [_told(retrieved)], choices)
 
 
 def evaluate_model(
@@ -397,7 +413,7 @@ class Evaluation:
         }
 
 
-def evaluate(evidence: Evidence, hits: NDArray[np.bool_], scores: list[Score]) -> Evaluation:
+def evaluate_scores(evidence: Evidence, hits: NDArray[np.bool_], scores: list[Score]) -> Evaluation:
     """Judge scores on one retrieval; ``hits`` says which matches are positives."""
     ks = [k for k in KS if k <= hits.shape[1]]
     success = {k: success_at(hits, k) for k in ks}

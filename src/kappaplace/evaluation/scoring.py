@@ -21,7 +21,7 @@ from kappaplace.evaluation.results import MOST_REFERENCES, ScoreColumns, SetResu
 from kappaplace.metrics import ROUTE_BLOCK, success_at
 from kappaplace.types import Matches
 from kappaplace.uncertainty import SCORES, available, score_named
-from kappaplace.uncertainty.score import Evidence, Score
+from kappaplace.uncertainty.base import Evidence, Score
 
 FUSED = "fused"
 _PATCHES = "Comparing cells takes another pass over the images; ask for it with --scores all."

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from kappaplace._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from kappaplace.reports.drift import write_drift as write_drift
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     from kappaplace.reports.figures import gallery_figure as gallery_figure
     from kappaplace.reports.figures import kappa_figure as kappa_figure
     from kappaplace.reports.figures import reliability_figure as reliability_figure
+    from kappaplace.reports.html import page as page
+    from kappaplace.reports.html import png_of as png_of
+    from kappaplace.reports.html import table as table
     from kappaplace.reports.labels import write_label_page as write_label_page
     from kappaplace.reports.localization import write_answers as write_answers
     from kappaplace.reports.map_fit import fit_verdict as fit_verdict
@@ -21,29 +25,5 @@ if TYPE_CHECKING:
     from kappaplace.reports.slam import write_slam as write_slam
     from kappaplace.reports.table_map import write_table_map as write_table_map
     from kappaplace.reports.training import write_training as write_training
-
-_MODULES = {
-    "GalleryRow": "figures",
-    "draw_trajectory": "slam",
-    "fit_verdict": "map_fit",
-    "gallery_figure": "figures",
-    "kappa_figure": "figures",
-    "reliability_figure": "figures",
-    "write_answers": "localization",
-    "write_drift": "drift",
-    "write_fit_report": "map_fit",
-    "write_label_page": "labels",
-    "write_paper_report": "evaluation",
-    "write_report": "evaluation",
-    "write_slam": "slam",
-    "write_table_map": "table_map",
-    "write_training": "training",
-}
-__all__ = list(_MODULES)
-
-
-def __getattr__(name: str) -> object:
-    """Load what is asked for: the modules bring NumPy, matplotlib or a model along."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+else:
+    __all__, __getattr__ = lazy_exports(__name__, __file__)

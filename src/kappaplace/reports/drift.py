@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kappaplace.calibration.drift import SHOWN, DriftMonitor
+from kappaplace.calibration import SHOWN, DriftMonitor
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import replace_file
 from kappaplace.reports.figures import COLOURS, PLOT_STYLE, WIDTH, WRONG, new_figure, plain

@@ -14,7 +14,7 @@ from kappaplace.reports.score_tables import left_out_table, mean_table, retrieva
 from kappaplace.reports.tables import Table
 
 if TYPE_CHECKING:
-    from kappaplace.evaluation.results import EvaluationResult
+    from kappaplace.evaluation import EvaluationResult
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
@@ -35,14 +35,14 @@ from kappaplace.reports.ground import map_figure, thinning
 from kappaplace.reports.score_tables import match_table, probability_table, score_table
 
 if TYPE_CHECKING:
-    from kappaplace.evaluation.results import ScoreColumns, SetResult
+    from kappaplace.evaluation import ScoreColumns, SetResult
 from typing import TYPE_CHECKING
 
 from kappaplace.reports.figures import comparison_figure
 from kappaplace.reports.score_tables import comparison_table
 
 if TYPE_CHECKING:
-    from kappaplace.evaluation.results import EvaluationResult
+    from kappaplace.evaluation import EvaluationResult
 import math
 
 from kappaplace.reports.tables import paper_table

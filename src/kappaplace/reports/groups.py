@@ -29,7 +29,7 @@ from kappaplace.metrics import (
 )
 
 if TYPE_CHECKING:
-    from kappaplace.evaluation.results import EvaluationResult, SetResult
+    from kappaplace.evaluation import EvaluationResult, SetResult
 from kappaplace.reports import how_to_read
 from kappaplace.reports.artifacts import Artefacts
 from kappaplace.reports.figures import (

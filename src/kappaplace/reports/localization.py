@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kappaplace.data.thumbnails import thumbnail
+from kappaplace.data import thumbnail
 from kappaplace.files import replace_file
-from kappaplace.maps.answer import Localization, Match
-from kappaplace.maps.store.reader import MapStore
+from kappaplace.maps import Localization, MapStore, Match
 from kappaplace.reports.figures import COLOURS, PLOT_STYLE, RIGHT, WIDTH, new_figure
 from kappaplace.reports.html import heading, page, paragraph, picture, png_of, table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from kappaplace.maps.place_map import PlaceMap
+    from kappaplace.maps import PlaceMap
 
 
 CARDS = 3

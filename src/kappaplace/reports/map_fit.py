@@ -15,7 +15,7 @@ import numpy as np
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import make_folder, replace_file
-from kappaplace.maps.tune.fit_check import LEVELS, read_record
+from kappaplace.maps import LEVELS, read_record
 from kappaplace.reports.figures import COLOURS, PLOT_STYLE, new_figure
 from kappaplace.reports.html import heading, page, paragraph, picture, png_of, table
 from kappaplace.reports.localization import picture_data
@@ -23,7 +23,7 @@ from kappaplace.reports.localization import picture_data
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from kappaplace.maps.place_map import PlaceMap
+    from kappaplace.maps import PlaceMap
 
 
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")

@@ -16,8 +16,7 @@ from kappaplace.reports.html import page, paragraph, picture, png_of, table
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from kappaplace.slam.run import SlamRun
-    from kappaplace.slam.types import Closure
+    from kappaplace.slam import Closure, SlamRun
 
 SHOWN = 400
 """Closures of either kind that are drawn: more would hide the trajectory."""

@@ -4,11 +4,15 @@ from kappaplace.data.near import Circle
 from kappaplace.retrieval.columns import Coded, Columns, Descriptors, Quantized, quantize
 from kappaplace.retrieval.database import MapSource
 from kappaplace.retrieval.engine import Engine, EngineKind, EngineOptions, Search, open_engine, open_search
+from kappaplace.retrieval.evidence import Evidence
 from kappaplace.retrieval.exact import search, search_matrix
-from kappaplace.retrieval.references import ArrayReferences, MatrixReferences, Queries, References
+from kappaplace.retrieval.patches import CellCheck, Pair, PatchMaps, patch_maps_of, reordered
+from kappaplace.retrieval.references import ArrayReferences, Floats, MatrixReferences, Queries, References
+from kappaplace.retrieval.retrieve import retrieve
 
 __all__ = [
     "ArrayReferences",
+    "CellCheck",
     "Circle",
     "Coded",
     "Columns",
@@ -16,15 +20,22 @@ __all__ = [
     "Engine",
     "EngineKind",
     "EngineOptions",
+    "Evidence",
+    "Floats",
     "MapSource",
     "MatrixReferences",
+    "Pair",
+    "PatchMaps",
     "Quantized",
     "Queries",
     "References",
     "Search",
     "open_engine",
     "open_search",
+    "patch_maps_of",
     "quantize",
+    "reordered",
+    "retrieve",
     "search",
     "search_matrix",
 ]

@@ -10,10 +10,10 @@ import numpy as np
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from numpy.typing import NDArray
 
-from kappaplace.calibration.expected import expected_at, expected_curve, reject_risk, rule_for, stated_risk
-from kappaplace.data.geodesy import unproject
-from kappaplace.data.thumbnails import thumbnail as small_picture
-from kappaplace.maps.store.reader import MapStore
+from kappaplace.calibration import expected_at, expected_curve, reject_risk, rule_for, stated_risk
+from kappaplace.data import thumbnail as small_picture
+from kappaplace.data import unproject
+from kappaplace.maps import MapStore
 from kappaplace.records import to_plain
 from kappaplace.serve.protect import ApiError, may_read
 from kappaplace.serve.schemas import (

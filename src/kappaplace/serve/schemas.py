@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
-from kappaplace.maps.options import LocalizeOptions, Order, area_of
+from kappaplace.maps import LocalizeOptions, Order, area_of
 
 FAR = 1e9
 """Metres: no map reaches so far, and squares of what does overflow."""

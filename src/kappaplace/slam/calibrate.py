@@ -9,14 +9,19 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.calibration import fit
-from kappaplace.calibration.calibration import PATCH_SIGNALS, Calibration
-from kappaplace.calibration.options import CalibrateOptions
-from kappaplace.calibration.sources import calibration_with, load_calibration
+from kappaplace.calibration import (
+    PATCH_SIGNALS,
+    CalibrateOptions,
+    Calibration,
+    calibration_with,
+    fit_calibration,
+    load_calibration,
+)
+from kappaplace.calibration import Examples as QueryExamples
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps.place_map import PlaceMap
-from kappaplace.models.checkpoint import AnyModel
-from kappaplace.retrieval.patches import PatchMaps
+from kappaplace.maps import PlaceMap
+from kappaplace.models import AnyModel
+from kappaplace.retrieval import PatchMaps
 from kappaplace.slam.loop_closer import ClosingSettings, LoopCloser
 from kappaplace.slam.types import Closure, Frame
 
@@ -115,10 +120,10 @@ def fit_closures(
     right = np.concatenate([drive.right[kept] for drive, kept in zip(drives, rows, strict=True)])
     outside = np.concatenate([drive.outside[kept] for drive, kept in zip(drives, rows, strict=True)])
     origin = f"closures of {len(drives)} drives with known poses, one every {thin:g} m"
-    examples = fit.Examples(
+    examples = QueryExamples(
         features, right, drives[0].scores, outside=outside, facts={"origin": origin}, rerank=drives[0].verify
     )
-    return fit.fit_calibration(examples, CalibrateOptions(max_risk=max_risk, seed=seed))
+    return fit_calibration(examples, CalibrateOptions(max_risk=max_risk, seed=seed))
 
 
 def _thinned(drive: Examples, least_support: int, spacing: float) -> NDArray[np.int64]:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kappaplace.data.poses import Poses, between, compose, pose_positions
+from kappaplace.data import Poses, between, compose, pose_positions
 
 FASTEST = 3.0
 """Without odometry: how many frames of the map one frame of now may pass, as speeds differ."""

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from kappaplace.data.poses import PLANAR, Poses, between, pose_positions
+from kappaplace.data import PLANAR, Poses, between, pose_positions
 from kappaplace.errors import KappaPlaceError, MissingExtra
 from kappaplace.slam.types import Closure
 

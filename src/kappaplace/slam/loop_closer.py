@@ -23,10 +23,8 @@ from typing import Any
 import numpy as np
 
 from kappaplace import vmf
-from kappaplace.calibration.calibration import PATCH_SIGNALS, Calibration
-from kappaplace.calibration.combination import features_of
-from kappaplace.calibration.decision import Decision
-from kappaplace.data.poses import (
+from kappaplace.calibration import PATCH_SIGNALS, Calibration, Decision, features_of
+from kappaplace.data import (
     PLANAR,
     SPATIAL,
     Poses,
@@ -34,22 +32,19 @@ from kappaplace.data.poses import (
     between,
     check_poses,
     compose,
-    identity,
+    identity_pose,
     pose_positions,
     wrap_angle,
 )
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps.localize import verified_by
-from kappaplace.retrieval.evidence import Evidence
-from kappaplace.retrieval.patches import CellCheck, Pair, PatchMaps, reordered
-from kappaplace.retrieval.references import Floats as Scores
-from kappaplace.retrieval.references import Queries
+from kappaplace.maps import verified_by
+from kappaplace.retrieval import CellCheck, Evidence, Pair, PatchMaps, Queries, reordered
+from kappaplace.retrieval import Floats as Scores
 from kappaplace.slam.gates import Proposal, covered_area, likelihood_ratio, support, updated
 from kappaplace.slam.growing_map import GrowingMap
 from kappaplace.slam.types import Closure, Frame
 from kappaplace.types import Embeddings
-from kappaplace.uncertainty import SCORES, score_named
-from kappaplace.uncertainty.geometric import GeometricCheck
+from kappaplace.uncertainty import SCORES, GeometricCheck, score_named
 
 UNCALIBRATED, RISK, LONELY = "not calibrated", "probability", "consistency"
 GEOMETRY, CELLS = "geometry", "cells"
@@ -311,7 +306,7 @@ class LoopCloser:
             inliers=inliers,
             accepted=not reason,
             reason=reason,
-            relative=identity(size),
+            relative=identity_pose(size),
             sigma=self._sigma(size, weight),
             weight=weight,
             agreement=agreement,

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from kappaplace.data.poses import PLANAR, Poses, between, check_poses, compose
+from kappaplace.data import PLANAR, Poses, between, check_poses, compose
 from kappaplace.errors import KappaPlaceError
 from kappaplace.slam.graph_factors import (
     Kernel,

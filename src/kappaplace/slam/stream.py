@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kappaplace.data.poses import Poses, between, check_poses, pose_positions
-from kappaplace.data.readers.trajectory import TimedPoses
+from kappaplace.data import Poses, TimedPoses, between, check_poses, pose_positions
 from kappaplace.errors import KappaPlaceError
 from kappaplace.slam.graph_files import closure_message
 from kappaplace.slam.loop_closer import LoopCloser
 from kappaplace.slam.types import Closure, Frame
 
 if TYPE_CHECKING:
-    from kappaplace.data.images import Source
+    from kappaplace.data import Source
 
 KEPT = 2000
 """Poses of odometry that are kept to look up the time of an image."""

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.data.poses import Poses
+from kappaplace.data import Poses
 
 if TYPE_CHECKING:
-    from kappaplace.data.images import Source
+    from kappaplace.data import Source
 
 
 @dataclass(frozen=True, eq=False)

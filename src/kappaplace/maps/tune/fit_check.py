@@ -216,7 +216,7 @@ def find_kappa(
     return file.values
 
 
-FILE = "fit.json"
+FIT_RECORD = "fit.json"
 
 
 @dataclass(frozen=True)
@@ -238,13 +238,13 @@ class FitRecord:
 def write_record(folder: Path, record: FitRecord) -> None:
     """Put it beside a model."""
     text = json.dumps(asdict(record), indent=1) + "\n"
-    replace_file(folder / FILE, lambda part: part.write_text(text, encoding="utf-8"))
+    replace_file(folder / FIT_RECORD, lambda part: part.write_text(text, encoding="utf-8"))
 
 
 def read_record(map_folder: Path, manifest: Manifest) -> FitRecord | None:
     """The fit of a map's model; None where κ was not fitted for this map."""
     source = manifest.model.source
-    file = (map_folder / source if source.startswith("./") else Path(source)) / FILE
+    file = (map_folder / source if source.startswith("./") else Path(source)) / FIT_RECORD
     if not manifest.model.base or not file.is_file():
         return None
     try:
