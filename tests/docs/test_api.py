@@ -16,7 +16,11 @@ from tests.docs.markdown import ROOT, blocks
 API = (ROOT / "docs/api.md").read_text(encoding="utf-8")
 SECTIONS = {
     module: re.findall(r"- (\w+)", names)
-    for module, names in re.findall(r"^::: (\S+)\n    options:\n(?:      inherited_members: true\n)?      members:\n((?: +- \w+\n)+)", API, re.M)
+    for module, names in re.findall(
+        r"^::: (\S+)\n    options:\n(?: +\w+: true\n)?      members:\n((?: +- \w+\n)+)",
+        API,
+        re.M,
+    )
 }
 PACKAGES = [
     f"kappaplace.{path.parent.name}" for path in Path(kappaplace.__file__).parent.glob("*/__init__.py")
