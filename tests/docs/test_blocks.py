@@ -258,5 +258,3 @@ def test_every_block_runs(page: str, prepared: Path, tmp_path: Path, monkeypatch
 def test_no_page_is_forgotten() -> None:
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     assert {page.relative_to(ROOT).as_posix() for page in pages if blocks(page)} == set(BEFORE)
-
-
