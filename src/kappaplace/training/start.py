@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -12,7 +14,7 @@ import torch
 from torch import nn
 
 from kappaplace.data.images import Preprocessing
-from kappaplace.errors import KappaPlaceError
+from kappaplace.errors import KappaPlaceError, MissingExtra
 from kappaplace.models.backbones import backbone_spec
 from kappaplace.models.checkpoint import TrainableModel, load_model, trainable
 from kappaplace.models.frozen import FrozenEncoder
@@ -107,6 +109,42 @@ def _freeze(model: PlaceModel, recipe: Recipe, trainable: str) -> None:
         model.requires_grad_(True)
 
 
+PROCESS_COUNTS = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+"""Where launchers put the number of processes."""
+
+
+class OneProcess:
+    """One process without accelerate: as much of its ``Accelerator`` as a run uses.
+
+    Args:
+        cpu: Do not use a GPU.
+    """
+
+    process_index = 0
+    num_processes = 1
+    is_main_process = True
+    trackers = ()
+
+    def __init__(self, cpu: bool) -> None:
+        gpu = None if cpu or not torch.accelerator.is_available() else torch.accelerator.current_accelerator()
+        self.device = gpu or torch.device("cpu")
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Compute gradients."""
+        loss.backward()
+
+    def no_sync(self, net: nn.Module) -> AbstractContextManager[None]:
+        """Do nothing: there are no other processes."""
+        return nullcontext()
+
+    def gather(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the values of all processes: these."""
+        return values
+
+    def wait_for_everyone(self) -> None:
+        """Return at once."""
+
+
 @dataclass(frozen=True, eq=False)
 class Engine:
     """One process of one or many; made by `create`."""
@@ -116,16 +154,19 @@ class Engine:
 
     @classmethod
     def create(cls, settings: RunSettings, device: str, folder: Path) -> Engine:
-        """On a GPU where there is one; under ``accelerate launch`` or ``torchrun`` on several."""
+        """Choose the device: a GPU if there is one; several under ``accelerate launch`` or ``torchrun``."""
+        if device not in ("", "cpu"):
+            raise KappaPlaceError(
+                f"device must be 'cpu' or omitted, got '{device}'. A GPU is used if there is one."
+            )
+        trackers = installed_trackers(settings.trackers)
         try:
             from accelerate import Accelerator, InitProcessGroupKwargs
         except ImportError:
-            raise KappaPlaceError("Training needs accelerate: pip install 'kappaplace[train]'.") from None
-        if device not in ("", "cpu"):
-            raise KappaPlaceError(
-                f"The device is chosen by accelerate; only 'cpu' can be forced, got '{device}'."
-            )
-        trackers = installed_trackers(settings.trackers)
+            if any(int(os.environ.get(name, 1)) > 1 for name in PROCESS_COUNTS):
+                raise MissingExtra("Training in several processes", "train") from None
+            alone = OneProcess(cpu=device == "cpu")
+            return cls(alone, autocast_for(alone.device, settings.precision))
         # Precision and accumulation are the settings' alone, not those of accelerate's environment.
         accelerator = Accelerator(
             mixed_precision="no",
