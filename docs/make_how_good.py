@@ -1,9 +1,9 @@
-"""Fill the tables of docs/how_good.md and README.md from results/real_*.csv: numbers are written in one place only.
+"""Fill the tables of docs/how_good.md and README.md from results/real_*.csv: each number has one source.
 
 python docs/make_how_good.py
 
-A table stands between ``<!-- table NAME -->`` and ``<!-- end -->``. Several seeds become their mean, and
-several backbones columns of their own.
+A table is between ``<!-- table NAME -->`` and ``<!-- end -->``. Several seeds are averaged, and each backbone has
+its own columns.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def cell(value: float | None, *, percent: bool = False) -> str:
 
 
 def scores(queries: str = "clean") -> str:
-    """Which score separates correct from incorrect matches: AUROC as the mean over sets, coverage at 10% errors."""
+    """Which score separates correct from incorrect matches: mean AUROC, coverage at 10% errors."""
     found = [row for row in rows("real_scores") if row["queries"] == queries]
     body = []
     for name, label in SCORES.items():
