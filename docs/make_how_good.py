@@ -2,8 +2,8 @@
 
 python docs/make_how_good.py
 
-A table is between ``<!-- table NAME -->`` and ``<!-- end -->``. Several seeds are averaged, and each backbone has
-its own columns.
+A table is between ``<!-- table NAME -->`` and ``<!-- end -->``. Several seeds are averaged, and each backbone
+has its own columns.
 """
 
 from __future__ import annotations

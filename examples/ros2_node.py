@@ -4,7 +4,7 @@
         -r image:=/camera/image_raw -r odometry:=/odom
 
 Publishes `closures` (std_msgs/String): query_time, match_time, probability, accepted, relative, sigma and
-the rest of `kappaplace.slam.Closure`. All work is done by `kappaplace.slam.stream.ClosureStream`; without
+the rest of `kappaplace.slam.Closure`. All work is done by `kappaplace.slam.ClosureStream`; without
 ROS, everything above `main` can be imported and used.
 """
 

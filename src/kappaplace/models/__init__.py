@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from kappaplace.models.published import cache_folder as cache_folder
     from kappaplace.models.published import cached as cached
     from kappaplace.models.published import list_models as list_models
+    from kappaplace.models.published import read_prototypes as read_prototypes
     from kappaplace.models.shipped import CALIBRATION as CALIBRATION
     from kappaplace.models.shipped import DEFAULT as DEFAULT
     from kappaplace.models.shipped import PAGE as PAGE
