@@ -40,9 +40,10 @@ coverage: $(STAMP)  # lines of src/ that the quick tests run; fails below 90 %
 mutation: $(STAMP)  # wrong formulas put into a copy of vmf, uncertainty and metrics; fails if over 15 % go unnoticed
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutation.mutate --sample 200 --least 0.85 --csv results/mutation.csv
 
-lint: $(STAMP)
+lint: $(STAMP)  # style, types, and docs/architecture.md (python -m tools.architecture --write)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python -m tools.architecture --check
 	$(BIN)/mypy
 
 lint-docker: $(STAMP)  # the Dockerfile, by hadolint

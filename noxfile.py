@@ -14,7 +14,7 @@ from pathlib import Path
 import nox
 
 PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
-TOOLS = ("pytest>=8", "hypothesis>=6.100", "mpmath>=1.3", "tensorboard>=2.16")
+TOOLS = ("pytest>=8", "hypothesis>=6.100", "mpmath>=1.3", "accelerate>=1.0", "tensorboard>=2.16")
 CORE = (
     *(
         "tests/vmf/test_vmf.py",
@@ -33,7 +33,7 @@ CORE = (
         "tests/cli/test_evaluate.py",
     ),
 )
-"""What needs no extra but tensorboard, whose files one of them looks for."""
+"""Tests that need no extra but `train`, whose tracker files one of them reads."""
 nox.options.error_on_missing_interpreters = False
 nox.options.sessions = ["tests-lowest", "tests-highest"]
 

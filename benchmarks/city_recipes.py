@@ -19,7 +19,7 @@ from scipy.stats import spearmanr
 
 from kappaplace.data.degradation import DEGRADATIONS, degrade
 from kappaplace.data.positives import Positives, positives_within
-from kappaplace.evaluation import evaluate
+from kappaplace.evaluation import evaluate_scores
 from kappaplace.models.checkpoint import AnyModel
 from kappaplace.retrieval.evidence import Evidence
 from kappaplace.retrieval.exact import search

@@ -1,9 +1,9 @@
-"""Fill the tables of docs/how_good.md and README.md from results/real_*.csv: numbers stand in one place only.
+"""Fill the tables of docs/how_good.md and README.md from results/real_*.csv: each number has one source.
 
 python docs/make_how_good.py
 
-A table stands between ``<!-- table NAME -->`` and ``<!-- end -->``. Several seeds become their mean, and
-several backbones columns of their own.
+A table is between ``<!-- table NAME -->`` and ``<!-- end -->``. Several seeds are averaged, and each backbone
+has its own columns.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ SETS = {
     "all": "mean",
 }
 SCORES = {
-    "inverse-kappa": "κ alone",
+    "inverse-kappa": "κ only",
     "kappaplace": "U, the paper's match score",
     "cosine": "cosine",
-    "pa": "PA (ratio of the two nearest)",
+    "pa": "PA (ratio of the two nearest distances)",
     "margin": "margin to the next place",
-    "patches": "**patches**: cells of the feature maps that agree on one shift",
-    "patches + cosine + margin": "patches, cosine and margin, fitted on other sets",
-    "all, curves": "all that a map knows, as curves, fitted on other sets",
+    "patches": "**patches**: image patches that agree on one shift",
+    "patches + cosine + margin": "patches, cosine and margin, fitted on other datasets",
+    "all, curves": "all signals of a map, as curves, fitted on other datasets",
 }
 PAPER = {"l2": "L2", "pa": "PA", "inverse-kappa": "1/κ", "kappaplace": "KappaPlace"}
 BEST_HEAD = {"efficientnet_lite0": "layers-mlp", "resnet50_v1": "layers-mlp-8"}
@@ -53,7 +53,7 @@ def rows(name: str) -> list[Row]:
 def number(value: float) -> str:
     """Three digits, halves away from zero: the files have four."""
     rounded = Decimal(repr(round(value, 6))).quantize(Decimal("0.001"), ROUND_HALF_UP)
-    return str(rounded).removeprefix("0") if value < 1 else str(rounded)
+    return str(rounded)
 
 
 def average(found: Sequence[Row], column: str) -> float | None:
@@ -73,11 +73,11 @@ def backbones(found: Sequence[Row]) -> list[str]:
 def cell(value: float | None, *, percent: bool = False) -> str:
     if value is None:
         return "–"
-    return f"{value:.0%}".replace("%", " %") if percent else number(value)
+    return f"{value:.0%}" if percent else number(value)
 
 
 def scores(queries: str = "clean") -> str:
-    """Which score tells right from wrong: AUROC as the mean over sets, coverage at 10 % errors."""
+    """Which score separates correct from incorrect matches: mean AUROC, coverage at 10% errors."""
     found = [row for row in rows("real_scores") if row["queries"] == queries]
     body = []
     for name, label in SCORES.items():
@@ -94,12 +94,12 @@ def scores(queries: str = "clean") -> str:
     head = [""]
     for backbone in backbones(found):
         said = "" if len(backbones(found)) == 1 else f"{NAMES[backbone]}: "
-        head += [f"{said}AUROC, mean over sets", "accepted at 10 % errors"]
+        head += [f"{said}AUROC, mean over datasets", "accepted at 10% errors"]
     return table(head, body)
 
 
 def retrieval() -> str:
-    """R@1 by the descriptor alone, and after the ten best matches were compared cell by cell."""
+    """R@1 by the descriptor, and after patch matching of the ten best matches."""
     found = [row for row in rows("real_reranked") if row["queries"] == "clean"]
     sets = [name for name in SETS if any(row["sets"] == name for row in found)]
     body = []
@@ -109,7 +109,7 @@ def retrieval() -> str:
             mine = {name: [row for row in ours if row["sets"] == name] for name in sets}
             if not any(mine.values()):
                 continue
-            for column, more in (("R@1", ""), ("R@1, cells compared", ", cells compared")):
+            for column, more in (("R@1", ""), ("R@1, cells compared", ", re-ranked")):
                 body.append(
                     [f"{NAMES[backbone]}, {label}{more}", *(cell(average(mine[s], column)) for s in sets)]
                 )
@@ -132,7 +132,7 @@ def paper() -> str:
 
 
 def outside() -> str:
-    """Queries of the map told from foreign ones."""
+    """In-map queries against out-of-map ones."""
     found = rows("real_open_set")
     named = {name: name for name in ("cosine", "patches", "aliasing", "margin")} | {"inverse-kappa": "κ"}
     body = [
@@ -173,14 +173,14 @@ def damage() -> str:
 
 
 def extent() -> str:
-    """What the tables rest on."""
+    """Encoders, seeds and datasets of the tables."""
     found = rows("real_scores")
     encoders = []
     for name in backbones(found):
         seeds = len({row["seed"] for row in found if row["backbone"] == name})
         encoders.append(f"{NAMES[name]} ({seeds} {'seed' if seeds == 1 else 'seeds'})")
     sets = len({row["sets"] for row in rows("real_reranked")} & (set(SETS) - {"all"}))
-    return f"*{', '.join(encoders)}; {sets} sets.*"
+    return f"*{', '.join(encoders)}; {sets} datasets.*"
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -189,7 +189,7 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def filled(text: str) -> str:
-    """A page with its tables made anew."""
+    """Return a page with its tables filled in again."""
     return re.sub(
         r"<!-- table (\w+) -->\n.*?<!-- end -->",
         lambda found: f"<!-- table {found[1]} -->\n\n{TABLES[found[1]]()}\n\n<!-- end -->",

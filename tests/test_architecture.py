@@ -26,6 +26,14 @@ def test_imports_point_to_earlier_layers() -> None:
     assert not EXCEPTIONS - wrong, "exceptions that are no longer needed: delete them"
 
 
+@pytest.mark.parametrize("front", architecture.FRONT)
+def test_the_front_uses_public_names_only(front: str) -> None:
+    files = {name: path for name, path in architecture.modules().items() if architecture.home(name) == front}
+    deep = {name: architecture.deep_imports(path.read_text("utf-8"), front) for name, path in files.items()}
+    assert files
+    assert not {name: paths for name, paths in deep.items() if paths}
+
+
 def test_modules_do_not_import_each_other() -> None:
     cycles = set(architecture.lazy_cycles(architecture.imports()))
     assert not cycles - CYCLES, "modules that import each other"
@@ -81,6 +89,36 @@ def test_every_kind_of_import_counts(house: Path) -> None:
         "maps.build -> evaluation.run",
     }
     assert architecture.lazy_cycles(edges) == [("data.table", "maps.build")]
+
+
+@pytest.mark.parametrize(
+    ("line", "deep"),
+    [
+        ("from kappaplace.maps import build", ["maps.build"]),
+        ("from kappaplace.maps.build import build", ["maps.build"]),
+        ("import kappaplace.data.table as table", ["data.table"]),
+        ("from kappaplace.maps import PlaceMap\nfrom kappaplace import maps, errors", []),
+        ("from kappaplace.errors import KappaPlaceError\nimport kappaplace.data", []),
+        ("from kappaplace.evaluation import evaluate\nimport numpy.linalg", []),
+    ],
+)
+def test_deep_imports(house: Path, line: str, deep: list[str]) -> None:
+    assert architecture.deep_imports(line, root=house) == deep
+    assert architecture.deep_imports(line, "maps", house) == [name for name in deep if name[:4] != "maps"]
+
+
+def test_a_function_may_hide_its_module(house: Path) -> None:
+    init = house / "src/kappaplace/maps/__init__.py"
+    init.write_text("from kappaplace.maps.build import build\n")
+    assert architecture.deep_imports("from kappaplace.maps import build", root=house) == []
+
+
+def test_the_page_lists_every_module(house: Path) -> None:
+    (house / "tests/maps").mkdir(parents=True)
+    (house / "tests/maps/test_build.py").write_text("")
+    text = architecture.page(house)
+    assert "| `errors` | Errors. | `tests/` |" in text
+    assert "| `maps.build` |  | `tests/maps/test_build.py` |" in text
 
 
 def test_counts_leave_out_docstrings_comments_and_blank_lines(house: Path) -> None:

@@ -8,15 +8,18 @@ import warnings
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import kappaplace
 from kappaplace import _moved
+from kappaplace.retrieval import MatrixReferences, Queries
+from kappaplace.uncertainty import match_score
 
 PUBLIC = """
-    load_model save_model PlaceModel FrozenEncoder PlaceImages Neighborhood Preprocessing Embeddings Matches
-    Evidence retrieve Calibration fit_calibration PlaceMap Localization train vmf SyntheticCity Client
-    KappaPlaceError __version__
+    load_model list_models save_model PlaceModel FrozenEncoder PlaceImages Neighborhood Preprocessing
+    Embeddings Matches Evidence retrieve score list_scores Calibration fit_calibration PlaceMap Localization
+    train evaluate compare vmf SyntheticCity Client KappaPlaceError __version__
 """
 DOCUMENTED = {
     "calibration.calibrators": "",
@@ -135,6 +138,35 @@ def test_the_warning_names_the_line_of_the_user(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "always::DeprecationWarning", str(script)]
     answer = subprocess.run(command, capture_output=True, text=True, check=True)
     assert f"{script}:1: DeprecationWarning: kappaplace.maps.monitor has moved" in answer.stderr
+
+
+PACKAGES = sorted(path.parent.name for path in Path(kappaplace.__file__).parent.glob("*/__init__.py"))
+
+
+@pytest.mark.parametrize("package", [name for name in PACKAGES if name != "cli"])
+def test_every_exported_name_exists(package: str) -> None:
+    module = import_module(f"kappaplace.{package}")
+    for name in module.__all__:
+        assert getattr(module, name) is not None
+    if hasattr(module, "lazy_exports"):  # a module of that name would hide what loads on first use
+        folder = Path(module.__file__).parent
+        assert not [name for name in module.__all__ if (folder / f"{name}.py").exists()]
+
+
+def test_a_missing_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match=r"module 'kappaplace\.data' has no attribute 'nothing'"):
+        import_module("kappaplace.data").nothing  # noqa: B018
+
+
+def test_short_calls() -> None:
+    """Lists of names, and a score by its name."""
+    evidence = kappaplace.retrieve(Queries(similarities=np.eye(2)), MatrixReferences(count=2), 2)
+    for name in ("l2", "cosine"):
+        assert name in kappaplace.list_scores()
+        np.testing.assert_array_equal(kappaplace.score(name, evidence), match_score(name, evidence)[:, 0])
+    with pytest.raises(kappaplace.KappaPlaceError, match="rates queries only"):
+        match_score("tld-distribution", evidence)
+    assert kappaplace.list_models()[0] == "kappaplace-lite0"
 
 
 def test_no_warning_without_an_old_path() -> None:

@@ -1,11 +1,16 @@
-"""The house in figures: which module imports which, and how much code there is.
+"""Check the layers, count the code and write the architecture page.
 
-python -m tools.architecture      # imports against the layers, and the counts of the ratchet
+python -m tools.architecture           # print the graph of packages, forbidden imports and the counts
+python -m tools.architecture --write   # write docs/architecture.md
+python -m tools.architecture --check   # fail if docs/architecture.md is out of date
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
+import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "kappaplace"
 LAYERS = (
-    ("errors", "types", "version", "files", "records", "checks", "progress", "_moved"),
+    ("errors", "types", "version", "files", "records", "checks", "progress", "_lazy", "_moved"),
     ("vmf", "metrics"),
     ("data",),
     ("models",),
@@ -28,6 +33,8 @@ LAYERS = (
     ("cli",),
 )
 """Imports point from a later layer to an earlier one; the modules of the first may import each other."""
+FRONT = ("slam", "sharing", "reports", "serve", "cli")
+"""These import other packages only through their ``__init__``: they prove that the public API suffices."""
 COUNTED = ("src", "benchmarks", "recipes")
 """Folders whose code lines the ratchet counts: moving code out of the package is no saving."""
 MOST_PARAMETERS = 8
@@ -82,6 +89,39 @@ def lazy_cycles(edges: list[Import]) -> list[tuple[str, str]]:
     """Return pairs of modules that import each other, one of them inside a function."""
     pairs = {(edge.importer, edge.imported) for edge in edges}
     return sorted(pair for pair in pairs if pair[0] < pair[1] and pair[::-1] in pairs)
+
+
+def deep_imports(source: str, own: str = "", root: Path = ROOT) -> list[str]:
+    """Return the modules inside packages that some code imports, past the public names of the package.
+
+    Args:
+        source: Python code.
+        own: The package that the code belongs to; its modules are not listed.
+        root: Folder of the repository.
+    """
+    names = modules(root)
+    packages = {name for name, path in names.items() if path.name == "__init__.py" and name}
+    targets = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            targets += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            package = node.module.partition(".")[2]
+            public = exports(names[package]) if package in packages else set()
+            inner = [name for alias in node.names if (name := f"{package}.{alias.name}") in names]
+            hidden = [name for name in inner if name.rpartition(".")[2] not in public]
+            targets += [f"{PACKAGE}.{name}" for name in hidden] or [node.module]
+    paths = [name.split(".")[1:] for name in targets if name.split(".")[0] == PACKAGE]
+    return sorted({".".join(p) for p in paths if len(p) > 1 and p[0] in packages and p[0] != own})
+
+
+def exports(init: Path) -> set[str]:
+    """Return the names that an ``__init__.py`` imports or defines."""
+    nodes = list(ast.walk(_parsed(init)))
+    imported = {
+        alias.asname or alias.name for n in nodes if isinstance(n, ast.ImportFrom) for alias in n.names
+    }
+    return imported | {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
 
 
 @dataclass(frozen=True)
@@ -196,15 +236,124 @@ def _any_lines(tree: ast.Module) -> set[int]:
     return {node.lineno for node in uses}
 
 
-def main() -> None:
-    """Print the imports that point the wrong way, the lazy cycles and the counts."""
+def graph(edges: list[Import]) -> dict[str, list[str]]:
+    """Return for each package the other packages that it imports, in the order of the layers."""
+    order = [name for names in LAYERS for name in names]
+    return {
+        name: sorted(
+            {home(e.imported) for e in edges if home(e.importer) == name} - {name, ""}, key=order.index
+        )
+        for name in order
+    }
+
+
+def page(root: Path = ROOT) -> str:
+    """Return docs/architecture.md: the layers, the spine, and one line per module."""
+    files = modules(root)
+    tests = _tests(root)
+    parts = [_HEAD, "```text", *_picture(), "```", _SPINE]
+    bases = set(LAYERS[0]) | {"", "__main__", "client", "sharing"}
+    for title, text, package in [("Base and top level", "", "")] + [
+        (f"kappaplace.{name}", _sentence(files[name]), name)
+        for names in LAYERS[1:]
+        for name in names
+        if files.get(name, root).name == "__init__.py"
+    ]:
+        own = [n for n in files if (home(n) == package if package else n in bases) and n != package]
+        parts += [f"## {title}", *([text] if text else []), ""]
+        parts += ["| module | contents | test |", "|---|---|---|"]
+        parts += [f"| `{n}` | {_sentence(files[n])} | {_test_of(n, tests)} |" for n in own]
+        parts += [""]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+_PAGE = Path("docs") / "architecture.md"
+_HEAD = """# Architecture
+
+<!-- Written by `python -m tools.architecture --write`. -->
+
+A package imports only packages of the lines above it. `slam`, `sharing`, `reports`, `serve` and `cli` use
+the other packages only through the names that these export. `tests/test_architecture.py` checks both.
+`kappaplace_city`, the synthetic city, is a package of its own next to `kappaplace`.
+"""
+_SPINE = """
+One chain of functions does the work, and the packages hold its steps:
+
+```text
+PlaceImages                                 data           images with positions and roles
+→ Encoder.embed → Embeddings                models         unit descriptors and κ
+→ retrieve → Evidence                       retrieval      the k most similar references per query
+→ score                                     uncertainty    uncertainty per query and per match
+→ fit_calibration, judge → Calibration      calibration    probability; accept, doubtful or reject
+→ PlaceMap.localize → Localization          maps           all of it over a map on disk
+```
+
+`evaluate`, `PlaceMap.calibrate` and loop closing in `slam` call the same functions with other references.
+"""
+
+
+def _picture() -> Iterator[str]:
+    width = max(len(", ".join(names)) for names in LAYERS[1:])
+    for number, names in enumerate(LAYERS):
+        shown = ", ".join(name for name in names if not name.startswith("_"))
+        yield f"{shown:^{width}}".rstrip() if number else shown
+        if number < len(LAYERS) - 1:
+            yield f"{'↑':^{width}}".rstrip()
+
+
+def _sentence(path: Path) -> str:
+    """Return the first sentence of a module's docstring, fit for a table."""
+    text = (ast.get_docstring(_parsed(path)) or "").partition("\n\n")[0]
+    first = re.split(r"(?<=[.!?])\s", " ".join(text.split()), maxsplit=1)[0]
+    return first.replace("``", "`").replace("|", "\\|")
+
+
+def _tests(root: Path) -> dict[str, str]:
+    """Return the text of every test file by its path."""
+    files = sorted((root / "tests").rglob("test_*.py"))
+    return {path.relative_to(root).as_posix(): path.read_text(encoding="utf-8") for path in files}
+
+
+def _test_of(module: str, tests: dict[str, str]) -> str:
+    """Return the test of a module: the file of its name, or one that imports it, or those of its package."""
+    package, _, name = module.rpartition(".")
+    folder = f"tests/{home(module)}/" if package else "tests/"
+    near = [path for path in tests if path.startswith(folder)]
+    importing = rf"(?m)^\s*(from kappaplace\.{re.escape(module)} |import kappaplace\.{re.escape(module)}\b"
+    importing += (
+        rf"|from kappaplace{re.escape('.' * bool(package) + package)} import .*\b{re.escape(name)}\b)"
+    )
+    found = [path for path in near if Path(path).stem == f"test_{name.strip('_')}"]
+    found += [path for path in (*near, *tests) if re.search(importing, tests[path])]
+    found += [path for path in near if Path(path).stem == f"test_{package.rpartition('.')[2]}"]
+    return f"`{[*found, folder][0]}`"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the graph of packages, forbidden imports and the counts; or write or check the page."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--write", action="store_true", help="Write docs/architecture.md.")
+    parser.add_argument("--check", action="store_true", help="Fail if docs/architecture.md is out of date.")
+    options = parser.parse_args(arguments)
+    file = ROOT / _PAGE
+    if options.write:
+        file.write_text(page(), encoding="utf-8")
+        return 0
+    if options.check:
+        fresh = file.is_file() and file.read_text(encoding="utf-8") == page()
+        if not fresh:
+            print(f"{_PAGE} is out of date. Run: python -m tools.architecture --write", file=sys.stderr)
+        return 0 if fresh else 1
     edges = imports()
+    for name, used in graph(edges).items():
+        print(f"{name:<12} {' '.join(used)}")
     for edge in wrong_way(edges):
-        print(edge, "(lazy)" if edge.lazy else "")
+        print("against the layers:", edge, "(lazy)" if edge.lazy else "")
     for first, second in lazy_cycles(edges):
-        print(f"{first} <-> {second}")
+        print(f"cycle: {first} <-> {second}")
     print(count())
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -39,7 +39,6 @@ _TARGETS = {
     "kappaplace.uncertainty": "uncertainty.registry",
     "kappaplace.uncertainty.geometric": "uncertainty.local_features",
     "kappaplace.uncertainty.places": "uncertainty.sue uncertainty.z_score",
-    "kappaplace.uncertainty.score": "uncertainty.base",
     "kappaplace_city": "data.synthetic_city",
     "kappaplace_city.drives": "slam.city_descriptors slam.city_drive",
 }

@@ -32,9 +32,8 @@ from kappaplace.records import R
 from kappaplace.types import Json
 
 if TYPE_CHECKING:
-    from kappaplace.data.images import Source
-    from kappaplace.data.near import Circle
-    from kappaplace.maps.answer import Localization
+    from kappaplace.data import Circle, Source
+    from kappaplace.maps import Localization
     from kappaplace.types import Embeddings
 
 TRIES = 4

@@ -33,4 +33,4 @@ def install_command(extra: str) -> str:
     packages = [name.strip() for name, _, rule in lines if f'extra == "{extra}"' in rule.replace("'", '"')]
     if not packages:
         return f"pip install -e '.[{extra}]'"
-    return " ".join(["pip install", *(f"'{each}'" for each in packages)])
+    return f"pip install 'kappaplace[{extra}]'"

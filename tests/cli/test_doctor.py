@@ -63,18 +63,19 @@ def test_a_version_that_is_too_old_is_a_problem(monkeypatch: pytest.MonkeyPatch)
     assert (check_named("numpy").state, check_named("numpy").found) == ("problem", "1.26.0")
 
 
-def test_the_command_for_an_extra_names_its_packages() -> None:
-    assert install_command("video") == "pip install 'opencv-python-headless>=4.9'"
-    assert install_command("rocket") == "pip install -e '.[rocket]'"
+def test_the_command_for_an_extra_is_that_of_the_documentation(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert install_command("video") == "pip install 'kappaplace[video]'"
     error = str(MissingExtra("Reading videos", "video"))
     assert error == f'Reading videos needs the extra "video". Install it with: {install_command("video")}'
+    without("kappaplace", monkeypatch)
+    assert install_command("video") == "pip install -e '.[video]'"
 
 
 def test_a_missing_extra_is_only_told(monkeypatch: pytest.MonkeyPatch) -> None:
     without("faiss-cpu", monkeypatch)
     check = check_named("extra faiss")
     assert (check.state, check.found) == ("absent", "faiss-cpu missing")
-    assert check.fix == "pip install 'faiss-cpu>=1.15'"  # works for a package that is on no index
+    assert check.fix == "pip install 'kappaplace[faiss]'"
     assert is_usable(examine())
 
 

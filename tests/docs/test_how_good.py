@@ -26,8 +26,8 @@ def test_every_table_has_numbers() -> None:
 
 def test_rounding() -> None:
     assert [MADE["number"](value) for value in (0.7865, 0.9995, 0.0444, 1.0)] == [
-        ".787",
+        "0.787",
         "1.000",
-        ".044",
+        "0.044",
         "1.000",
     ]

@@ -10,7 +10,7 @@ import pytest
 
 from kappaplace.data.positives import Positives
 from kappaplace.errors import KappaPlaceError
-from kappaplace.evaluation.comparison import compare_results, write_comparison
+from kappaplace.evaluation.comparison import compare, write_comparison
 from kappaplace.evaluation.inputs import from_similarities
 from kappaplace.evaluation.results import EvaluationResult
 from kappaplace.evaluation.run import Choices, evaluate_sets
@@ -28,7 +28,7 @@ def noisy(noise: float, seed: int = 0, queries: int = 80, name: str = "SET", **r
 
 def test_a_clear_difference_is_found_and_none_is_not():
     good, bad = noisy(0.9), noisy(1.6)
-    table = compare_results([good, bad, good], "R@1", resamples=400)
+    table = compare([good, bad, good], "R@1", resamples=400)
     (first, worse, same) = table.sets[0].rows[""]
     assert first is not None
     assert worse is not None
@@ -41,7 +41,7 @@ def test_a_clear_difference_is_found_and_none_is_not():
 
 
 def test_one_evaluation_compares_its_scores():
-    table = compare_results([noisy(1.2)], "AUROC", resamples=200)
+    table = compare([noisy(1.2)], "AUROC", resamples=200)
     rows = table.sets[0].rows
     assert list(rows) == ["cosine", "pa"]
     cosine, pa = rows["cosine"][0], rows["pa"][0]
@@ -53,7 +53,7 @@ def test_one_evaluation_compares_its_scores():
 
 
 def test_one_score_against_all_others():
-    rows = compare_results([noisy(1.2)], "AUROC", against="pa", resamples=200).sets[0].rows
+    rows = compare([noisy(1.2)], "AUROC", against="pa", resamples=200).sets[0].rows
     cosine, pa = rows["cosine"][0], rows["pa"][0]
     assert cosine is not None
     assert pa is not None
@@ -86,7 +86,7 @@ def test_pooled_over_the_sets_that_all_have(tmp_path):
         parts = noisy(noise).sets + noisy(noise, 1, name="OTHER").sets
         return EvaluationResult(f"{noise}", parts)
 
-    table = compare_results([both(0.9), both(1.4), both(0.9)], "R@1", resamples=100)
+    table = compare([both(0.9), both(1.4), both(0.9)], "R@1", resamples=100)
     assert [each.name for each in table.sets] == ["SET", "OTHER", "pooled"]
     assert table.sets[2].queries == 160
     assert table.names == ("0.9 (1)", "1.4", "0.9 (3)")

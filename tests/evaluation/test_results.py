@@ -12,7 +12,15 @@ from kappaplace.data.images import Preprocessing
 from kappaplace.data.positives import NoPositives, Positives
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
-from kappaplace.evaluation import Choices, evaluate_sets, evaluate_table, measure, read_result, write_result
+from kappaplace.evaluation import (
+    Choices,
+    Machine,
+    evaluate,
+    evaluate_sets,
+    measure,
+    read_result,
+    write_result,
+)
 from kappaplace.evaluation.inputs import from_descriptors, from_similarities, from_table
 from kappaplace.evaluation.run import fit_on, preprocessing_for
 from kappaplace.evaluation.scoring import SLOW
@@ -28,7 +36,7 @@ def cache(tiny, tmp_path) -> EmbeddingStore:
 
 
 def test_every_score_is_there_or_has_a_reason(tiny, table, tmp_path):
-    result = evaluate_table(tiny, table, cache=tmp_path / "cache")
+    result = evaluate(tiny, table, Choices(resamples=0), Machine(tmp_path / "cache")).sets[0]
     assert result.hits.shape == (24, 10)
     assert set(result.scores) | set(result.left_out) == set(SCORES)
     assert set(result.left_out) == {"variance", *SLOW}

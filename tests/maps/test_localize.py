@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -51,7 +52,7 @@ def test_signals_are_those_of_the_whole_map(town, town_map, queries, removed):
 def test_margin_looks_beyond_the_list(town_map, queries, monkeypatch):
     made = town_map.queries(town_map.embed(queries))
     wide = retrieve(made, town_map.references, 1)
-    monkeypatch.setattr("kappaplace.retrieval.retrieve.DEEP", 1)
+    monkeypatch.setattr(import_module("kappaplace.retrieval.retrieve"), "DEEP", 1)
     narrow = retrieve(made, town_map.references, 1)
     assert narrow.pool.indices.shape[1] == 1 < wide.pool.indices.shape[1]
     np.testing.assert_allclose(narrow.best_outside, wide.best_outside, atol=1e-6)

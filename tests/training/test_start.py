@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,15 +10,16 @@ import torch
 from torch import nn
 
 from kappaplace.data.images import Preprocessing
-from kappaplace.errors import KappaPlaceError
+from kappaplace.errors import KappaPlaceError, MissingExtra
 from kappaplace.models.checkpoint import AnyModel, save_model
 from kappaplace.models.frozen import FrozenEncoder
 from kappaplace.models.heads import LinearKappaHead, MirroredKappaHead
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.records import to_plain
 from kappaplace.training.recipes import RECIPES
-from kappaplace.training.start import HeadNet, TrainingNet, starting_model, with_head
-from tests.training.tiny import SIDE, plain_encoder, tiny_settings
+from kappaplace.training.run import Trained, train
+from kappaplace.training.start import Engine, HeadNet, OneProcess, TrainingNet, starting_model, with_head
+from tests.training.tiny import SIDE, City, plain_encoder, tiny_settings
 
 INPUT = Preprocessing(SIDE, "exact")
 
@@ -158,3 +160,29 @@ def test_nets_equal_the_model() -> None:
     torch.testing.assert_close(kappa, expected.kappa)
     reduced = model.head.reduce(*model.features(images))
     torch.testing.assert_close(HeadNet(model.head)(reduced), expected.kappa)
+
+
+def weights(run: Trained) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in run.model.state_dict().items()}
+
+
+@pytest.mark.parametrize("recipe", ["retrieval", "kappa-jt"])
+def test_one_process_trains_the_same_without_accelerate(
+    recipe: str, city: City, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("accelerate")
+    settings = tiny_settings(recipe)
+    expected = train(settings, city.data, tmp_path / "with", city.validation, device="cpu")
+    monkeypatch.setitem(sys.modules, "accelerate", None)
+    run = train(settings, city.data, tmp_path / "without", city.validation, device="cpu")
+    assert isinstance(Engine.create(settings.run, "cpu", tmp_path).accelerator, OneProcess)
+    for name, value in weights(expected).items():
+        torch.testing.assert_close(weights(run)[name], value, rtol=0, atol=0)
+    assert [each["loss"] for each in run.epochs[1:]] == [each["loss"] for each in expected.epochs[1:]]
+
+
+def test_several_processes_need_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "accelerate", None)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(MissingExtra, match=r'several processes needs the extra "train"\. Install it with'):
+        Engine.create(tiny_settings("retrieval").run, "cpu", tmp_path)

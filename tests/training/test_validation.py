@@ -15,7 +15,7 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.training.validation import ValidationSet, Validator
 from kappaplace.types import Embeddings, Matches
-from kappaplace.uncertainty.score import Evidence
+from kappaplace.uncertainty.base import Evidence
 from tests.training.tiny import City
 from tests.uncertainty.helpers import evidence_of
 

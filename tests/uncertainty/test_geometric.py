@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +11,13 @@ from PIL import Image, ImageDraw
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.types import Matches
-from kappaplace.uncertainty import geometric as local_features
 from kappaplace.uncertainty import score_named
+from kappaplace.uncertainty.base import Evidence
 from kappaplace.uncertainty.geometric import Verification, count_inliers, extract, geometric
-from kappaplace.uncertainty.score import Evidence
 from tests.uncertainty.helpers import evidence_of
 
 pytest.importorskip("cv2")
+local_features = import_module("kappaplace.uncertainty.geometric")  # its function has the same name
 SETTINGS = Verification()
 
 

@@ -14,8 +14,8 @@ from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.types import Embeddings, Matches
 from kappaplace.uncertainty import score_named
+from kappaplace.uncertainty.base import Evidence
 from kappaplace.uncertainty.places import z_score
-from kappaplace.uncertainty.score import Evidence
 from tests.uncertainty.helpers import changed, evidence_of, world
 
 MARGIN, ALIASING = score_named("margin"), score_named("aliasing")

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from kappaplace.errors import KappaPlaceError
 from kappaplace.retrieval.patches import patch_agreement
 from kappaplace.types import Matches
+from kappaplace.uncertainty.base import Evidence
 from kappaplace.uncertainty.images import PATCH_MARGIN, PATCHES
-from kappaplace.uncertainty.score import Evidence
 from tests.uncertainty.helpers import evidence_of
 
 

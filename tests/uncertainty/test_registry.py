@@ -12,7 +12,7 @@ import torch
 from kappaplace.errors import KappaPlaceError
 from kappaplace.types import Embeddings, Matches
 from kappaplace.uncertainty import SCORES, available, score_named
-from kappaplace.uncertainty.score import Evidence
+from kappaplace.uncertainty.base import Evidence
 from tests.uncertainty.helpers import changed, evidence_of, world
 
 FROM_THE_LIST = ["l2", "cosine", "pa", "tld-distribution", "tld-ratio-spread", "tld-statistical"]
@@ -178,7 +178,7 @@ def test_evidence_that_does_not_fit_the_matches_is_refused(wrong: dict, sentence
 
 
 def test_unknown_score_names_the_known_ones() -> None:
-    with pytest.raises(KappaPlaceError, match=r"choose among: l2, cosine, pa, .*kappaplace"):
+    with pytest.raises(KappaPlaceError, match=r"Choose from: l2, cosine, pa, .*kappaplace"):
         score_named("suee")
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kappaplace.errors import KappaPlaceError
 from kappaplace.types import Embeddings, Matches
 from kappaplace.uncertainty import score_named
-from kappaplace.uncertainty.score import Evidence
+from kappaplace.uncertainty.base import Evidence
 from tests.uncertainty.helpers import evidence_of, world
 
 

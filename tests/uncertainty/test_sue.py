@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from kappaplace.errors import KappaPlaceError
 from kappaplace.types import Matches
 from kappaplace.uncertainty import score_named
+from kappaplace.uncertainty.base import Evidence
 from kappaplace.uncertainty.places import sue
-from kappaplace.uncertainty.score import Evidence
 from tests.uncertainty.helpers import changed, evidence_of, world
 
 

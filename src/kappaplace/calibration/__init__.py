@@ -5,8 +5,9 @@ NumPy in, NumPy out; nothing here reads images or maps. See docs/calibration.md.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from kappaplace._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from kappaplace.calibration.calibration import PATCH_SIGNALS as PATCH_SIGNALS

@@ -25,7 +25,7 @@ from kappaplace.records import from_plain, optional, to_plain
 from kappaplace.retrieval.evidence import Evidence
 from kappaplace.types import Json
 from kappaplace.uncertainty import SCORES, available, score_named
-from kappaplace.uncertainty.score import Score
+from kappaplace.uncertainty.base import Score
 
 FORMAT = 1
 RERANK = "verify"

@@ -32,7 +32,7 @@ from scipy.special import expit
 from kappaplace.checks import Bools, Floats, Rows, finite
 from kappaplace.errors import KappaPlaceError
 from kappaplace.records import optional
-from kappaplace.uncertainty.score import Evidence, Need, Score, Scores
+from kappaplace.uncertainty.base import Evidence, Need, Score, Scores
 
 CLIP = 5.0
 IQR_OF_NORMAL = 1.349  # quartiles of a normal distribution lie this many deviations apart

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from kappaplace.data import Preprocessing
-    from kappaplace.models.fast import Way
-    from kappaplace.models.place_model import PlaceModel
+    from kappaplace.models import PlaceModel, Way
 
 Call: TypeAlias = Callable[[], object]
 Values: TypeAlias = dict[str, float | int | str]
@@ -205,8 +204,8 @@ def measure_embedding(
     """Compare embedding files with the model on its own, and each other stage with it: decode, transfer."""
     import torch
 
-    from kappaplace.data.resample import resized
-    from kappaplace.models.embedding import Upload, embed_images, loader_for
+    from kappaplace.data import resized
+    from kappaplace.models import Upload, embed_images, loader_for
 
     model = model.to(device).eval()
     preprocessing: Preprocessing = model.preprocessing  # type: ignore[assignment]
@@ -314,9 +313,7 @@ def bench(
     """
     import torch
 
-    from kappaplace.models.checkpoint import load_model
-    from kappaplace.models.embedding import usable_device
-    from kappaplace.models.place_model import PlaceModel
+    from kappaplace.models import PlaceModel, load_model, usable_device
 
     place = usable_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     opened, parts, gpu = load_model(model or None), only or list(Part), place.type == "cuda"

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from kappaplace.evaluation import Evaluation
-    from kappaplace.models.place_model import PlaceModel
+    from kappaplace.models import PlaceModel
     from kappaplace.reports import GalleryRow
-    from kappaplace.retrieval.evidence import Evidence
+    from kappaplace.retrieval import Evidence
     from kappaplace_city import CityViews
 
 RADIUS = 25.0  # meters within which a reference is a positive
@@ -106,9 +106,8 @@ def run_demo(settings: DemoSettings | None = None, say: Say = lambda line: None)
     import torch
 
     from kappaplace.data import positives_within
-    from kappaplace.evaluation import evaluate
-    from kappaplace.retrieval import ArrayReferences, Queries
-    from kappaplace.retrieval.retrieve import retrieve
+    from kappaplace.evaluation import evaluate_scores
+    from kappaplace.retrieval import ArrayReferences, Queries, retrieve
     from kappaplace.uncertainty import score_named
     from kappaplace_city import SyntheticCity
 
@@ -125,7 +124,7 @@ def run_demo(settings: DemoSettings | None = None, say: Say = lambda line: None)
     query, reference = (model.embed(part.render(size), batch_size=128) for part in (queries, references))
     evidence = retrieve(Queries(query), ArrayReferences(reference, references.positions), MATCHES)
     hits = positives_within(queries.positions, references.positions, RADIUS).hits(evidence.matches.indices)
-    evaluation = evaluate(evidence, hits, [score_named(name) for name in SCORES])
+    evaluation = evaluate_scores(evidence, hits, [score_named(name) for name in SCORES])
     kappa, curves = np.asarray(query.kappa), _kappa_curves(model, queries, size)
     return DemoResult(settings, model, queries, references, evidence, kappa, evaluation, curves)
 
@@ -134,9 +133,7 @@ def train_model(views: CityViews, settings: DemoSettings, say: Say) -> PlaceMode
     """Train for retrieval, then fit κ around the prototypes, with recipes of `kappaplace train`."""
     import torch
 
-    from kappaplace.training.images import TrainingSet
-    from kappaplace.training.recipes import settings_for
-    from kappaplace.training.run import train
+    from kappaplace.training import TrainingSet, settings_for, train
     from kappaplace_city.weather import harsh
 
     # Classes 20 m apart are never neighbours, so a few groups are enough. The city has its own light and
@@ -231,8 +228,8 @@ def gallery(result: DemoResult) -> list[GalleryRow]:
 
 def write_results(result: DemoResult, folder: Path) -> dict[str, Path]:
     """Write report.html with its figures, table.json and the model; return the path of each."""
-    from kappaplace.models.checkpoint import ModelCard, save_model
-    from kappaplace.reports import gallery_figure, html, kappa_figure, reliability_figure
+    from kappaplace.models import ModelCard, save_model
+    from kappaplace.reports import gallery_figure, kappa_figure, png_of, reliability_figure
 
     folder, evaluation = make_folder(folder), result.evaluation
     scores = {each.score.label: each for each in evaluation.scores}
@@ -243,7 +240,7 @@ def write_results(result: DemoResult, folder: Path) -> dict[str, Path]:
         "kappa": kappa_figure(result.kappa_curves, damage, result.kappa, best),
         "gallery": gallery_figure(gallery(result)),
     }
-    images = {name: html.png_of(figure) for name, figure in figures.items()}
+    images = {name: png_of(figure) for name, figure in figures.items()}
     contents: dict[str, str | bytes] = {
         "table.json": json.dumps(evaluation.to_dict(), indent=2) + "\n",
         **{f"{name}.png": image for name, image in images.items()},
@@ -258,7 +255,7 @@ def write_results(result: DemoResult, folder: Path) -> dict[str, Path]:
 
 
 def _report(result: DemoResult, images: dict[str, bytes]) -> str:
-    from kappaplace.reports import html
+    from kappaplace.reports import page, table
 
     lead = (
         "A small model was trained on one district of a synthetic city and tested in another, with "
@@ -267,8 +264,8 @@ def _report(result: DemoResult, images: dict[str, bytes]) -> str:
     )
     sections = Template(Path(__file__).with_suffix(".html").read_text(encoding="utf-8")).substitute(
         {name: b64encode(image).decode() for name, image in images.items()},
-        scores=html.table(*score_rows(result.evaluation)),
+        scores=table(*score_rows(result.evaluation)),
         seed=result.settings.seed,
         repeatable=REPEATABLE,
     )
-    return html.page("KappaPlace demo", lead, [sections])
+    return page("KappaPlace demo", lead, [sections])

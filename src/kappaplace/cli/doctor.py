@@ -189,7 +189,7 @@ def _torchvision() -> Iterator[Check]:
 
 
 def _broken_torchvision(error: Exception) -> Check:
-    from kappaplace.models.backbones.timm import import_torchvision
+    from kappaplace.models import import_torchvision
 
     fix = _matching_torchvision()
     try:
@@ -210,10 +210,10 @@ def _matching_torchvision() -> str:
 
 
 def _own_model() -> Iterator[Check]:
-    from kappaplace.models.shipped import DEFAULT, shipped_folder
+    from kappaplace.models import DEFAULT, shipped_folder
 
     try:
-        from kappaplace.models.checkpoint import checked_weights, read_card
+        from kappaplace.models import checked_weights, read_card
 
         folder = shipped_folder()
         weights = checked_weights(folder, read_card(folder))
@@ -228,7 +228,7 @@ def _own_model() -> Iterator[Check]:
 
 def _cache() -> Iterator[Check]:
     from kappaplace.files import make_folder
-    from kappaplace.models.published import cache_folder
+    from kappaplace.models import cache_folder
 
     folder = cache_folder()
     try:

@@ -17,8 +17,7 @@ from kappaplace.files import make_folder
 from kappaplace.records import Help
 
 if TYPE_CHECKING:
-    from kappaplace.evaluation.results import EvaluationResult
-    from kappaplace.evaluation.run import Choices, Machine
+    from kappaplace.evaluation import Choices, EvaluationResult, Machine
 
 _REPLACED = {"--similarities": "matrix", "--descriptors": "descriptors", "--protocol": "paper"}
 """Options of earlier versions that are commands now."""
@@ -439,12 +438,11 @@ def compare(
     from rich.console import Console
 
     from kappaplace.cli.show import comparison_table
-    from kappaplace.evaluation.comparison import compare_results, comparison_rows, write_comparison
-    from kappaplace.evaluation.results import plain, read_result
+    from kappaplace.evaluation import compare, comparison_rows, plain, read_result, write_comparison
 
     results = [read_result(folder) for folder in folders]
     tables = [
-        compare_results(results, each, against=against, resamples=resamples, seed=seed)
+        compare(results, each, against=against, resamples=resamples, seed=seed)
         for each in metric or ["AUROC", "R@1"]
     ]
     if out is not None:

@@ -18,9 +18,8 @@ from kappaplace.maps.options import LocalizeOptions, OnError
 from kappaplace.records import Help
 
 if TYPE_CHECKING:
-    from kappaplace.data.near import Circle
-    from kappaplace.maps import PlaceMap
-    from kappaplace.maps.answer import Localization, Match
+    from kappaplace.data import Circle
+    from kappaplace.maps import Localization, Match, PlaceMap
 
 BAR = 6
 COLORS = {"accept": "green", "doubtful": "yellow", "reject": "red"}
@@ -177,7 +176,7 @@ def _area(text: str, frame: str) -> Circle | None:
             f'--area must be three numbers, LAT,LON,RADIUS or X,Y,RADIUS, got "{text}".'
         ) from None
     if frame != "local" and abs(first) <= 90 and abs(second) <= 180:
-        from kappaplace.data.geodesy import project_point
+        from kappaplace.data import project_point
 
         first, second = project_point(first, second, frame)
     return first, second, radius

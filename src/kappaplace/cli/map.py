@@ -197,7 +197,7 @@ def verify(place_map: MapFolder, as_json: AsJson = False) -> None:
 
         kappaplace map verify town.map
     """
-    from kappaplace.maps.store.verify import verified
+    from kappaplace.maps import verified
 
     manifest, problems = verified(place_map)
     if as_json:

@@ -80,7 +80,7 @@ def calibrate(
     notes: list[str] = []
     before = opened.calibration or opened.borrowed
     if queries is not None:
-        from kappaplace.data.table import PlaceImages
+        from kappaplace.data import PlaceImages
 
         table = PlaceImages.open(queries, root) if queries.is_file() else as_table(queries)
         calibration = calibrate_map(opened, table, options)
@@ -310,7 +310,7 @@ def monitor(
 
         kappaplace localize town.map today/ --json | kappaplace map monitor town.map -
     """
-    from kappaplace.maps.tune.monitor import MapMonitor
+    from kappaplace.maps import MapMonitor
 
     watch = MapMonitor.open(place_map, state, window=window)
     observed = _observed(place_map, incoming, encoder)

@@ -16,9 +16,8 @@ from kappaplace.records import Help
 from kappaplace.types import Json
 
 if TYPE_CHECKING:
-    from kappaplace.calibration.calibration import Calibration
-    from kappaplace.models.checkpoint import AnyModel
-    from kappaplace.models.export import Exported
+    from kappaplace.calibration import Calibration
+    from kappaplace.models import AnyModel, Exported
 
 Row = Mapping[str, Json]
 
@@ -271,8 +270,8 @@ def export(
 
 
 def _calibration(model: AnyModel, source: Path | None) -> Calibration | None:
-    from kappaplace.calibration.sources import calibration_with
-    from kappaplace.slam.calibrate import calibration_for
+    from kappaplace.calibration import calibration_with
+    from kappaplace.slam import calibration_for
 
     if source is not None:
         return calibration_for(model, source)
@@ -280,8 +279,7 @@ def _calibration(model: AnyModel, source: Path | None) -> Calibration | None:
 
 
 def _licence(model: str) -> str:
-    from kappaplace.models.checkpoint import CARD, read_card
-    from kappaplace.models.shipped import is_shipped, shipped_folder
+    from kappaplace.models import CARD, is_shipped, read_card, shipped_folder
 
     folder = shipped_folder(model) if is_shipped(model) else Path(model)
     return str(read_card(folder)["licence"]) if (folder / CARD).is_file() else "not stated"

@@ -14,7 +14,7 @@ from kappaplace.evaluation.measuring import MEAN, POOLED
 from kappaplace.evaluation.results import EvaluationResult, SetResult
 
 if TYPE_CHECKING:
-    from kappaplace.evaluation.comparison import Cell, ComparedSet
+    from kappaplace.evaluation import Cell, ComparedSet
 
 Row: TypeAlias = Mapping[str, Any]
 """One number of the paper: its table, method, dataset, metric and values."""

@@ -63,8 +63,7 @@ def train(
 
     To use several GPUs, run `accelerate launch -m kappaplace train …` or torchrun.
     """
-    from kappaplace.training.recipes import RECIPES, settings_for
-    from kappaplace.training.settings import read_toml
+    from kappaplace.training import RECIPES, read_toml, settings_for
 
     if not recipe and config:
         recipe = str(read_toml(config).get("recipe", ""))

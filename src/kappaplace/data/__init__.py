@@ -5,8 +5,9 @@ Names load on first use: only those that compute on batches import torch.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from kappaplace._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from kappaplace.data.augment import CosPlaceAugmentation as CosPlaceAugmentation
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from kappaplace.data.geodesy import ZONE_SHIFT as ZONE_SHIFT
     from kappaplace.data.geodesy import frame_codes as frame_codes
     from kappaplace.data.geodesy import project as project
+    from kappaplace.data.geodesy import project_point as project_point
     from kappaplace.data.geodesy import unproject as unproject
     from kappaplace.data.geodesy import zone_index as zone_index
     from kappaplace.data.images import Preprocessing as Preprocessing
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from kappaplace.data.near import Near as Near
     from kappaplace.data.near import Neighborhood as Neighborhood
     from kappaplace.data.poses import PLANAR as PLANAR
+    from kappaplace.data.poses import SPATIAL as SPATIAL
     from kappaplace.data.poses import Poses as Poses
     from kappaplace.data.poses import as_planar as as_planar
     from kappaplace.data.poses import as_spatial as as_spatial
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
     from kappaplace.data.poses import check_poses as check_poses
     from kappaplace.data.poses import compose as compose
     from kappaplace.data.poses import distance_travelled as distance_travelled
+    from kappaplace.data.poses import identity_pose as identity_pose
     from kappaplace.data.poses import pose_matrices as pose_matrices
     from kappaplace.data.poses import pose_positions as pose_positions
     from kappaplace.data.poses import wrap_angle as wrap_angle
@@ -65,6 +69,7 @@ if TYPE_CHECKING:
     from kappaplace.data.readers.trajectory import from_headings as from_headings
     from kappaplace.data.readers.trajectory import read_poses as read_poses
     from kappaplace.data.readers.trajectory import sample_by_distance as sample_by_distance
+    from kappaplace.data.resample import resized as resized
     from kappaplace.data.split import Split as Split
     from kappaplace.data.split import SplitOptions as SplitOptions
     from kappaplace.data.split import split_table as split_table

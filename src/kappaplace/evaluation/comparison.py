@@ -23,7 +23,8 @@ from kappaplace.evaluation.measuring import (
 )
 from kappaplace.evaluation.results import EvaluationResult, ScoreColumns, SetResult, write_rows
 from kappaplace.files import make_folder
-from kappaplace.metrics.bootstrap import Replicates, Resampling, bootstrap, compare, holm
+from kappaplace.metrics.bootstrap import Replicates, Resampling, bootstrap, holm
+from kappaplace.metrics.bootstrap import compare as compare_replicates
 from kappaplace.metrics.retrieval import success_at
 from kappaplace.metrics.selective import RISKS, auc_pr, augrc, aurc, auroc, coverage_at_risk, e_aurc
 
@@ -76,7 +77,7 @@ class ComparisonTable:
     """The datasets; the pooled one comes last."""
 
 
-def compare_results(
+def compare(
     results: Sequence[EvaluationResult],
     metric: str = "AUROC",
     *,
@@ -225,7 +226,7 @@ def _cells(
             cell = Cell(limits.value, limits.low, limits.high)
             base = first_row if alone else row[0]
             if paired and base is not None and base is not own:
-                test = compare(own, base)
+                test = compare_replicates(own, base)
                 cell = cell._replace(difference=test.difference, p_value=test.p_value)
                 tests.append((score, i, cell))
             cells[score].append(cell)

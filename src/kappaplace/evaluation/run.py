@@ -210,6 +210,39 @@ class Machine:
             raise KappaPlaceError(f"batch_size must be at least 1, got {self.batch_size}.")
 
 
+def evaluate(
+    source: AnyModel | str | Path | tuple[Embeddings, Embeddings],
+    table: PlaceImages | str | Path,
+    choices: Choices = Choices(),  # frozen
+    machine: Machine = Machine(),
+    *,
+    name: str = "",
+) -> EvaluationResult:
+    """Evaluate retrieval and uncertainty scores on one table.
+
+    Args:
+        source: A model, its name or folder; or the embeddings of the table's queries and of its references.
+        table: Images with positions and their roles, or the file of such a table.
+        choices: Scores, number of matches per query, handling of queries without positives, bootstrap.
+        machine: Cache, device and batch size for embedding; no effect on the result.
+        name: Name of the evaluation. Default: name of the table.
+
+    Returns:
+        Scores of all queries and matches, and every metric. `write_result` saves it, `compare` tests several.
+
+    Raises:
+        KappaPlaceError: If the model or the table cannot be read, if the table has too few images, or if
+            embeddings and table differ in length.
+    """
+    images = table if isinstance(table, PlaceImages) else PlaceImages.open(table, machine.root)
+    if isinstance(source, tuple):
+        retrieved = from_descriptors(*source, None, images, k=choices.k, device=machine.device)
+    else:
+        model = load_model(source) if isinstance(source, str | Path) else source
+        retrieved = from_table(images, _Embedder(model, machine, "model").cache(images), choices.k)
+    return evaluate_sets(name or retrieved.name, [_told(retrieved)], choices)
+
+
 def evaluate_model(
     source: str,
     tables: Sequence[Path],

@@ -19,7 +19,7 @@ from kappaplace.metrics import ROUTE_BLOCK, success_at
 from kappaplace.retrieval.references import References
 from kappaplace.types import Embeddings, Matches
 from kappaplace.uncertainty import SCORES, available, score_named
-from kappaplace.uncertainty.score import Evidence, Score
+from kappaplace.uncertainty.base import Evidence, Score
 
 FUSED = "fused"
 _PATCHES = "Patch matching needs a second pass over the images. Pass --scores all to include it."

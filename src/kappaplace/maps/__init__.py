@@ -5,41 +5,66 @@ Most users only need `PlaceMap`; see docs/maps.md. Names are imported on first u
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from kappaplace._lazy import lazy_exports
+
 if TYPE_CHECKING:
+    from kappaplace.maps.answer import AnswerFile as AnswerFile
+    from kappaplace.maps.answer import Decided as Decided
     from kappaplace.maps.answer import Localization as Localization
     from kappaplace.maps.answer import Match as Match
     from kappaplace.maps.answer import Pose as Pose
+    from kappaplace.maps.answer import decided as decided
+    from kappaplace.maps.answer import write_pairs as write_pairs
+    from kappaplace.maps.build import Report as Report
+    from kappaplace.maps.build import add_images as add_images
+    from kappaplace.maps.localize import verified_by as verified_by
+    from kappaplace.maps.models import keep_model as keep_model
+    from kappaplace.maps.models import loaded as loaded
+    from kappaplace.maps.models import model_of as model_of
+    from kappaplace.maps.models import preprocessing_of as preprocessing_of
     from kappaplace.maps.options import AddOptions as AddOptions
     from kappaplace.maps.options import BuildOptions as BuildOptions
     from kappaplace.maps.options import FitOptions as FitOptions
     from kappaplace.maps.options import LabelOptions as LabelOptions
     from kappaplace.maps.options import LocalizeOptions as LocalizeOptions
+    from kappaplace.maps.options import OnError as OnError
+    from kappaplace.maps.options import Order as Order
+    from kappaplace.maps.options import area_of as area_of
     from kappaplace.maps.place_map import PlaceMap as PlaceMap
+    from kappaplace.maps.sources import as_table as as_table
+    from kappaplace.maps.store.manifest import MANIFEST as MANIFEST
+    from kappaplace.maps.store.manifest import MODEL_FOLDER as MODEL_FOLDER
+    from kappaplace.maps.store.manifest import Manifest as Manifest
+    from kappaplace.maps.store.manifest import read_manifest as read_manifest
+    from kappaplace.maps.store.manifest import write_manifest as write_manifest
+    from kappaplace.maps.store.reader import MapStore as MapStore
+    from kappaplace.maps.store.segments import SEGMENTS as SEGMENTS
+    from kappaplace.maps.store.segments import StaleMap as StaleMap
+    from kappaplace.maps.store.verify import verified as verified
     from kappaplace.maps.tune.calibrate import calibrate_map as calibrate_map
+    from kappaplace.maps.tune.calibrate import no_longer_compared as no_longer_compared
+    from kappaplace.maps.tune.fit import Fitted as Fitted
     from kappaplace.maps.tune.fit import estimate_fit as estimate_fit
     from kappaplace.maps.tune.fit import fit_map as fit_map
+    from kappaplace.maps.tune.fit_check import FIT_RECORD as FIT_RECORD
+    from kappaplace.maps.tune.fit_check import LEVELS as LEVELS
+    from kappaplace.maps.tune.fit_check import read_record as read_record
     from kappaplace.maps.tune.label import calibrate_map_on_labels as calibrate_map_on_labels
+    from kappaplace.maps.tune.label import label_loop as label_loop
+    from kappaplace.maps.tune.label import label_map as label_map
+    from kappaplace.maps.tune.label import match_picture as match_picture
+    from kappaplace.maps.tune.label import query_picture as query_picture
+    from kappaplace.maps.tune.label_sheet import Sheet as Sheet
+    from kappaplace.maps.tune.label_sheet import head_lines as head_lines
     from kappaplace.maps.tune.monitor import MapMonitor as MapMonitor
+    from kappaplace.maps.tune.monitor import Observed as Observed
+    from kappaplace.maps.tune.monitor import from_lines as from_lines
+    from kappaplace.maps.tune.monitor import holds_answers as holds_answers
+    from kappaplace.maps.tune.monitor import observed_in as observed_in
+    from kappaplace.maps.tune.monitor import read_observed as read_observed
     from kappaplace.maps.tune.self_calibrate import self_calibrate_map as self_calibrate_map
-
-_EXPORTS = {
-    "answer": "Localization Match Pose",
-    "options": "AddOptions BuildOptions FitOptions LabelOptions LocalizeOptions",
-    "place_map": "PlaceMap",
-    "tune.calibrate": "calibrate_map",
-    "tune.fit": "estimate_fit fit_map",
-    "tune.label": "calibrate_map_on_labels",
-    "tune.monitor": "MapMonitor",
-    "tune.self_calibrate": "self_calibrate_map",
-}
-_HOMES = {name: module for module, names in _EXPORTS.items() for name in names.split()}
-__all__ = sorted(_HOMES)
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    from kappaplace.maps.tune.self_calibrate import sparse_note as sparse_note
+else:
+    __all__, __getattr__ = lazy_exports(__name__, __file__)

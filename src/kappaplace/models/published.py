@@ -36,6 +36,7 @@ from kappaplace.models.frozen import FrozenEncoder
 from kappaplace.models.heads import HeadName
 from kappaplace.models.network import Architecture
 from kappaplace.models.place_model import PlaceModel
+from kappaplace.models.shipped import SHIPPED
 from kappaplace.progress import track
 
 TIMEOUT_SECONDS = 30
@@ -105,6 +106,18 @@ _MODELS = (
 )
 
 HUB: dict[str, HubModel] = {model.name: model for model in _MODELS}
+
+
+def list_models() -> list[str]:
+    """List the names that `load_model` accepts.
+
+    Returns:
+        The included models first, then the published ones that `load_model` downloads.
+
+    >>> list_models()[0]
+    'kappaplace-lite0'
+    """
+    return [*SHIPPED, *HUB]
 
 
 def cache_folder() -> Path:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from kappaplace._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from kappaplace.reports.drift import write_drift as write_drift
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     from kappaplace.reports.figures import gallery_figure as gallery_figure
     from kappaplace.reports.figures import kappa_figure as kappa_figure
     from kappaplace.reports.figures import reliability_figure as reliability_figure
+    from kappaplace.reports.html import page as page
+    from kappaplace.reports.html import png_of as png_of
+    from kappaplace.reports.html import table as table
     from kappaplace.reports.labels import write_label_page as write_label_page
     from kappaplace.reports.localization import write_answers as write_answers
     from kappaplace.reports.map_fit import fit_verdict as fit_verdict

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kappaplace.calibration.drift import SHOWN, DriftMonitor
+from kappaplace.calibration import SHOWN, DriftMonitor
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import write_file
 from kappaplace.reports.figures import COLOURS, WIDTH, WRONG, new_figure, plain, styled

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.data.thumbnails import THUMBNAIL_SIZE, Thumbnail, thumbnail
+from kappaplace.data import THUMBNAIL_SIZE, Thumbnail, thumbnail
 from kappaplace.reports.figures import GalleryRow, gallery_figure, plain
 from kappaplace.reports.html import card
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from kappaplace.evaluation.results import ScoreColumns, SetResult
+    from kappaplace.evaluation import ScoreColumns, SetResult
 
 MATCHES = 3
 FAILURES = 5

@@ -19,7 +19,7 @@ from kappaplace.reports.html import card, heading, page, paragraph, picture, png
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from kappaplace.maps.place_map import PlaceMap
+    from kappaplace.maps import PlaceMap
 
 
 CARDS = 3

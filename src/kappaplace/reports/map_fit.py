@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from kappaplace.maps.place_map import PlaceMap
+    from kappaplace.maps import PlaceMap
 
 
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from kappaplace.slam.run import SlamRun
-    from kappaplace.slam.types import Closure
+    from kappaplace.slam import Closure, SlamRun
 
 SHOWN = 400
 """Maximum number of closures of each kind; more would hide the trajectory."""

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.data.geodesy import ZONE_SHIFT, frame_codes, zone_index
-from kappaplace.data.positives import Positives
-from kappaplace.data.table import PlaceImages
+from kappaplace.data import ZONE_SHIFT, PlaceImages, Positives, frame_codes, zone_index
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import make_folder, replace_file
 

@@ -24,7 +24,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps.store.segments import StaleMap
+from kappaplace.maps import StaleMap
 from kappaplace.serve.settings import Settings
 
 

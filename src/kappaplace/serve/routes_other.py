@@ -9,8 +9,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi import Path as InPath
 
-from kappaplace.data.images import decode
-from kappaplace.data.readers.layout import images_or_error
+from kappaplace.data import decode, images_or_error
 from kappaplace.errors import KappaPlaceError
 from kappaplace.serve.metrics import Metrics
 from kappaplace.serve.protect import ApiError, busy, may_read, may_write, printable

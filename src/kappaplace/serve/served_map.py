@@ -18,18 +18,23 @@ import numpy as np
 from fastapi import Depends, Query, Request
 from PIL import Image
 
-from kappaplace.calibration.calibration import Calibration
-from kappaplace.data.images import Preprocessing, open_image
-from kappaplace.data.table import PlaceImages
+from kappaplace.calibration import Calibration
+from kappaplace.data import PlaceImages, Preprocessing, open_image
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import make_folder, replace_file
-from kappaplace.maps import Localization, PlaceMap
-from kappaplace.maps.answer import Decided, decided
-from kappaplace.maps.build import Report, add_images
-from kappaplace.maps.models import preprocessing_of
-from kappaplace.maps.options import AddOptions, LocalizeOptions
-from kappaplace.maps.store.manifest import MANIFEST
-from kappaplace.models.embedding import embed_images
+from kappaplace.maps import (
+    MANIFEST,
+    AddOptions,
+    Decided,
+    Localization,
+    LocalizeOptions,
+    PlaceMap,
+    Report,
+    add_images,
+    decided,
+    preprocessing_of,
+)
+from kappaplace.models import embed_images
 from kappaplace.serve.batching import Batcher
 from kappaplace.serve.protect import ApiError, busy
 from kappaplace.serve.schemas import ErrorOut, Options, Placed

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from kappaplace.data.images import HEIF
+from kappaplace.data import HEIF
 from kappaplace.errors import KappaPlaceError
 
 FORMATS = ("JPEG", "PNG", "WEBP")

@@ -4,7 +4,35 @@
 extra ``slam``). `sequence` localizes a camera along the route of an existing map.
 """
 
-from kappaplace.slam.loop_closer import ClosingSettings, LoopCloser
-from kappaplace.slam.types import Closure, Frame
+from __future__ import annotations
 
-__all__ = ["ClosingSettings", "Closure", "Frame", "LoopCloser"]
+from typing import TYPE_CHECKING
+
+from kappaplace._lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from kappaplace.slam.calibrate import Examples as Examples
+    from kappaplace.slam.calibrate import calibration_for as calibration_for
+    from kappaplace.slam.calibrate import collect as collect
+    from kappaplace.slam.calibrate import fit_closures as fit_closures
+    from kappaplace.slam.calibrate import scores_for as scores_for
+    from kappaplace.slam.drive_inputs import read_drive as read_drive
+    from kappaplace.slam.evaluation import same_place as same_place
+    from kappaplace.slam.graph_factors import KERNELS as KERNELS
+    from kappaplace.slam.loop_closer import ClosingSettings as ClosingSettings
+    from kappaplace.slam.loop_closer import LoopCloser as LoopCloser
+    from kappaplace.slam.pose_graph import IncrementalGraph as IncrementalGraph
+    from kappaplace.slam.pose_graph import optimise as optimise
+    from kappaplace.slam.run import SlamRun as SlamRun
+    from kappaplace.slam.run import drive_embeddings as drive_embeddings
+    from kappaplace.slam.run import drive_frames as drive_frames
+    from kappaplace.slam.run import run_slam as run_slam
+    from kappaplace.slam.sequence import HistogramFilter as HistogramFilter
+    from kappaplace.slam.sequence import PoseMotion as PoseMotion
+    from kappaplace.slam.sequence import RouteMotion as RouteMotion
+    from kappaplace.slam.sequence import place_matrix as place_matrix
+    from kappaplace.slam.stream import ClosureStream as ClosureStream
+    from kappaplace.slam.types import Closure as Closure
+    from kappaplace.slam.types import Frame as Frame
+else:
+    __all__, __getattr__ = lazy_exports(__name__, __file__)

@@ -9,14 +9,19 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.calibration import fit
-from kappaplace.calibration.calibration import PATCH_SIGNALS, Calibration
-from kappaplace.calibration.options import CalibrateOptions
-from kappaplace.calibration.sources import calibration_with, load_calibration
+from kappaplace.calibration import (
+    PATCH_SIGNALS,
+    CalibrateOptions,
+    Calibration,
+    calibration_with,
+    fit_calibration,
+    load_calibration,
+)
+from kappaplace.calibration import Examples as QueryExamples
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps.place_map import PlaceMap
-from kappaplace.models.checkpoint import AnyModel
-from kappaplace.retrieval.patches import PatchMaps
+from kappaplace.maps import PlaceMap
+from kappaplace.models import AnyModel
+from kappaplace.retrieval import PatchMaps
 from kappaplace.slam.loop_closer import ClosingSettings, LoopCloser
 from kappaplace.slam.types import Closure, Frame
 
@@ -154,7 +159,7 @@ def fit_closures(
         facts={"origin": origin},
         rerank=drives[0].rerank,
     )
-    return fit.fit_calibration(examples, CalibrateOptions(max_risk=max_risk, seed=seed))
+    return fit_calibration(examples, CalibrateOptions(max_risk=max_risk, seed=seed))
 
 
 def _thin(drive: Examples, least_support: int, spacing: float) -> NDArray[np.int64]:

@@ -8,11 +8,21 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.data.poses import Poses, as_planar, check_poses, pose_positions
-from kappaplace.data.readers.layout import images_or_error
-from kappaplace.data.readers.rosbag import read_bag, unpack_images, whole_poses
-from kappaplace.data.readers.trajectory import TimedPoses, from_headings, read_poses, sample_by_distance
-from kappaplace.data.table import PlaceImages
+from kappaplace.data import (
+    PlaceImages,
+    Poses,
+    TimedPoses,
+    as_planar,
+    check_poses,
+    from_headings,
+    images_or_error,
+    pose_positions,
+    read_bag,
+    read_poses,
+    sample_by_distance,
+    unpack_images,
+    whole_poses,
+)
 from kappaplace.errors import KappaPlaceError
 
 BAGS, TABLES = (".bag", ".mcap", ".db3"), (".parquet", ".csv")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.data.poses import Poses, as_spatial, pose_matrices, wrap_angle
+from kappaplace.data import Poses, as_spatial, pose_matrices, wrap_angle
 from kappaplace.errors import KappaPlaceError, MissingExtra
 
 if TYPE_CHECKING:

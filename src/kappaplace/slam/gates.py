@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kappaplace.data.poses import Poses, between, compose, pose_positions
+from kappaplace.data import Poses, between, compose, pose_positions
 
 FASTEST = 3.0
 """Without odometry: largest number of map frames that may pass per query frame."""

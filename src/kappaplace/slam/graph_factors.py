@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from kappaplace.data.poses import PLANAR, Poses, between, pose_positions
+from kappaplace.data import PLANAR, Poses, between, pose_positions
 from kappaplace.errors import KappaPlaceError, MissingExtra
 from kappaplace.slam.types import Closure
 

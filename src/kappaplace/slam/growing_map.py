@@ -13,14 +13,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kappaplace.data.images import Source
-from kappaplace.data.near import Near
-from kappaplace.data.poses import Poses, as_planar, pose_positions
+from kappaplace.data import Near, Poses, Source, as_planar, pose_positions
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import replace_file
-from kappaplace.retrieval.evidence import Evidence
-from kappaplace.retrieval.references import ArrayReferences, Queries
-from kappaplace.retrieval.retrieve import retrieve
+from kappaplace.retrieval import ArrayReferences, Evidence, Queries, retrieve
 from kappaplace.types import Embeddings
 
 FIRST = 256

@@ -35,7 +35,7 @@ from kappaplace.data.poses import (
     between,
     check_poses,
     compose,
-    identity,
+    identity_pose,
     pose_positions,
     wrap_angle,
 )
@@ -48,8 +48,7 @@ from kappaplace.slam.gates import Proposal, covered_area, likelihood_ratio, supp
 from kappaplace.slam.growing_map import GrowingMap
 from kappaplace.slam.types import Closure, Frame
 from kappaplace.types import Embeddings
-from kappaplace.uncertainty import SCORES, score_named
-from kappaplace.uncertainty.geometric import GeometricCheck
+from kappaplace.uncertainty import SCORES, GeometricCheck, score_named
 
 UNCALIBRATED, RISK, LONELY = "not calibrated", "probability", "consistency"
 GEOMETRY, CELLS = "geometry", "cells"
@@ -337,7 +336,7 @@ class LoopCloser:
             inliers=inliers,
             accepted=not reason,
             reason=reason,
-            relative=identity(size),
+            relative=identity_pose(size),
             sigma=self._sigma(size, weight),
             weight=weight,
             agreement=agreement,

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kappaplace.data.poses import Poses, between
+from kappaplace.data import Poses, between
 from kappaplace.slam.graph_factors import OdometryNoise, in_tangent_order, load_gtsam, to_gtsam
 from kappaplace.slam.types import Closure
 

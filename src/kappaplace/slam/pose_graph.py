@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from kappaplace.data.poses import PLANAR, Poses, between, check_poses, compose
+from kappaplace.data import PLANAR, Poses, between, check_poses, compose
 from kappaplace.errors import KappaPlaceError
 from kappaplace.slam.graph_factors import (
     Kernel,

@@ -12,15 +12,14 @@ from typing import TypedDict
 
 import numpy as np
 
-from kappaplace.calibration.calibration import Calibration
-from kappaplace.data.poses import Poses, distance_travelled
-from kappaplace.data.readers.trajectory import TimedPoses
+from kappaplace.calibration import Calibration
+from kappaplace.data import Poses, TimedPoses, distance_travelled
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import DAMAGED_ARRAYS, make_folder, write_file
 from kappaplace.models.checkpoint import AnyModel
 from kappaplace.models.embedding import embed_images, join
 from kappaplace.progress import track
-from kappaplace.retrieval.patches import Pair, patch_maps_of
+from kappaplace.retrieval import Pair, patch_maps_of
 from kappaplace.slam.drive_inputs import DriveInput
 from kappaplace.slam.evaluation import TrajectoryError, load_evo, trajectory_error
 from kappaplace.slam.graph_factors import Kernel, OdometryNoise, kernel_named, load_gtsam

@@ -12,7 +12,7 @@ from kappaplace.data.poses import Poses
 from kappaplace.types import Json
 
 if TYPE_CHECKING:
-    from kappaplace.data.images import Source
+    from kappaplace.data import Source
 
 
 @dataclass(frozen=True, eq=False)

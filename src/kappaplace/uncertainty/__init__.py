@@ -1,25 +1,27 @@
-"""Uncertainty scores, higher = less certain: one small file a method, one registry.
-
-All scores by name, and which of them some evidence allows.
-"""
+"""Uncertainty scores by name; higher is less certain."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.uncertainty.geometric import GEOMETRIC
+from kappaplace.uncertainty.base import Evidence, Need, Score, Scores, at_least
+from kappaplace.uncertainty.geometric import GEOMETRIC, GeometricCheck, Verification, geometric
 from kappaplace.uncertainty.images import PATCH_MARGIN, PATCHES
 from kappaplace.uncertainty.kappa import EXPECTED_LIKELIHOOD, INVERSE_KAPPA, KAPPAPLACE, VARIANCE
 from kappaplace.uncertainty.matches import COSINE, L2, PA, TLD_DISTRIBUTION, TLD_RATIO_SPREAD, TLD_STATISTICAL
-from kappaplace.uncertainty.places import ALIASING, LOG_SUE, MARGIN, SUE, Z_SCORE
-from kappaplace.uncertainty.score import Evidence, Score
+from kappaplace.uncertainty.places import ALIASING, LOG_SUE, MARGIN, SUE, Z_SCORE, sue, z_score
+
+__all__ = [
+    "SCORES", "Evidence", "GeometricCheck", "Need", "Score", "Scores", "Verification", "at_least",
+    "available", "geometric", "list_scores", "match_score", "score", "score_named", "sue", "z_score",
+]  # fmt: skip
 
 # The order of tables: from the match list alone, with poses, from the model's own doubt, from the whole map,
 # from the images.
 SCORES: dict[str, Score] = {
-    score.name: score
-    for score in (
+    each.name: each
+    for each in (
         L2,
         COSINE,
         PA,
@@ -42,29 +44,87 @@ SCORES: dict[str, Score] = {
 }
 
 
-def score_named(name: str) -> Score:
-    """A score by its name; an unknown one is answered with those known.
+def list_scores() -> list[str]:
+    """List the names of all scores, in the order of tables.
+
+    Returns:
+        Names for `score`, `match_score` and ``kappaplace evaluate --scores``.
+    """
+    return list(SCORES)
+
+
+def score(name: str, evidence: Evidence) -> Scores:
+    """Compute an uncertainty score of each query.
+
+    Args:
+        name: Name of the score, see `list_scores`.
+        evidence: The matches that `retrieve` returns.
+
+    Returns:
+        Uncertainty per query, shape N; higher is less certain.
+
+    Raises:
+        KappaPlaceError: If there is no such score, or the evidence lacks one of its inputs.
 
     >>> import numpy as np
-    >>> from kappaplace.retrieval.references import MatrixReferences, Queries
-    >>> from kappaplace.retrieval.retrieve import retrieve
+    >>> from kappaplace.retrieval import MatrixReferences, Queries, retrieve
     >>> queries = Queries(similarities=np.array([[0.5, 0.75]], np.float32))
-    >>> score_named("cosine").match(retrieve(queries, MatrixReferences(count=2), k=2)).tolist()
-    [[0.25, 0.5]]
+    >>> score("cosine", retrieve(queries, MatrixReferences(count=2), k=2)).tolist()
+    [0.25]
+    """
+    return score_named(name).query(evidence)
+
+
+def match_score(name: str, evidence: Evidence) -> Scores:
+    """Compute an uncertainty score of each match.
+
+    Args:
+        name: Name of the score, see `list_scores`.
+        evidence: The matches that `retrieve` returns.
+
+    Returns:
+        Uncertainty per match, shape N×K; higher is less certain.
+
+    Raises:
+        KappaPlaceError: If there is no such score, if it rates queries only, or if the evidence lacks one of
+            its inputs.
+    """
+    formula = score_named(name).match
+    if formula is None:
+        raise KappaPlaceError(f"The score '{name}' rates queries only. Call score() instead.")
+    return formula(evidence)
+
+
+def score_named(name: str) -> Score:
+    """Return the score with this name.
+
+    Args:
+        name: Name of the score, see `list_scores`.
+
+    Raises:
+        KappaPlaceError: If there is no such score.
     """
     try:
         return SCORES[name]
     except KeyError:
-        raise KappaPlaceError(f"Unknown score '{name}'; choose among: {', '.join(SCORES)}.") from None
+        raise KappaPlaceError(f"Unknown score '{name}'. Choose from: {', '.join(SCORES)}.") from None
 
 
 def available(scores: Iterable[Score], evidence: Evidence) -> tuple[list[Score], dict[str, str]]:
-    """The scores that this evidence allows, and for each of the others one sentence that says why not."""
-    usable, left_out = [], {}
-    for score in scores:
-        reason = score.reason(evidence)
+    """Split scores into those that this evidence allows and those whose input is missing.
+
+    Args:
+        scores: Scores to try, such as ``SCORES.values()``.
+        evidence: The matches that `retrieve` returns.
+
+    Returns:
+        The usable scores, and by name why each of the others is not usable.
+    """
+    usable, missing = [], {}
+    for each in scores:
+        reason = each.reason(evidence)
         if reason is None:
-            usable.append(score)
+            usable.append(each)
         else:
-            left_out[score.name] = reason
-    return usable, left_out
+            missing[each.name] = reason
+    return usable, missing

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from kappaplace.uncertainty.score import IMAGES, OPENCV, Evidence, Score, Scores
+from kappaplace.uncertainty.base import IMAGES, OPENCV, Evidence, Score, Scores
 
 if TYPE_CHECKING:
     from kappaplace.data.images import Source

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kappaplace.uncertainty.score import IMAGES, NEIGHBORHOOD, PATCH_MAPS, Evidence, Score, Scores
+from kappaplace.uncertainty.base import IMAGES, NEIGHBORHOOD, PATCH_MAPS, Evidence, Score, Scores
 
 
 def _query(evidence: Evidence) -> Scores:

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from kappaplace import vmf
-from kappaplace.uncertainty.score import (
+from kappaplace.uncertainty.base import (
     DIM,
     QUERY_KAPPA,
     QUERY_VARIANCE,

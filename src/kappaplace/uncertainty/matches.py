@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kappaplace.uncertainty.score import Evidence, Score, Scores, at_least
+from kappaplace.uncertainty.base import Evidence, Score, Scores, at_least
 
 
 def _l2(evidence: Evidence) -> Scores:

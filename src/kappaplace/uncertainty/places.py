@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.retrieval.references import SAMPLE, draw
-from kappaplace.uncertainty.score import (
+from kappaplace.uncertainty.base import (
     ALL_SIMILARITIES,
     NEIGHBORHOOD,
     OUTSIDE,

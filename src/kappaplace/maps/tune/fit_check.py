@@ -268,7 +268,7 @@ def find_kappa(
     return file.values
 
 
-FILE = "fit.json"
+FIT_RECORD = "fit.json"
 
 
 @dataclass(frozen=True)
@@ -299,7 +299,7 @@ def write_record(folder: Path, record: FitRecord) -> None:
 def read_record(map_folder: Path, manifest: Manifest) -> FitRecord | None:
     """Read the record of a map's fit; None if κ was not fitted for this map."""
     source = manifest.model.source
-    file = (map_folder / source if source.startswith("./") else Path(source)) / FILE
+    file = (map_folder / source if source.startswith("./") else Path(source)) / FIT_RECORD
     if not manifest.model.base or not file.is_file():
         return None
     try:

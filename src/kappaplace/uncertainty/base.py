@@ -24,7 +24,7 @@ Formula = Callable[[Evidence], Scores]
 
 @dataclass(frozen=True)
 class Need:
-    """Something that a score cannot do without; those at hand are in `kappaplace.uncertainty.score`."""
+    """Something that a score cannot do without; those at hand are in `kappaplace.uncertainty.base`."""
 
     what: str
     """In a few words, for tables: "κ of the queries"."""
