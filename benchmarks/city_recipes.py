@@ -169,7 +169,9 @@ def evaluate_recipe(
     names = ["l2", "pa"]
     names += ["inverse-kappa", "kappaplace"] if query.kappa is not None else []
     names += ["variance"] if query.variance is not None else []
-    result = evaluate(evidence, city.positives.hits(matches.indices), [score_named(name) for name in names])
+    result = evaluate_scores(
+        evidence, city.positives.hits(matches.indices), [score_named(name) for name in names]
+    )
     damage: dict[str, float] = {f"certainty at {level:g}": float("nan") for level in LEVELS}
     rank = float("nan")
     if query.kappa is not None or query.variance is not None:

@@ -17,19 +17,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kappaplace.data.poses import Poses, as_planar, between, check_poses, pose_positions
-from kappaplace.data.readers.rosbag import image_of_message
-from kappaplace.data.readers.trajectory import TimedPoses
+from kappaplace.data import (
+    Poses,
+    TimedPoses,
+    as_planar,
+    between,
+    check_poses,
+    image_of_message,
+    pose_positions,
+)
 from kappaplace.errors import KappaPlaceError
-from kappaplace.models.checkpoint import load_model
-from kappaplace.retrieval.patches import patch_maps_of
-from kappaplace.slam import ClosingSettings, Closure, Frame, LoopCloser
-from kappaplace.slam.calibrate import calibration_for
-from kappaplace.slam.graph_files import closure_message
+from kappaplace.models import load_model
+from kappaplace.retrieval import patch_maps_of
+from kappaplace.slam import ClosingSettings, Closure, Frame, LoopCloser, calibration_for, closure_message
 from kappaplace.types import Json
 
 if TYPE_CHECKING:
-    from kappaplace.data.images import Source
+    from kappaplace.data import Source
 
 MOST_POSES = 2000
 """Number of odometry poses kept for looking up the time of an image."""

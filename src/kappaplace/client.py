@@ -300,7 +300,7 @@ class Client:
 
 def localization_of(answer: Mapping[str, Any]) -> Localization:
     """Return an answer of the service as a `Localization`; null becomes NaN for numbers."""
-    from kappaplace.maps.answer import Localization, Match, Pose
+    from kappaplace.maps import Localization, Match, Pose
 
     pose = answer["pose"]
     parts = {
@@ -338,7 +338,7 @@ def _file_bytes(image: Source) -> bytes:
             return Path(image).read_bytes()
         except OSError as error:
             raise KappaPlaceError(f"The image {image} cannot be read: {why(error)}.") from None
-    from kappaplace.data.images import decode
+    from kappaplace.data import decode
 
     buffer = io.BytesIO()
     decode(image).save(buffer, "PNG", compress_level=1)

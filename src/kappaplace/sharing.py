@@ -22,14 +22,19 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from kappaplace.errors import KappaPlaceError, MissingExtra
 from kappaplace.files import make_folder
-from kappaplace.maps.models import keep_model, model_of
-from kappaplace.maps.store.manifest import MANIFEST, MODEL_FOLDER, Manifest, read_manifest, write_manifest
-from kappaplace.maps.store.segments import SEGMENTS
-from kappaplace.maps.store.verify import verified
-from kappaplace.maps.tune.fit_check import FILE as FIT
-from kappaplace.models.checkpoint import CARD, checked_weights, read_card
-from kappaplace.models.published import HUB
-from kappaplace.models.shipped import CALIBRATION, PAGE, is_shipped
+from kappaplace.maps import FIT_RECORD as FIT
+from kappaplace.maps import (
+    MANIFEST,
+    MODEL_FOLDER,
+    SEGMENTS,
+    Manifest,
+    keep_model,
+    model_of,
+    read_manifest,
+    verified,
+    write_manifest,
+)
+from kappaplace.models import CALIBRATION, CARD, HUB, PAGE, checked_weights, is_shipped, read_card
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

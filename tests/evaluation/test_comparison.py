@@ -61,14 +61,14 @@ def test_one_score_against_all_others():
     assert cosine.difference == pytest.approx(cosine.value - pa.value)
     for results, name in (([noisy(1.2)], "beauty"), ([noisy(1.2), noisy(0.9)], "pa")):
         with pytest.raises(KappaPlaceError, match="must be a score of a single evaluation"):
-            compare_results(results, against=name, resamples=5)
+            compare(results, against=name, resamples=5)
 
 
 @pytest.mark.parametrize("metric", ["AURC", "ECE@5", "zoom ECE@1", "match ECE@10", "R@100%P", "mAP@5"])
 def test_every_metric_agrees_with_the_evaluation(metric):
     result = noisy(1.2)
     measured = result.metrics["SET"]
-    rows = compare_results([result], metric, resamples=5).sets[0].rows
+    rows = compare([result], metric, resamples=5).sets[0].rows
     assert rows
     for score, (cell,) in rows.items():
         assert cell is not None
@@ -76,7 +76,7 @@ def test_every_metric_agrees_with_the_evaluation(metric):
 
 
 def test_other_queries_are_reported_and_not_tested():
-    table = compare_results([noisy(1.2), noisy(1.2, queries=60)], resamples=50)
+    table = compare([noisy(1.2), noisy(1.2, queries=60)], resamples=50)
     assert "do not have the same queries" in table.sets[0].note
     assert all(cell is None or math.isnan(cell.p_value) for cell in table.sets[0].rows["cosine"])
 
@@ -97,6 +97,6 @@ def test_pooled_over_the_sets_that_all_have(tmp_path):
 
 def test_bad_comparisons():
     with pytest.raises(KappaPlaceError, match="No score has the metric 'beauty'"):
-        compare_results([noisy(1.2)], "beauty", resamples=5)
+        compare([noisy(1.2)], "beauty", resamples=5)
     with pytest.raises(KappaPlaceError, match="no dataset in common"):
-        compare_results([noisy(1.2), noisy(1.2, name="OTHER")], resamples=5)
+        compare([noisy(1.2), noisy(1.2, name="OTHER")], resamples=5)

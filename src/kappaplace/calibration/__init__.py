@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from kappaplace.calibration.drift import DriftMonitor as DriftMonitor
     from kappaplace.calibration.drift import DriftWarning as DriftWarning
     from kappaplace.calibration.drift import Sketch as Sketch
+    from kappaplace.calibration.expected import ExpectedCurve as ExpectedCurve
     from kappaplace.calibration.expected import expected_at as expected_at
     from kappaplace.calibration.expected import expected_curve as expected_curve
     from kappaplace.calibration.expected import reject_risk as reject_risk
@@ -58,27 +59,5 @@ if TYPE_CHECKING:
     from kappaplace.calibration.sources import save_calibration as save_calibration
     from kappaplace.calibration.splits import split_queries as split_queries
     from kappaplace.calibration.splits import thin_to_places as thin_to_places
-
-_EXPORTS = {
-    "calibration": "PATCH_SIGNALS QUERY_SIGNALS Calibration Judgement judge pair_features"
-    " query_features usable_signals",
-    "calibrators": "CALIBRATORS Calibrator best_calibrator fit_calibrator",
-    "combination": "Combination Signal features_of fit_combination fused",
-    "decision": "Decision DecisionRule decide_matches fit_rule match_probabilities rule_by_probability",
-    "drift": "SHOWN DriftMonitor DriftWarning Sketch",
-    "expected": "expected_at expected_curve reject_risk rule_for stated_risk",
-    "fit": "Examples examples_of fit_calibration join",
-    "options": "CalibrateOptions",
-    "outside": "shift_prior",
-    "risk": "RiskRefused RiskThreshold control_risk needed_acceptances",
-    "sources": "MODEL calibration_with load_calibration save_calibration",
-    "splits": "split_queries thin_to_places",
-}
-_HOMES = {name: module for module, names in _EXPORTS.items() for name in names.split()}
-__all__ = sorted(_HOMES)
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+else:
+    __all__, __getattr__ = lazy_exports(__name__, __file__)

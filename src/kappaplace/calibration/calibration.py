@@ -184,8 +184,8 @@ class Calibration:
             )
         parts = {key: part for key, part in values.items() if key != "format"}
         try:
-            facts = parts.get("facts", {})
-            if RERANK in facts:
+            facts = parts.get("facts")
+            if isinstance(facts, Mapping) and RERANK in facts:
                 parts["rerank"] = facts[RERANK]
             return from_plain(cls, parts)
         except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:

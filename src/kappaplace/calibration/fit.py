@@ -332,6 +332,7 @@ def _drawn(examples: Examples, rate: float, seed: int, slack: float) -> Rows:
     assert examples.outside is not None
     if not examples.counterparts:
         return thin_to_rate(examples.outside, rate, seed, slack=slack)
+    assert examples.groups is not None
     _, group = np.unique(examples.groups, return_inverse=True)
     has = np.zeros((2, group.max() + 1), bool)
     has[examples.outside.astype(int), group] = True

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from kappaplace.cli.options import AsJson, Device, Hidden, VerbGroup, command
-from kappaplace.data.positives import NoPositives
-from kappaplace.data.table_io import TABLE_FORMATS
+from kappaplace.data import TABLE_FORMATS, NoPositives
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import make_folder
 from kappaplace.records import Help
@@ -89,7 +88,7 @@ class Output:
         from rich.console import Console
 
         from kappaplace.cli.show import set_tables
-        from kappaplace.evaluation.results import plain
+        from kappaplace.evaluation import plain
 
         console = Console()
         answers = []
@@ -107,7 +106,7 @@ class Output:
 
     def write(self, result: EvaluationResult, folder: Path) -> dict[str, str]:
         """Write one result and its report to a folder; return the paths."""
-        from kappaplace.evaluation.results import write_result
+        from kappaplace.evaluation import write_result
         from kappaplace.reports import write_report
 
         write_result(result, folder)
@@ -140,7 +139,7 @@ class EvaluateOptions:
 
     def choices(self, fuse: str = "") -> Choices:
         """Return the checked options of an evaluation."""
-        from kappaplace.evaluation.run import Choices
+        from kappaplace.evaluation import Choices
 
         names = tuple(part.strip() for part in fuse.split(",") if part.strip())
         return Choices(self.scores, self.k, self.policy, self.resamples, self.seed, names)
@@ -156,7 +155,7 @@ class MachineOptions:
 
     def machine(self, root: Path | None) -> Machine:
         """Return the checked options."""
-        from kappaplace.evaluation.run import Machine
+        from kappaplace.evaluation import Machine
 
         return Machine(self.cache, self.device or None, self.batch_size, root)
 
@@ -236,8 +235,8 @@ def model(
 
         kappaplace evaluate model runs/pt/model test.parquet --fuse margin,pa --fit-on val.parquet --out fused
     """
-    from kappaplace.evaluation.run import evaluate_model
-    from kappaplace.models.shipped import DEFAULT
+    from kappaplace.evaluation import evaluate_model
+    from kappaplace.models import DEFAULT
 
     pretrained = _is_table(words[0])
     tables = [Path(word) for word in (words if pretrained else words[1:])]
@@ -292,8 +291,7 @@ def descriptors(
 
         kappaplace evaluate descriptors q.npy r.npy --positives positives.json --neighborhood self --out mine
     """
-    from kappaplace.evaluation.arrays import Labels, evaluate_descriptors
-    from kappaplace.evaluation.run import Machine
+    from kappaplace.evaluation import Labels, Machine, evaluate_descriptors
 
     choices, machine = options.choices(), Machine(device=device or None)
     make_folder(output.out)
@@ -333,7 +331,7 @@ def matrix(
 
         kappaplace evaluate matrix similarities.npy test.parquet --out results/mine
     """
-    from kappaplace.evaluation.arrays import Labels, evaluate_matrices
+    from kappaplace.evaluation import Labels, evaluate_matrices
 
     matrices = [file for file in files if not _is_table(file)]
     if not matrices:
@@ -375,8 +373,7 @@ def paper(
     from rich.console import Console
 
     from kappaplace.cli.show import missing_table, paper_tables
-    from kappaplace.evaluation.paper import compare_with_paper, paper_rows, write_paper
-    from kappaplace.evaluation.results import plain
+    from kappaplace.evaluation import compare_with_paper, paper_rows, plain, write_paper
 
     choices, embedding = options.choices(), machine.machine(options.root)
     make_folder(output.out)

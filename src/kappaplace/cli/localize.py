@@ -14,7 +14,7 @@ import typer
 
 from kappaplace.cli.options import MapEncoder, MapFolder
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps.options import LocalizeOptions, OnError
+from kappaplace.maps import LocalizeOptions, OnError
 from kappaplace.records import Help
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def localize(
 
         kappaplace localize town.map query.jpg --area 37.7695,-122.4252,100 -k 5 --json
     """
-    from kappaplace.maps.answer import AnswerFile
+    from kappaplace.maps import AnswerFile
     from kappaplace.progress import track
     from kappaplace.retrieval import EngineOptions
 
@@ -157,7 +157,7 @@ def _readable(opened: PlaceMap, files: Sequence[str], problems: list[str]) -> li
 
 def _files(images: list[Path]) -> list[str]:
     """Return the image files; a folder contributes all images below it."""
-    from kappaplace.data.readers.layout import images_or_error
+    from kappaplace.data import images_or_error
 
     files: list[str] = []
     for image in images:

@@ -25,11 +25,11 @@ from kappaplace.cli.options import (
     command,
 )
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps.options import AddOptions, BuildOptions, LocalizeOptions, OnError
+from kappaplace.maps import AddOptions, BuildOptions, LocalizeOptions, OnError
 from kappaplace.types import Json
 
 if TYPE_CHECKING:
-    from kappaplace.maps.build import Report
+    from kappaplace.maps import Report
 
 BUILD, USE, CALIBRATE, SHARE = "Build and change", "Use", "Calibrate and monitor", "Share"
 app = typer.Typer(no_args_is_help=True, help="Build maps of images, and localize queries in them.")
@@ -269,8 +269,7 @@ def export(
         return
     if not queries:
         raise KappaPlaceError("Pairs need queries, got none. Pass images or a table with --queries.")
-    from kappaplace.maps.answer import write_pairs
-    from kappaplace.maps.sources import as_table
+    from kappaplace.maps import as_table, write_pairs
 
     table = as_table(images_of(queries))
     table = table.queries if len(table.query_rows) else table
@@ -324,7 +323,8 @@ def _segments(facts: dict[str, Json]) -> str:
     return "1 segment" if facts["segments"] == 1 else f"{facts['segments']:,} segments"
 
 
-def _size(count: int) -> str:
+def _size(count: Json) -> str:
+    assert isinstance(count, int)
     return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
 
 

@@ -10,19 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kappaplace.calibration.options import CalibrateOptions
+from kappaplace.calibration import CalibrateOptions
 from kappaplace.cli.options import AsJson, MapAccess, MapEncoder, MapFolder
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps.options import FitOptions, LabelOptions
+from kappaplace.maps import FitOptions, LabelOptions
 from kappaplace.records import Help
 from kappaplace.types import Json
 
 if TYPE_CHECKING:
-    from kappaplace.calibration.calibration import Calibration
-    from kappaplace.calibration.drift import DriftWarning
-    from kappaplace.maps.place_map import PlaceMap
-    from kappaplace.maps.tune.fit import Fitted
-    from kappaplace.maps.tune.monitor import MapMonitor, Observed
+    from kappaplace.calibration import Calibration, DriftWarning
+    from kappaplace.maps import Fitted, MapMonitor, Observed, PlaceMap
 
 DRIFT = 1
 """Exit code if queries have left the calibrated range."""
@@ -71,10 +68,14 @@ def calibrate(
             "calibrate needs exactly one source of labels. Pass --queries TABLE, --labels FILE, or --self to "
             "calibrate without labels."
         )
-    from kappaplace.maps.sources import as_table
-    from kappaplace.maps.tune.calibrate import calibrate_map, no_longer_compared
-    from kappaplace.maps.tune.label import calibrate_map_on_labels
-    from kappaplace.maps.tune.self_calibrate import self_calibrate_map, sparse_note
+    from kappaplace.maps import (
+        as_table,
+        calibrate_map,
+        calibrate_map_on_labels,
+        no_longer_compared,
+        self_calibrate_map,
+        sparse_note,
+    )
 
     opened = access.open(place_map)
     notes: list[str] = []
@@ -147,7 +148,7 @@ def fit(
 
         kappaplace map fit town.map --views 6 --epochs 80 --report fit.html
     """
-    from kappaplace.maps.tune.fit import estimate_fit
+    from kappaplace.maps import estimate_fit
     from kappaplace.reports import write_fit_report
 
     opened, calibrate = access.open(place_map), calibration.calibrate
@@ -235,8 +236,7 @@ def label(
 
         kappaplace calibrate town.map --labels labels.csv
     """
-    from kappaplace.maps.sources import as_table
-    from kappaplace.maps.tune.label import label_loop, label_map
+    from kappaplace.maps import as_table, label_loop, label_map
     from kappaplace.reports import write_label_page
 
     opened = access.open(place_map)
@@ -335,7 +335,7 @@ def monitor(
 
 
 def _observed(place_map: Path, incoming: list[Path], encoder: MapEncoder) -> list[Observed]:
-    from kappaplace.maps.tune.monitor import from_lines, holds_answers, observed_in, read_observed
+    from kappaplace.maps import from_lines, holds_answers, observed_in, read_observed
 
     if [str(file) for file in incoming] == ["-"]:
         return list(from_lines(sys.stdin, "the input"))
@@ -346,7 +346,7 @@ def _observed(place_map: Path, incoming: list[Path], encoder: MapEncoder) -> lis
         )
     if files:
         return [each for file in files for each in read_observed(file)]
-    from kappaplace.maps.sources import as_table
+    from kappaplace.maps import as_table
 
     table = as_table(images_of(incoming))
     table = table.queries if len(table.query_rows) else table

@@ -68,7 +68,7 @@ def info(
 
         kappaplace models info kappaplace-lite0
     """
-    from kappaplace.models.shipped import SHIPPED, model_page
+    from kappaplace.models import SHIPPED, model_page
 
     rows = {row["name"]: row for row in (*_backbones(), *_models())}
     if name not in (*rows, *SHIPPED):
@@ -112,8 +112,7 @@ def pull(repo: Repo, out: Out, revision: Revision = "", as_json: AsJson = False)
 
 
 def _models() -> list[Row]:
-    from kappaplace.models.published import HUB, cached
-    from kappaplace.models.shipped import installed
+    from kappaplace.models import HUB, cached, installed
 
     published: list[Row] = [
         {
@@ -131,8 +130,7 @@ def _models() -> list[Row]:
 
 
 def _shipped(name: str) -> Row:
-    from kappaplace.models.checkpoint import read_card
-    from kappaplace.models.shipped import shipped_folder, size_bytes
+    from kappaplace.models import read_card, shipped_folder, size_bytes
 
     folder = shipped_folder(name)
     card = read_card(folder)
@@ -150,7 +148,7 @@ def _shipped(name: str) -> Row:
 
 
 def _backbones() -> list[Row]:
-    from kappaplace.models.backbones import BACKBONES
+    from kappaplace.models import BACKBONES
 
     return [
         {
@@ -245,9 +243,8 @@ def export(
 
         kappaplace export runs/pt/model --out place.onnx --calibration town.map
     """
-    from kappaplace.maps.sources import as_table
-    from kappaplace.models.checkpoint import load_model
-    from kappaplace.models.export import ExportOptions, export_model
+    from kappaplace.maps import as_table
+    from kappaplace.models import ExportOptions, export_model, load_model
 
     images = options.calibration_images
     if options.int8 and images is None:

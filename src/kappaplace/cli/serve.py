@@ -17,7 +17,7 @@ from kappaplace.records import Help
 
 if TYPE_CHECKING:
     from kappaplace.maps import PlaceMap
-    from kappaplace.serve.settings import Settings
+    from kappaplace.serve import Settings
 
 MIB = 1 << 20
 
@@ -73,8 +73,7 @@ class ServeOptions:
         Raises:
             KappaPlaceError: If the service would be public without a token, or a value is out of range.
         """
-        from kappaplace.serve.app import is_loopback
-        from kappaplace.serve.settings import LOOPBACK, Settings, read_tokens
+        from kappaplace.serve import LOOPBACK, Settings, is_loopback, read_tokens
 
         if not 0 <= self.port <= 65535:
             raise KappaPlaceError(f"--port must be between 0 and 65535, got {self.port}.")
@@ -133,7 +132,7 @@ def serve(
         KAPPAPLACE_READ_TOKEN=$(openssl rand -hex 24) kappaplace serve town.map --host 0.0.0.0
     """
     try:
-        from kappaplace.serve.app import create_app, listen, run
+        from kappaplace.serve import create_app, listen, run
     except ImportError:
         raise MissingExtra("Serving", "serve") from None
     settings = options.settings(encoder.batch_size, os.environ)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from rich import box
 from rich.table import Table
 
-from kappaplace.evaluation.measuring import MEAN, POOLED
-from kappaplace.evaluation.results import EvaluationResult, SetResult
+from kappaplace.evaluation import MEAN, POOLED, EvaluationResult, SetResult
 
 if TYPE_CHECKING:
     from kappaplace.evaluation import Cell, ComparedSet

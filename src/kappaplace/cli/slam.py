@@ -14,8 +14,7 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.records import Help
 
 if TYPE_CHECKING:
-    from kappaplace.slam import ClosingSettings
-    from kappaplace.slam.drive_inputs import DriveInput
+    from kappaplace.slam import ClosingSettings, DriveInput
 
 app = typer.Typer(
     help="Loop closures with probabilities, for trajectories without false closures.", no_args_is_help=True
@@ -51,7 +50,7 @@ class DriveOptions:
             out: Folder for the images of a bag.
             dimensions: 2 for planar poses, 3 for full 3D poses.
         """
-        from kappaplace.slam.drive_inputs import read_drive
+        from kappaplace.slam import read_drive
 
         return read_drive(
             frames,
@@ -147,11 +146,10 @@ def run(
 
         kappaplace slam run drive.mcap --pose-topic /odom --out closed --calibration closures.json
     """
-    from kappaplace.data.readers.trajectory import read_poses
-    from kappaplace.maps.models import loaded
+    from kappaplace.data import read_poses
+    from kappaplace.maps import loaded
     from kappaplace.reports import write_slam
-    from kappaplace.slam.calibrate import calibration_for
-    from kappaplace.slam.run import SlamOptions, run_slam
+    from kappaplace.slam import SlamOptions, calibration_for, run_slam
 
     dimensions = int(graph.dimensions)
     drive = drive_options.read(frames, out, dimensions)
@@ -205,15 +203,20 @@ def calibrate(
     """
     import numpy as np
 
-    from kappaplace.calibration.sources import MODEL, save_calibration
-    from kappaplace.data.readers.trajectory import read_poses
+    from kappaplace.calibration import MODEL, save_calibration
+    from kappaplace.data import read_poses
     from kappaplace.files import make_folder
-    from kappaplace.maps.models import loaded
-    from kappaplace.retrieval.patches import patch_maps_of
-    from kappaplace.slam import ClosingSettings
-    from kappaplace.slam.calibrate import collect, fit_closures, scores_for
-    from kappaplace.slam.evaluation import same_place
-    from kappaplace.slam.run import drive_embeddings, drive_frames
+    from kappaplace.maps import loaded
+    from kappaplace.retrieval import patch_maps_of
+    from kappaplace.slam import (
+        ClosingSettings,
+        collect,
+        drive_embeddings,
+        drive_frames,
+        fit_closures,
+        same_place,
+        scores_for,
+    )
 
     settings = ClosingSettings(verify=labels.rerank)
     drive = drive_options.read(frames, out.parent)

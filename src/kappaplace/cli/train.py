@@ -12,7 +12,7 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.records import Help
 
 if TYPE_CHECKING:
-    from kappaplace.training.settings import Settings
+    from kappaplace.training import Settings
 
 
 @dataclass(frozen=True)
@@ -80,10 +80,9 @@ def train(
 
 
 def _run(settings: Settings, options: RunOptions) -> None:
-    from kappaplace.data.table import PlaceImages
-    from kappaplace.training.images import TrainingSet
-    from kappaplace.training.run import train as run
-    from kappaplace.training.validation import ValidationSet
+    from kappaplace.data import PlaceImages
+    from kappaplace.training import TrainingSet, ValidationSet
+    from kappaplace.training import train as run
 
     if options.data is None or options.out is None:
         raise KappaPlaceError("train needs a table and an output folder. Pass --data TABLE and --out FOLDER.")

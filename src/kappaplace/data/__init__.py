@@ -83,35 +83,5 @@ if TYPE_CHECKING:
     from kappaplace.data.thumbnails import side_by_side as side_by_side
     from kappaplace.data.thumbnails import small_picture as small_picture
     from kappaplace.data.thumbnails import thumbnail as thumbnail
-
-_EXPORTS = {
-    "augment": "CosPlaceAugmentation",
-    "check": "TableProblems TableSummary find_problems summarize",
-    "combine": "concatenate",
-    "decoding": "HEIF Source decode open_image",
-    "degradation": "DEGRADATIONS degrade random_degradation",
-    "geodesy": "LOCAL_FRAME ZONE_SHIFT frame_codes project unproject zone_index",
-    "images": "Preprocessing",
-    "loader": "ImageLoader Workers default_workers",
-    "near": "Circle Near Neighborhood",
-    "poses": "PLANAR Poses as_planar as_spatial between chain check_poses compose distance_travelled"
-    " pose_matrices pose_positions wrap_angle",
-    "positives": "NoPositives Positives positives_within",
-    "protocols": "PROTOCOLS Protocol get_protocol read_protocol",
-    "readers": "READERS read_layout",
-    "readers.layout": "images_or_error",
-    "readers.rosbag": "image_of_message read_bag unpack_images whole_poses",
-    "readers.trajectory": "TimedPoses from_headings read_poses sample_by_distance",
-    "split": "Split SplitOptions split_table",
-    "table": "DEFAULT_RADIUS ImageNames PlaceImages",
-    "table_io": "TABLE_FORMATS recorded_hash",
-    "thumbnails": "THUMBNAIL_SIZE Thumbnail side_by_side small_picture thumbnail",
-}
-_HOMES = {name: module for module, names in _EXPORTS.items() for name in names.split()}
-__all__ = sorted(_HOMES)
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+else:
+    __all__, __getattr__ = lazy_exports(__name__, __file__)

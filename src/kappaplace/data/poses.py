@@ -47,7 +47,7 @@ def check_poses(poses: ArrayLike, name: str = "poses") -> Poses:
     return values
 
 
-def identity(size: int) -> Poses:
+def identity_pose(size: int) -> Poses:
     """Return the pose at the origin, of 3 or 7 numbers."""
     return np.array([0.0] * PLANAR if size == PLANAR else [0.0] * 6 + [1.0])
 

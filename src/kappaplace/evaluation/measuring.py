@@ -40,7 +40,7 @@ def measure(sets: Sequence[SetResult], *, resamples: int = RESAMPLES, seed: int 
     """Compute the metrics of every dataset; for several datasets also pooled, and their mean.
 
     Args:
-        sets: Results of the datasets, as `evaluate_table` returns them.
+        sets: Results of the datasets, as `score_set` returns them.
         resamples: Number of bootstrap resamples for the intervals. 0 omits the intervals.
         seed: Random seed for the bootstrap.
 
@@ -64,7 +64,7 @@ def measure_set(result: SetResult, *, resamples: int = RESAMPLES, seed: int = 0)
     """Compute the metrics of one dataset.
 
     Args:
-        result: Result of the dataset, as `evaluate_table` returns it.
+        result: Result of the dataset, as `score_set` returns it.
         resamples: Number of bootstrap resamples for the intervals. 0 omits the intervals.
         seed: Random seed for the bootstrap.
 
@@ -259,7 +259,7 @@ class Evaluation:
         }
 
 
-def evaluate(evidence: Evidence, hits: NDArray[np.bool_], scores: Sequence[Score]) -> Evaluation:
+def evaluate_scores(evidence: Evidence, hits: NDArray[np.bool_], scores: Sequence[Score]) -> Evaluation:
     """Evaluate scores on one retrieval.
 
     Args:

@@ -14,10 +14,7 @@ from kappaplace.data.positives import NoPositives
 from kappaplace.data.protocols import PROTOCOLS
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
-from kappaplace.evaluation.inputs import (
-    Retrieved,
-    from_table,
-)
+from kappaplace.evaluation.inputs import Retrieved, from_descriptors, from_table
 from kappaplace.evaluation.measuring import MEAN, POOLED, RESAMPLES, measure
 from kappaplace.evaluation.own_scores import check_own_score, read_own_score
 from kappaplace.evaluation.results import EvaluationResult, SetResult
@@ -27,7 +24,7 @@ from kappaplace.models.checkpoint import AnyModel, load_model
 from kappaplace.models.embedding import usable_device
 from kappaplace.models.embedding.store import EmbeddingStore
 from kappaplace.records import to_plain
-from kappaplace.types import Json
+from kappaplace.types import Embeddings, Json
 from kappaplace.uncertainty import score_named
 from kappaplace.version import package_version
 
@@ -55,6 +52,9 @@ class Choices:
         chosen_scores(self.scores)  # so that an unknown name fails before anything is embedded
         for name in self.fuse:
             score_named(name)
+        policies = [each.value for each in NoPositives]
+        if self.policy is not None and self.policy not in policies:
+            raise KappaPlaceError(f"Unknown policy '{self.policy}'. Choose from: {', '.join(policies)}.")
         if self.k < 1:
             raise KappaPlaceError(f"k must be at least 1, got {self.k}.")
         if not 0 <= self.resamples <= MOST_RESAMPLES:
@@ -63,45 +63,6 @@ class Choices:
             )
         if self.seed < 0:
             raise KappaPlaceError(f"seed must be at least 0, got {self.seed}.")
-
-
-def evaluate_table(
-    model: AnyModel,
-    table: PlaceImages,
-    scores: str | Sequence[str] = "",
-    *,
-    k: int = 10,
-    policy: NoPositives | str | None = None,
-    cache: str | Path | None = None,
-    batch_size: int = 32,
-    device: str | None = None,
-) -> SetResult:
-    """Embed the images of a table, retrieve, and compute scores; `measure` then computes metrics.
-
-    Args:
-        model: The model, as `kappaplace.load_model` returns it.
-        table: Queries and references.
-        scores: Names of scores, "all", or "" for every score that needs no extra pass.
-        k: Number of matches per query.
-        policy: How to treat queries without a positive: fail, skip or error. Default: as the protocol of the
-            table defines, otherwise fail.
-        cache: Folder of stored embeddings. Default: $KAPPAPLACE_CACHE, or the cache folder of the user.
-        batch_size: Number of images to embed at once.
-        device: Device of the model, such as "cpu" or "cuda:1". Default: the device it is on.
-
-    Returns:
-        Matches and scores.
-
-    Raises:
-        KappaPlaceError: If a score or policy is unknown, or the table cannot be evaluated.
-    """
-    names = scores if isinstance(scores, str) else ",".join(scores)
-    policies = [each.value for each in NoPositives]
-    if policy is not None and policy not in policies:
-        raise KappaPlaceError(f"Unknown policy '{policy}'. Choose from: {', '.join(policies)}.")
-    choices = Choices(names, k, None if policy is None else NoPositives(policy))
-    embedding = EmbeddingStore.of(model, cache, batch_size=batch_size, device=device)
-    return _score(from_table(table, embedding, k), choices, None, ())
 
 
 def evaluate_sets(
@@ -239,8 +200,21 @@ def evaluate(
         retrieved = from_descriptors(*source, None, images, k=choices.k, device=machine.device)
     else:
         model = load_model(source) if isinstance(source, str | Path) else source
-        retrieved = from_table(images, _Embedder(model, machine, "model").cache(images), choices.k)
-    return evaluate_sets(name or retrieved.name, [_told(retrieved)], choices)
+        retrieved = from_table(images, _store(model, model.fingerprint, machine), choices.k)
+    return evaluate_sets(name or retrieved.name, [retrieved], choices)
+
+
+def _store(
+    model: AnyModel, fingerprint: str, machine: Machine, preprocessing: Preprocessing | None = None
+) -> EmbeddingStore:
+    return EmbeddingStore.of(
+        model,
+        machine.cache,
+        preprocessing,
+        batch_size=machine.batch_size,
+        device=machine.device,
+        fingerprint=fingerprint,
+    )
 
 
 def evaluate_model(
@@ -289,15 +263,7 @@ def evaluate_model(
 
     def retrieve(table: PlaceImages, title: str = "") -> Retrieved:
         size = preprocessing_for(model, table, resize)
-        store = EmbeddingStore.of(
-            model,
-            machine.cache,
-            size,
-            batch_size=machine.batch_size,
-            device=machine.device,
-            fingerprint=fingerprint,
-        )
-        return from_table(table, store, choices.k, title)
+        return from_table(table, _store(model, fingerprint, machine, size), choices.k, title)
 
     fitted: Fitted | None = None
     facts: dict[str, Json] = {"model": source, "fingerprint": fingerprint, "resize": resize}

@@ -1,6 +1,6 @@
-"""Maps: build a map of images, and localize queries in it.
+"""Maps: images put where a query can find them, and the answer to where it was taken.
 
-Most users only need `PlaceMap`; see docs/maps.md. Names are imported on first use.
+`PlaceMap` is all that most users need; see docs/maps.md. Names load on first use.
 """
 
 from __future__ import annotations

@@ -378,7 +378,9 @@ def _decided_matches(answer: Localization, rule: DecisionRule, top: str, radius:
         return (replace(best, decision=top), *(replace(match, decision=None) for match in others))
     apart = [[math.hypot(match.x - best.x, match.y - best.y) > 2 * radius for match in answer.matches]]
     pairs = [[match.probability for match in answer.matches]]
-    decisions = decide_matches(rule, [top], [answer.probability], np.array(pairs), np.array(apart))[0]
+    decisions = decide_matches(
+        rule, [top], np.array([answer.probability], float), np.array(pairs, float), apart
+    )[0]
     return tuple(
         replace(match, decision=each.value) for match, each in zip(answer.matches, decisions, strict=True)
     )

@@ -1,4 +1,4 @@
-"""Pages and figures of evaluations, maps, drives and training runs."""
+"""Pages and figures of evaluations, maps, drives and training runs; the arithmetic belongs to metrics."""
 
 from __future__ import annotations
 
@@ -25,29 +25,5 @@ if TYPE_CHECKING:
     from kappaplace.reports.slam import write_slam as write_slam
     from kappaplace.reports.table_map import write_table_map as write_table_map
     from kappaplace.reports.training import write_training as write_training
-
-_MODULES = {
-    "GalleryRow": "figures",
-    "draw_trajectory": "slam",
-    "fit_verdict": "map_fit",
-    "gallery_figure": "figures",
-    "kappa_figure": "figures",
-    "reliability_figure": "figures",
-    "write_answers": "localization",
-    "write_drift": "drift",
-    "write_fit_report": "map_fit",
-    "write_label_page": "labels",
-    "write_paper_report": "evaluation",
-    "write_report": "evaluation",
-    "write_slam": "slam",
-    "write_table_map": "table_map",
-    "write_training": "training",
-}
-__all__ = list(_MODULES)
-
-
-def __getattr__(name: str) -> object:
-    """Load a name on first use, because the modules import NumPy and matplotlib."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+else:
+    __all__, __getattr__ = lazy_exports(__name__, __file__)

@@ -37,7 +37,7 @@ from kappaplace.reports.score_tables import (
 from kappaplace.reports.tables import PaperRow, Table, paper_table
 
 if TYPE_CHECKING:
-    from kappaplace.evaluation.results import EvaluationResult, ScoreColumns, SetResult
+    from kappaplace.evaluation import EvaluationResult, ScoreColumns, SetResult
 
 
 def write_report(result: EvaluationResult, folder: Path, others: Sequence[EvaluationResult] = ()) -> Path:

@@ -38,7 +38,7 @@ from kappaplace.reports.figures import (
 )
 
 if TYPE_CHECKING:
-    from kappaplace.evaluation.results import EvaluationResult, SetResult
+    from kappaplace.evaluation import EvaluationResult, SetResult
 
 Metrics: TypeAlias = Mapping[str, Any]
 """Metrics as an evaluation stores them: nested by score and metric."""

@@ -16,9 +16,7 @@ from pathlib import Path
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import write_file
-from kappaplace.maps.place_map import PlaceMap
-from kappaplace.maps.tune.label import match_picture, query_picture
-from kappaplace.maps.tune.label_sheet import Sheet, head_lines
+from kappaplace.maps import PlaceMap, Sheet, head_lines, match_picture, query_picture
 from kappaplace.progress import track
 from kappaplace.reports.html import template
 

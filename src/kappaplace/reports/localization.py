@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kappaplace.data.thumbnails import thumbnail
+from kappaplace.data import thumbnail
 from kappaplace.files import write_file
-from kappaplace.maps.answer import Localization, Match
-from kappaplace.maps.store.reader import MapStore
+from kappaplace.maps import Localization, MapStore, Match
 from kappaplace.reports.figures import COLOURS, RIGHT, WIDTH, new_figure, styled
 from kappaplace.reports.html import card, heading, page, paragraph, picture, png_of, table
 

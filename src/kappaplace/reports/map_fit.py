@@ -11,7 +11,7 @@ import numpy as np
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import make_folder, write_file
-from kappaplace.maps.tune.fit_check import LEVELS, read_record
+from kappaplace.maps import LEVELS, read_record
 from kappaplace.reports.figures import COLOURS, new_figure, styled
 from kappaplace.reports.html import card, heading, page, paragraph, picture, png_of, table
 from kappaplace.reports.localization import picture_data

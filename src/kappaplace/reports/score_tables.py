@@ -9,7 +9,7 @@ from kappaplace.reports.groups import NAN, Group, Metrics
 from kappaplace.reports.tables import MISSING, Cell, Table, interval, mark_best, number
 
 if TYPE_CHECKING:
-    from kappaplace.evaluation.results import EvaluationResult
+    from kappaplace.evaluation import EvaluationResult
 
 
 RANKING = ("AUROC", "AUC-PR", "AURC", "AUGRC", "coverage@10%")

@@ -1,11 +1,14 @@
-"""Top-k search of references: exact, faiss, Milvus and PostgreSQL with the same interface."""
+"""Top-k search of references for queries: exact, faiss, Milvus, PostgreSQL behind one small interface."""
 
 from kappaplace.data.near import Circle
 from kappaplace.retrieval.columns import Coded, Columns, Descriptors, Quantized, quantize
 from kappaplace.retrieval.engine import Engine, EngineKind, EngineOptions, open_engine
+from kappaplace.retrieval.evidence import Evidence
 from kappaplace.retrieval.exact import search, search_matrix
 from kappaplace.retrieval.map_search import MapSource, Search, open_search
-from kappaplace.retrieval.references import ArrayReferences, MatrixReferences, Queries, References
+from kappaplace.retrieval.patches import CellCheck, Pair, PatchMaps, patch_maps_of, reordered
+from kappaplace.retrieval.references import ArrayReferences, Floats, MatrixReferences, Queries, References
+from kappaplace.retrieval.retrieve import retrieve
 
 __all__ = [
     "ArrayReferences",

@@ -11,7 +11,7 @@ import numpy as np
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from numpy.typing import NDArray
 
-from kappaplace.calibration.expected import (
+from kappaplace.calibration import (
     ExpectedCurve,
     expected_at,
     expected_curve,
@@ -19,9 +19,9 @@ from kappaplace.calibration.expected import (
     rule_for,
     stated_risk,
 )
-from kappaplace.data.geodesy import unproject
-from kappaplace.data.thumbnails import thumbnail as make_thumbnail
-from kappaplace.maps.store.reader import MapStore
+from kappaplace.data import thumbnail as make_thumbnail
+from kappaplace.data import unproject
+from kappaplace.maps import MapStore
 from kappaplace.records import to_plain
 from kappaplace.serve.protect import ApiError, may_read, printable
 from kappaplace.serve.schemas import (

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, JsonValue
 
-from kappaplace.maps.options import LocalizeOptions, Order, area_of
+from kappaplace.maps import LocalizeOptions, Order, area_of
 from kappaplace.types import Json
 
 FAR = 1e9

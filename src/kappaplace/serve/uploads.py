@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from kappaplace.data.images import Preprocessing, decode
+from kappaplace.data import Preprocessing, decode
 from kappaplace.serve.protect import ApiError, invalid_message
 from kappaplace.serve.settings import Settings
 from kappaplace.types import Json

@@ -1,7 +1,7 @@
 """Loop closing for robots: closures with a probability, pose graphs and localization along a route.
 
-`LoopCloser` proposes closures and decides which ones to accept. `pose_graph` optimizes the trajectory (GTSAM,
-extra ``slam``). `sequence` localizes a camera along the route of an existing map.
+`LoopCloser` proposes closures and decides which ones to accept. `optimise` optimizes the trajectory (GTSAM,
+extra ``slam``). `HistogramFilter` localizes a camera along the route of an existing map.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from kappaplace.slam.calibrate import collect as collect
     from kappaplace.slam.calibrate import fit_closures as fit_closures
     from kappaplace.slam.calibrate import scores_for as scores_for
+    from kappaplace.slam.drive_inputs import DriveInput as DriveInput
     from kappaplace.slam.drive_inputs import read_drive as read_drive
     from kappaplace.slam.evaluation import same_place as same_place
     from kappaplace.slam.graph_factors import KERNELS as KERNELS
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from kappaplace.slam.loop_closer import LoopCloser as LoopCloser
     from kappaplace.slam.pose_graph import IncrementalGraph as IncrementalGraph
     from kappaplace.slam.pose_graph import optimise as optimise
+    from kappaplace.slam.run import SlamOptions as SlamOptions
     from kappaplace.slam.run import SlamRun as SlamRun
     from kappaplace.slam.run import drive_embeddings as drive_embeddings
     from kappaplace.slam.run import drive_frames as drive_frames
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
     from kappaplace.slam.sequence import PoseMotion as PoseMotion
     from kappaplace.slam.sequence import RouteMotion as RouteMotion
     from kappaplace.slam.sequence import place_matrix as place_matrix
-    from kappaplace.slam.stream import ClosureStream as ClosureStream
     from kappaplace.slam.types import Closure as Closure
     from kappaplace.slam.types import Frame as Frame
 else:

@@ -151,7 +151,7 @@ def fit_closures(
         for name in ("features", "right", "outside")
     )
     origin = f"closures of {len(drives)} drives with known poses, one every {thin:g} m"
-    examples = fit.Examples(
+    examples = QueryExamples(
         features,
         correct,
         drives[0].scores,

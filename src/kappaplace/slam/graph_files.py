@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.data.poses import PLANAR, Poses, as_spatial, between
+from kappaplace.data import PLANAR, Poses, as_spatial, between
 from kappaplace.files import write_file
 from kappaplace.slam.graph_factors import OdometryNoise
 from kappaplace.slam.types import Closure

@@ -23,14 +23,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace import vmf
-from kappaplace.calibration.calibration import PATCH_SIGNALS, Calibration
-from kappaplace.calibration.combination import features_of
-from kappaplace.calibration.decision import Decision
-from kappaplace.data.images import Source
-from kappaplace.data.poses import (
+from kappaplace.calibration import PATCH_SIGNALS, Calibration, Decision, features_of
+from kappaplace.data import (
     PLANAR,
     SPATIAL,
     Poses,
+    Source,
     as_planar,
     between,
     check_poses,
@@ -40,10 +38,8 @@ from kappaplace.data.poses import (
     wrap_angle,
 )
 from kappaplace.errors import KappaPlaceError
-from kappaplace.retrieval.evidence import Evidence
-from kappaplace.retrieval.patches import CellCheck, Pair, PatchMaps, reordered
-from kappaplace.retrieval.references import Floats as Scores
-from kappaplace.retrieval.references import Queries
+from kappaplace.retrieval import CellCheck, Evidence, Pair, PatchMaps, Queries, reordered
+from kappaplace.retrieval import Floats as Scores
 from kappaplace.slam.gates import Proposal, covered_area, likelihood_ratio, support, update
 from kappaplace.slam.growing_map import GrowingMap
 from kappaplace.slam.types import Closure, Frame

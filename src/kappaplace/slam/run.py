@@ -16,8 +16,7 @@ from kappaplace.calibration import Calibration
 from kappaplace.data import Poses, TimedPoses, distance_travelled
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import DAMAGED_ARRAYS, make_folder, write_file
-from kappaplace.models.checkpoint import AnyModel
-from kappaplace.models.embedding import embed_images, join
+from kappaplace.models import AnyModel, embed_images, join
 from kappaplace.progress import track
 from kappaplace.retrieval import Pair, patch_maps_of
 from kappaplace.slam.drive_inputs import DriveInput

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.data.poses import Poses
+from kappaplace.data import Poses
 from kappaplace.types import Json
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from kappaplace.data.images import Preprocessing
-from kappaplace.errors import KappaPlaceError, MissingExtra
+from kappaplace.errors import KappaPlaceError
 from kappaplace.models.backbones import backbone_spec
 from kappaplace.models.checkpoint import TrainableModel, load_model, trainable
 from kappaplace.models.frozen import FrozenEncoder

@@ -211,7 +211,9 @@ class _Labels:
         references = self.place_map.references
         evidence = retrieve(queries, references, min(MATCHES, len(references)), rerank=rerank)
         correct = self.correct(part, evidence.matches.indices)
-        return examples_of(evidence, correct, self.outside[part], part, list(queries.images or ()))
+        return examples_of(
+            evidence, correct, self.outside[part], part, [str(image) for image in queries.images or ()]
+        )
 
     def counterparts(self, queries: Queries, part: NDArray[np.int64], rerank: int) -> list[Examples]:
         """Return the same queries in a map without their place."""

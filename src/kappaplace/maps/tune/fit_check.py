@@ -293,7 +293,7 @@ class FitRecord:
 
 def write_record(folder: Path, record: FitRecord) -> None:
     """Write the record to the folder of the fitted model."""
-    write_file(folder / FILE, json.dumps(to_plain(record), indent=1) + "\n")
+    write_file(folder / FIT_RECORD, json.dumps(to_plain(record), indent=1) + "\n")
 
 
 def read_record(map_folder: Path, manifest: Manifest) -> FitRecord | None:

@@ -293,8 +293,8 @@ def found_alone(place_map: OpenMap, rows: Indices) -> float:
 
 def sparse_note(calibration: Calibration) -> str:
     """Return a note if the map is sparse; otherwise an empty string."""
-    rate = float(calibration.facts.get("found_alone", 1.0))
-    if rate >= SPARSE:
+    rate = calibration.facts.get("found_alone")
+    if not isinstance(rate, float) or rate >= SPARSE:
         return ""
     return (
         f"Only {rate:.0%} of the map's images are found without themselves. The map is sparse, so these "
