@@ -26,7 +26,7 @@ from kappaplace.metrics.selective import auroc
 from kappaplace.metrics.summary import pool, probability_summary, score_summary
 from kappaplace.progress import track
 from kappaplace.types import Json
-from kappaplace.uncertainty.score import Evidence, Score, Scores
+from kappaplace.uncertainty.base import Evidence, Score, Scores
 
 POOLED, MEAN = "pooled", "mean"
 RESAMPLES = 1000

@@ -28,7 +28,7 @@ from kappaplace.training.features import Autocast, frozen_features
 from kappaplace.training.images import Images, ImageSource
 from kappaplace.types import Embeddings
 from kappaplace.uncertainty import score_named
-from kappaplace.uncertainty.score import Scores as Floats
+from kappaplace.uncertainty.base import Scores as Floats
 
 Gather = Callable[[Tensor], Tensor]
 CPU = torch.device("cpu")
