@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from typer.main import get_command
 
 from kappaplace.cli.main import app
 
@@ -42,11 +43,11 @@ def test_services(name: str) -> None:
     service = compose["services"][name]
     assert re.search(rf"^FROM \S+ AS {service['build']['target']}$", DOCKERFILE, re.MULTILINE)
     verb, *words = service["command"]
-    (command,) = (each for each in app.registered_commands if each.name == verb)
+    parameters = {parameter.name for parameter in get_command(app).commands[verb].params}
     options = [word for word in words if word.startswith("--")]
     assert options
     for option in options:
-        assert option.removeprefix("--").replace("-", "_") in command.callback.__code__.co_varnames
+        assert option.removeprefix("--").replace("-", "_") in parameters
     port = words[words.index("--port") + 1]
     assert service["ports"] == [f"127.0.0.1:{port}:{port}"]
     assert f"EXPOSE {port}" in DOCKERFILE

@@ -23,14 +23,11 @@ class MissingExtra(KappaPlaceError):
 
 
 def install_command(extra: str) -> str:
-    """Return the command that installs the packages of an extra, however kappaplace itself was installed."""
-    from importlib.metadata import PackageNotFoundError, requires
+    """Return the command that installs an extra; pip adds its packages to the installed kappaplace."""
+    from importlib.metadata import PackageNotFoundError, version
 
     try:
-        lines = [text.partition(";") for text in requires("kappaplace") or ()]
-    except PackageNotFoundError:  # a source tree that is not installed
-        lines = []
-    packages = [name.strip() for name, _, rule in lines if f'extra == "{extra}"' in rule.replace("'", '"')]
-    if not packages:
+        version("kappaplace")
+    except PackageNotFoundError:  # a source tree without installation
         return f"pip install -e '.[{extra}]'"
     return f"pip install 'kappaplace[{extra}]'"

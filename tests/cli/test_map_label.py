@@ -57,7 +57,7 @@ def test_label_in_the_terminal_and_calibrate(kappaplace, built, drive, tmp_path,
     assert calibration["guaranteed"]
     assert (calibration["facts"]["right"], calibration["facts"]["unknown"]) == (54, 1)
     output = kappaplace("calibrate", built, "--labels", out, "--max-risk", 0.3, "--confidence", 0.8)
-    assert "54 of 56 top matches were correct.\n" in output
+    assert "54 of 56 top matches were correct" in output
     shown = kappaplace("localize", built, drive / "q003.png", "--k", 3)
     assert "decision" in shown
     assert "another sample" in kappaplace(*words, "--seed", 1, code=BAD_INPUT)

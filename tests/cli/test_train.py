@@ -101,7 +101,7 @@ def test_from_tables_to_a_model_that_knows_kappa(
     ("words", "message"),
     [
         (("kappa-xt",), "Unknown recipe 'kappa-xt'"),
-        (("retrieval",), "A run needs --data TABLE and --out FOLDER"),
+        (("retrieval",), "Pass --data TABLE and --out FOLDER"),
         (("retrieval", "-s", "optimiser.lr=fast"), "optimiser.lr must be a number, got 'fast'"),
         (
             ("retrieval", "-s", "optimizer.lr=1"),

@@ -61,7 +61,7 @@ def test_without_patches_comparing_is_told(model, folder, tmp_path):
 
 def test_maps_do_not_mix_int8_with_the_original(model, int8, folder, tmp_path):
     PlaceMap.build(folder, tmp_path / "a.map", model)
-    with pytest.raises(KappaPlaceError, match="made with another model"):
+    with pytest.raises(KappaPlaceError, match="built with another model"):
         PlaceMap.open(tmp_path / "a.map", str(int8.file)).localize(folder / "03.png")
 
 

@@ -395,9 +395,9 @@ _covered(
 )
 _covered(
     "tests/slam and tests/cli cover it",
-    """ClosureStream HistogramFilter IncrementalGraph PoseMotion RouteMotion calibration_for collect
+    """HistogramFilter IncrementalGraph PoseMotion RouteMotion calibration_for collect
     drive_embeddings drive_frames fit_closures optimise place_matrix read_drive run_slam same_place scores_for
-    patch_maps_of reordered""",
+    patch_maps_of reordered DriveInput SlamOptions Labels closure_message""",
 )
 
 

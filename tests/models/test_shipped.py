@@ -171,7 +171,7 @@ def test_other_names_are_told_in_lines(
     assert run(monkeypatch, "models", "resnet50") == 0
     assert "2048" in capsys.readouterr().out
     assert run(monkeypatch, "models", "no-such") == 2
-    assert "`kappaplace models` lists the names" in capsys.readouterr().err
+    assert "`kappaplace models list` shows the names" in capsys.readouterr().err
     assert run(monkeypatch, "models", DEFAULT) == 2
     assert "is not part of this installation" in capsys.readouterr().err
     assert run(monkeypatch, "models") == 0

@@ -350,7 +350,8 @@ ANSWER: dict[str, Json] = {
     "map": "town",
     "version": 7,
     "query": "query",
-    "sentence": "Best match 0031.jpg at (550690.0, 4180005.0) ± 4.1 m, right with probability 0.97: accept.",
+    "sentence": "Best match 0031.jpg at (550690.0, 4180005.0) ± 4.1 m, correct with probability "
+    "0.97: accept.",
     "kappa": 184.2,
     "uncertainty": 0.031,
     "probability": 0.97,

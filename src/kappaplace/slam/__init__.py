@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kappaplace.slam.drive_inputs import read_drive as read_drive
     from kappaplace.slam.evaluation import same_place as same_place
     from kappaplace.slam.graph_factors import KERNELS as KERNELS
+    from kappaplace.slam.graph_files import closure_message as closure_message
     from kappaplace.slam.loop_closer import ClosingSettings as ClosingSettings
     from kappaplace.slam.loop_closer import LoopCloser as LoopCloser
     from kappaplace.slam.pose_graph import IncrementalGraph as IncrementalGraph

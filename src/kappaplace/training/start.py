@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -14,7 +16,7 @@ import torch
 from torch import nn
 
 from kappaplace.data.images import Preprocessing
-from kappaplace.errors import KappaPlaceError
+from kappaplace.errors import KappaPlaceError, MissingExtra
 from kappaplace.models.backbones import backbone_spec
 from kappaplace.models.checkpoint import TrainableModel, load_model, trainable
 from kappaplace.models.frozen import FrozenEncoder
@@ -128,11 +130,55 @@ def installed_trackers(names: Sequence[str]) -> list[str]:
     return [name for name in names if any(importlib.util.find_spec(module) for module in _MODULES[name])]
 
 
+PROCESS_COUNTS = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+"""Where launchers put the number of processes."""
+
+
+class OneProcess:
+    """One process without accelerate: as much of its ``Accelerator`` as a run uses.
+
+    Args:
+        cpu: Do not use a GPU.
+    """
+
+    process_index = 0
+    num_processes = 1
+    is_main_process = True
+    trackers = ()
+
+    def __init__(self, cpu: bool) -> None:
+        gpu = None if cpu or not torch.accelerator.is_available() else torch.accelerator.current_accelerator()
+        self.device = gpu or torch.device("cpu")
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Compute gradients."""
+        loss.backward()
+
+    def no_sync(self, net: nn.Module) -> AbstractContextManager[None]:
+        """Do nothing: there are no other processes."""
+        return nullcontext()
+
+    def gather(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the values of all processes: these."""
+        return values
+
+    def reduce(self, value: torch.Tensor, reduction: str) -> torch.Tensor:
+        """Return the sum or mean over all processes: the value."""
+        return value
+
+    def prepare(self, net: nn.Module) -> nn.Module:
+        """Return the network: there is nothing to average."""
+        return net
+
+    def wait_for_everyone(self) -> None:
+        """Return at once."""
+
+
 @dataclass(frozen=True, eq=False)
 class Engine:
     """One process of the run; use `create`."""
 
-    accelerator: Accelerator
+    accelerator: Accelerator | OneProcess
     """The processes, with accelerate."""
     autocast: Autocast
     """Sets the precision."""
@@ -147,17 +193,20 @@ class Engine:
             folder: Folder of the run.
 
         Raises:
-            KappaPlaceError: If accelerate is not installed, or the device is another one.
+            KappaPlaceError: If the device is another one, or several processes need accelerate.
         """
+        if device not in ("", "cpu"):
+            raise KappaPlaceError(
+                f"device must be 'cpu' or omitted, got '{device}'. A GPU is used if there is one."
+            )
+        trackers = installed_trackers(settings.trackers)
         try:
             from accelerate import Accelerator, InitProcessGroupKwargs
         except ImportError:
-            raise KappaPlaceError("Training needs accelerate. Run pip install 'kappaplace[train]'.") from None
-        if device not in ("", "cpu"):
-            raise KappaPlaceError(
-                f"device must be 'cpu' or empty, got '{device}'. Otherwise accelerate selects the device."
-            )
-        trackers = installed_trackers(settings.trackers)
+            if any(int(os.environ.get(name, 1)) > 1 for name in PROCESS_COUNTS):
+                raise MissingExtra("Training in several processes", "train") from None
+            alone = OneProcess(cpu=device == "cpu")
+            return cls(alone, autocast_for(alone.device, settings.precision))
         # Only the settings define precision and accumulation, not the environment of accelerate.
         accelerator = Accelerator(
             mixed_precision="no",
