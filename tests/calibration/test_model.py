@@ -185,7 +185,9 @@ def test_self_calibration_never_carries_a_guarantee_and_never_refuses() -> None:
 
 def test_a_refusal_counts_all_labelled_queries() -> None:
     u, right, outside = with_outside(0, 80, 0.1)
-    with pytest.raises(RiskRefused, match=r"got 40\. Label about 118 queries in all, or allow") as caught:
+    with pytest.raises(
+        RiskRefused, match=r"needs 118 labelled queries, got 80\. Label more, or allow"
+    ) as caught:
         fit_calibration(Examples(u, right, ["margin"], outside=outside))
     assert caught.value.needed == 118
 
@@ -280,7 +282,8 @@ def test_the_label_in_the_way_is_named_and_the_count_is_one_number() -> None:
     first = threshold[np.argmin(np.where(right[threshold], np.inf, uncertainty[threshold]))]
     assert f"'q{first}.jpg', the most confident incorrect answer" in message
     assert f"about {caught.value.needed:,} queries in all" in message
-    assert len(re.findall(r"\d[\d,]* queries", message)) == 2  # what there is, and what is needed
+    assert len(re.findall(r"\d[\d,]* (?:labelled )?queries", message)) == 2  # what there is, and is needed
+    assert "these 120 labelled queries" in message
     assert message.count(". ") == 1
     with pytest.raises(RiskRefused, match=r"at least 118 labelled queries, got 117"):
         check_label_count(117, CalibrateOptions())

@@ -174,7 +174,7 @@ def closures_calibrated() -> Any:
         shutil.copytree("drive", out)
         words = ("--odometry", out / "odometry.tum", "--truth", out / "truth.tum", "--out", out / "new.json")
         said = command("slam", "calibrate", "drive/drive.parquet", *words, "--model", "models/mirrored")
-        return {"said": said.partition(";")[0], "calibration": json.loads((out / "new.json").read_text())}
+        return {"said": said.partition("\n")[0], "calibration": json.loads((out / "new.json").read_text())}
 
 
 def embedded(name: str) -> Any:

@@ -1,5 +1,7 @@
 """Write golden files of this version: ``python -m tests.golden.make tests/golden/vX``.
 
+``python -m tests.golden.make tests/golden/vX NAME…`` only writes these answers again.
+
 Everything comes from seeds. Files of an older release are never written again; see README.md.
 """
 
@@ -11,6 +13,7 @@ import os
 import shutil
 import sys
 import tarfile
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,11 +70,30 @@ def make(out: Path) -> None:
     )
     _without_addresses(Path.cwd())
     Path("answers").mkdir()
-    for name, question in (EXACT | ENCODED).items():
-        text = json.dumps(plain(question()), indent=None, separators=(",", ":"))
-        Path(f"answers/{name}.json").write_text(text + "\n", encoding="utf-8")
-        print(name, len(text), flush=True)
+    for name in EXACT | ENCODED:
+        _answer(name, Path("answers"))
     _pack()
+
+
+def answer_again(folder: Path, names: list[str]) -> None:
+    """Write answers of an existing folder again; only in a commit that names the reason."""
+    torch.set_num_threads(1)
+    for name in names:
+        with tempfile.TemporaryDirectory() as copy:  # opening a map may write into it
+            shutil.copytree(folder, copy, dirs_exist_ok=True)
+            with tarfile.open(Path(copy) / ARCHIVE) as archive:
+                archive.extractall(copy, filter="data")
+            os.chdir(copy)
+            os.environ["KAPPAPLACE_CACHE"] = f"{copy}/cache"
+            _answer(name, folder / "answers")
+            os.chdir(folder)
+
+
+def _answer(name: str, out: Path) -> None:
+    text = json.dumps(plain((EXACT | ENCODED)[name]()), indent=None, separators=(",", ":"))
+    text = text.replace(f"{Path.cwd()}/", "")
+    (out / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+    print(name, len(text), flush=True)
 
 
 def _town() -> None:
@@ -345,4 +367,7 @@ def _pack() -> None:
 
 
 if __name__ == "__main__":
-    make(Path(sys.argv[1]).resolve())
+    if len(sys.argv) > 2:
+        answer_again(Path(sys.argv[1]).resolve(), sys.argv[2:])
+    else:
+        make(Path(sys.argv[1]).resolve())

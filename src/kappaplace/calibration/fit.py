@@ -39,7 +39,7 @@ from kappaplace.calibration.domain import domain_signals, fit_domain
 from kappaplace.calibration.drift import Sketch
 from kappaplace.calibration.options import OUTSIDE_RATE, CalibrateOptions
 from kappaplace.calibration.outside import OutsideAware, fit_outside_aware, thin_to_rate
-from kappaplace.calibration.risk import RiskRefused, needed_acceptances
+from kappaplace.calibration.risk import RiskRefused, claim, needed_acceptances
 from kappaplace.calibration.splits import Split, split_queries
 from kappaplace.checks import Bools, Floats, Rows, booleans, percent
 from kappaplace.errors import KappaPlaceError
@@ -246,7 +246,7 @@ def fit_calibration(
             groups=None if examples.groups is None else np.asarray(examples.groups)[parts.threshold],
             names=[examples.names[row] for row in parts.threshold.tolist()] if examples.names else (),
         )
-        rule = _fit_rule(part, options, options.max_risk)
+        rule = _fit_rule(part, options, options.max_risk, queries)
     counts: dict[str, Json] = {
         "queries": queries,
         "right": int(right.sum()),
@@ -344,7 +344,7 @@ def _drawn(examples: Examples, rate: float, seed: int, slack: float) -> Rows:
     return np.flatnonzero((examples.outside == away[group]) & has[0][group])
 
 
-def _fit_rule(part: Examples, options: CalibrateOptions, max_risk: float) -> DecisionRule:
+def _fit_rule(part: Examples, options: CalibrateOptions, max_risk: float, queries: int) -> DecisionRule:
     """Set thresholds for the expected fraction of out-of-map queries.
 
     The risk of a threshold grows with that fraction, because all those queries are incorrect. Without an
@@ -355,6 +355,7 @@ def _fit_rule(part: Examples, options: CalibrateOptions, max_risk: float) -> Dec
         part: Queries that nothing was fitted on; ``features`` is their uncertainty.
         options: What is guaranteed and how.
         max_risk: The risk that ``options`` state.
+        queries: Number of all labelled queries, for messages.
     """
     outside, rate = part.outside, options.outside_rate
     rows = np.arange(len(part.right))
@@ -400,22 +401,30 @@ def _fit_rule(part: Examples, options: CalibrateOptions, max_risk: float) -> Dec
     except RiskRefused as refusal:
         if not part.labelled:
             return rule_by_probability(max_risk, options.reject_risk, assumptions=(SELF_CALIBRATED,))
-        raise _in_all(refusal, part, rows, options) from None
+        raise _in_all(refusal, part, rows, options, queries) from None
     return replace(rule, guaranteed=guaranteed)
 
 
-def _in_all(refusal: RiskRefused, part: Examples, rows: Rows, options: CalibrateOptions) -> RiskRefused:
+def _in_all(
+    refusal: RiskRefused, part: Examples, rows: Rows, options: CalibrateOptions, queries: int
+) -> RiskRefused:
     """Return the same refusal, counted in all labelled queries, with the label that is worth a second
     look."""
     needed = None if refusal.needed is None else int(np.ceil(refusal.needed / (1 - options.fit_share)))
-    advice = ["allow a higher risk"]
-    if needed is not None:
+    max_risk = options.max_risk or 0.0
+    subject, advice = claim(max_risk, options.confidence), ["allow a higher risk"]
+    if needed is None:
+        cause = str(refusal).split(". ")[0]
+    elif refusal.row is None:
+        cause = f"{subject} needs {needed:,} labelled queries, got {queries:,}"
+        advice.insert(0, "label more")
+    else:
+        cause = f"{subject} cannot be guaranteed from these {queries:,} labelled queries"
         advice.insert(0, f"label about {needed:,} queries in all")
     if refusal.row is not None and part.names:
         name = part.names[rows[refusal.row]]
         advice.append(f"check the label of '{name}', the most confident incorrect answer")
     text = ", or ".join(filter(None, [", ".join(advice[:-1]), advice[-1]]))
-    cause = str(refusal).split(". ")[0].rstrip(".")
     return RiskRefused(f"{cause}. {text[0].upper()}{text[1:]}.", needed, refusal.row)
 
 

@@ -259,7 +259,7 @@ def _walk(passes: NDArray[np.bool_], possible: NDArray[np.bool_], starts: Rows) 
 
 def _too_few(queries: int, max_risk: float, confidence: float, needed: int) -> RiskRefused:
     return RiskRefused(
-        f"{_claim(max_risk, confidence)} needs at least {needed:,} queries to set thresholds on, all "
+        f"{claim(max_risk, confidence)} needs at least {needed:,} queries to set thresholds on, all "
         f"accepted "
         f"and correct, got {queries:,}. Label more, or allow a higher risk.",
         needed,
@@ -281,11 +281,11 @@ def _refused(
     if gain.max(initial=0.0) > 0:
         best = int(np.argmax(gain))
         guess = _acceptances_at(float(rates[best]), max_risk, level) * queries / count[best]
-    claim = _claim(max_risk, confidence)
+    subject = claim(max_risk, confidence)
     if guess > MOST_LABELS:
         lowest = float((wrong / count).min(initial=1.0))
         return RiskRefused(
-            f"{claim} cannot be guaranteed, because even the most confident of the {queries:,} queries "
+            f"{subject} cannot be guaranteed, because even the most confident of the {queries:,} queries "
             f"are incorrect "
             f"in {percent(lowest)} of the cases. Allow a higher risk or use a better score.",
             None,
@@ -294,7 +294,7 @@ def _refused(
     # The present number failed, so less than a quarter more would be too optimistic.
     needed = int(max(np.ceil(guess), np.ceil(1.25 * queries)))
     return RiskRefused(
-        f"{claim} cannot be guaranteed from these {queries:,} queries. About {needed:,} would be enough, "
+        f"{subject} cannot be guaranteed from these {queries:,} queries. About {needed:,} would be enough, "
         f"or allow a "
         "higher risk.",
         needed,
@@ -321,7 +321,8 @@ def _acceptances_at(rate: float, max_risk: float, level: float) -> float:
     return high
 
 
-def _claim(max_risk: float, confidence: float) -> str:
+def claim(max_risk: float, confidence: float) -> str:
+    """Describe a guarantee, as the subject of a message."""
     return f"A risk of at most {percent(max_risk)} with {percent(confidence)} confidence"
 
 

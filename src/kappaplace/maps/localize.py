@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 
 import numpy as np
@@ -81,15 +81,25 @@ SAME_PLACE = 0.5
 """A query is reported as probably not in this map if its probability of being in-map is lower."""
 
 
+@dataclass(frozen=True)
+class Calibrations:
+    """What can turn the scores of a query into a probability."""
+
+    own: Calibration | None = None
+    """Calibration of the map."""
+    shipped: Calibration | None = None
+    """Calibration of the model, used if the map has none and all of its scores can be computed."""
+    bank: Domain | None = None
+    """Correctly answered queries of other places, for a calibration with too few of its own."""
+
+
 def locate(
     references: MapReferences,
     queries: Queries,
     names: Sequence[str],
     options: LocalizeOptions,
+    calibrations: Calibrations = Calibrations(),  # frozen
     *,
-    calibration: Calibration | None = None,
-    shipped: Calibration | None = None,
-    bank: Domain | None = None,
     notes: Sequence[str] = (),
     seconds: dict[str, float] | None = None,
 ) -> list[Localization]:
@@ -100,10 +110,7 @@ def locate(
         queries: Embeddings of the queries, with their images if patches are compared.
         names: Name of each query.
         options: Options of the localization.
-        calibration: Calibration of the map.
-        shipped: Shipped calibration of the model. It is used if the map has no calibration and all of its
-            scores can be computed.
-        bank: Correctly answered queries of other places, for a calibration with too few of its own.
+        calibrations: Calibrations of the map and of its model.
         notes: Notes to include in every answer.
         seconds: Seconds per query that earlier stages took.
 
@@ -114,6 +121,7 @@ def locate(
         KappaPlaceError: If the map is empty, or images or a calibration are needed but missing.
     """
     k, area, outside_rate = options.k, options.area, options.outside_rate
+    calibration, shipped, bank = calibrations.own, calibrations.shipped, calibrations.bank
     by_probability = options.order == "probability"
     count = _rerank_count(options.rerank, calibration or shipped, queries)
     _check_request(references, queries, count, calibration or shipped, by_probability)

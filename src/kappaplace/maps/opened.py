@@ -26,7 +26,7 @@ from kappaplace.calibration.sources import bank_for, calibration_with
 from kappaplace.data.images import Source
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.answer import Localization
-from kappaplace.maps.localize import locate
+from kappaplace.maps.localize import Calibrations, locate
 from kappaplace.maps.models import model_of, preprocessing_of
 from kappaplace.maps.notes import map_info, standing_notes
 from kappaplace.maps.options import LocalizeOptions, Order
@@ -333,9 +333,7 @@ class OpenMap:
                     self.queries(embeddings, images),
                     names,
                     options or LocalizeOptions(),
-                    calibration=self.calibration,
-                    shipped=self.borrowed,
-                    bank=self.bank,
+                    Calibrations(self.calibration, self.borrowed, self.bank),
                     notes=self.notes(),
                     seconds=seconds,
                 )
