@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from kappaplace.cli.main import _keep_memory
 from kappaplace.data.images import Preprocessing
 from kappaplace.models.place_model import PlaceModel
 
@@ -29,6 +30,7 @@ def _seeded() -> None:
 def _few_threads() -> None:
     # Tests run in two processes: more threads each would only fight over the cores.
     torch.set_num_threads(THREADS)
+    _keep_memory()  # as the commands do
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ LIMITS = architecture.Counts(
 """Lower them when you can; a feature may raise one in its own commit, with one line of reason here.
 
 - `localize` streams answers and resumes a CSV file; `PlaceMap` has every verb; old names warn.
-- No answer outside what was calibrated: domain of a calibration, out-of-map counterparts, twins, a second calibration
+- No answer outside what was calibrated: domain of a calibration, out-of-map counterparts, twins, a second one
   without patches (files +2, code lines +450).
 """
 

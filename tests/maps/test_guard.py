@@ -16,7 +16,7 @@ from kappaplace.models.checkpoint import load_model
 from kappaplace.types import Json
 from kappaplace_city import SyntheticCity
 
-OPTIONS = CalibrateOptions(max_risk=0.3, confidence=0.8, thin=False)
+OPTIONS = CalibrateOptions(max_risk=0.5, confidence=0.6, thin=False)
 
 
 @pytest.fixture(scope="module")

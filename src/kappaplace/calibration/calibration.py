@@ -247,10 +247,9 @@ def judge(
     if calibration is None:
         return Judgement(plain_score(evidence).query(evidence))
     uncertainty = calibration.uncertainty(query_features(evidence, calibration.scores))
-    own = calibration.domain is not None and (calibration.domain.conclusive or bank is None)
-    domain = calibration.domain if own else bank
-    verdict = None if domain is None else domain.test(domain_signals(evidence))
-    reasons = ("",) * len(uncertainty) if verdict is None else verdict.reasons
+    domain = calibration.domain
+    conclusive = domain is not None and domain.conclusive
+    reasons = _reasons(evidence, calibration, domain if conclusive or bank is None else None, bank)
     decision = pairs = guaranteed = None
     if (rule := calibration.rule) is not None:  # it was set for the calibration's own rate
         expected = calibration.right.probability(uncertainty, calibration.outside_rate)
@@ -260,7 +259,6 @@ def judge(
                 rule.decide(uncertainty=uncertainty, probability=expected), reasons, strict=True
             )
         ]
-        conclusive = own and domain is not None and domain.conclusive
         guaranteed = np.array([rule.guaranteed and conclusive and not reason for reason in reasons])
     if calibration.pair_scores:
         pairs = calibration.pair_probability(pair_features(evidence, calibration.pair_scores), outside_rate)
@@ -274,6 +272,20 @@ def judge(
         reasons,
         guaranteed,
     )
+
+
+def _reasons(
+    evidence: Evidence, calibration: Calibration, own: Domain | None, bank: Domain | None
+) -> tuple[str, ...]:
+    """Return how each query differs from those that were answered correctly; "" if it does not."""
+    labelled = bool(calibration.facts.get("labelled", True))
+    # Without labels the calibration has seen degraded images, which other junk resembles: both must agree.
+    domains = [domain for domain in (own, None if own and labelled else bank) if domain is not None]
+    if not domains:
+        return ("",) * len(evidence.top)
+    signals = domain_signals(evidence)
+    verdicts = zip(*(domain.test(signals).reasons for domain in domains), strict=True)
+    return tuple(next(filter(None, reasons), "") for reasons in verdicts)
 
 
 def plain_score(evidence: Evidence) -> Score:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import sys
 from typing import Annotated, Any
@@ -50,6 +52,8 @@ app.command("compare", rich_help_panel=RESEARCH)(evaluate.compare)
 app.add_typer(models.app, name="models", rich_help_panel=TOOLS)
 app.command("doctor", rich_help_panel=TOOLS)(doctor.doctor)
 app.command("bench", rich_help_panel=TOOLS)(bench.bench)
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
+"""Options of ``mallopt`` in the GNU C library."""
 ALIASES = {"localize": place_map.app, "calibrate": place_map.app, "city": data.app, "export": models.app}
 """Commands that are also available at the top, with their group."""
 
@@ -83,8 +87,21 @@ def _options(
     pass
 
 
+def _keep_memory() -> None:
+    """Let the process keep memory that it frees.
+
+    Batches of images have the same size. If the C library returns their memory to the system after each batch
+    and asks for it again, this takes half of the processor time of embedding.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # not the GNU C library
+        mallopt = ctypes.CDLL(None).mallopt
+        for option, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 1 << 30), (M_TOP_PAD, 1 << 26)):
+            mallopt(option, value)
+
+
 def main() -> None:
     """Run a command. Bad input is one message on stderr and exit code 2, never a traceback."""
+    _keep_memory()
     try:
         app()
     except KappaPlaceError as error:
