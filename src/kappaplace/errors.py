@@ -10,6 +10,10 @@ class KappaPlaceError(Exception):
     """
 
 
+class MapLocked(KappaPlaceError):
+    """Another process is writing to the folder; the message contains its number and its host."""
+
+
 class MissingExtra(KappaPlaceError):
     """A feature needs an extra that is not installed.
 

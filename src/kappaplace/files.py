@@ -25,7 +25,7 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from kappaplace.errors import KappaPlaceError
+from kappaplace.errors import KappaPlaceError, MapLocked
 
 
 def make_folder(folder: str | Path) -> Path:
@@ -119,7 +119,7 @@ def writing(folder: Path, kind: str = "map") -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise KappaPlaceError(
+            raise MapLocked(
                 f"The {kind} {folder} is being written by {_owner(file)}, and only one writer is allowed. "
                 "Wait until it has finished, or stop it."
             ) from None

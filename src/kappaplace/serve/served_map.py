@@ -20,7 +20,7 @@ from PIL import Image
 
 from kappaplace.calibration import Calibration
 from kappaplace.data import PlaceImages, Preprocessing, open_image
-from kappaplace.errors import KappaPlaceError
+from kappaplace.errors import KappaPlaceError, MapLocked
 from kappaplace.files import make_folder, replace_file
 from kappaplace.maps import (
     MANIFEST,
@@ -46,8 +46,6 @@ log = logging.getLogger("kappaplace.serve")
 
 LOOK_SECONDS = 1.0
 """Seconds between checks for changes by other processes."""
-_WRITING = "is being written by"
-"""Part of the message of `kappaplace.files.writing` for a map that another process is writing."""
 _SUFFIX = {"JPEG": ".jpg", "MPO": ".jpg", "PNG": ".png", "WEBP": ".webp", "HEIF": ".heic"}
 
 
@@ -271,7 +269,7 @@ class ServedMap:
         except BaseException as error:
             if not exists:  # an image that is not in the map is not kept
                 file.unlink(missing_ok=True)
-            if _WRITING in str(error):  # that message contains a process and a host
+            if isinstance(error, MapLocked):  # its message contains a process and a host
                 raise busy("Another process is changing the map. Try again later.", 409) from None
             raise
         return PREFIX + name, report.added > 0
