@@ -28,7 +28,7 @@ def vectors() -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(5)
     rows, queries = (rng.standard_normal((count, DIM)) for count in (COUNT, QUERIES))
     rows[: 2 * QUERIES : 2], rows[1 : 2 * QUERIES : 2] = queries, -queries
-    for i in range(QUERIES):  # several references at known angles, so that thresholds select different numbers
+    for i in range(QUERIES):  # references at known angles, so that each threshold selects another number
         for step, cosine in enumerate((0.95, 0.9, 0.8, 0.7)):
             across = rng.standard_normal(DIM)
             across -= queries[i] * (across @ queries[i]) / (queries[i] @ queries[i])
