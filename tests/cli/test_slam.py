@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -73,7 +74,7 @@ def test_a_drive_is_closed_and_written(drive: Path) -> None:
     assert Image.open(out / "trajectory.png").size[0] > 300
     page = (out / "report.html").read_text(encoding="utf-8")
     assert "accepted" in page
-    assert "http" not in page
+    assert not re.search("https?:", page)  # the bare word may be part of an image in base64
     assert len(read_poses(out / "trajectory.tum").poses) == 120
     lines = [json.loads(line) for line in (out / "closures.jsonl").read_text().splitlines()]
     assert sum(line["accepted"] for line in lines) == facts["accepted"]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from kappaplace.data.images import Preprocessing
 from kappaplace.data.positives import NoPositives
@@ -250,9 +250,12 @@ def evaluate_model(
         raise KappaPlaceError(
             "There is no table to evaluate the model on. Run `kappaplace evaluate MODEL TABLE… --out DIR`."
         )
-    named = named_tables(tables, machine.root)
+    opened = [PlaceImages.open(path, machine.root) for path in tables]  # small next to their descriptors
+    names = [table.name or path.stem for table, path in zip(opened, tables, strict=True)]
+    if len(set(names)) < len(names):
+        names = [path.stem for path in tables]
     fitting = None if validation is None else PlaceImages.open(validation, machine.root)
-    if fitting is not None and any(fitting.content_hash == each.hash for each in named):
+    if fitting is not None and fitting.content_hash in {table.content_hash for table in opened}:
         raise KappaPlaceError(
             f"{validation} cannot be both fitted and evaluated. Fit on a table of other places."
         )
@@ -270,24 +273,5 @@ def evaluate_model(
     if fitting is not None:
         fitted = fit_on(retrieve(fitting), choices)
         facts |= {"fitted on": fitting.name, "fitted on hash": fitting.content_hash}
-    sets = (retrieve(PlaceImages.open(each.path, machine.root), each.name) for each in named)
+    sets = (retrieve(opened.pop(0), title) for title in names)
     return evaluate_sets(name or Path(source).name, sets, choices, fitted=fitted, own=own, facts=facts)
-
-
-class NamedTable(NamedTuple):
-    """A table that is not open: maps of millions of images do not fit into memory together."""
-
-    name: str
-    path: Path
-    hash: str
-
-
-def named_tables(paths: Sequence[Path], root: Path | None = None) -> list[NamedTable]:
-    """Return tables with different names: their own, or those of the files if two tables have the same."""
-    tables = []
-    for path in paths:
-        table = PlaceImages.open(path, root)
-        tables.append(NamedTable(table.name or path.stem, path, table.content_hash))
-    if len({each.name for each in tables}) < len(tables):
-        tables = [each._replace(name=each.path.stem) for each in tables]
-    return tables

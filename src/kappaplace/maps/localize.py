@@ -17,6 +17,7 @@ from kappaplace.calibration.calibration import (
     Calibration,
     Judgement,
     judge,
+    pair_features,
     plain_score,
     usable_signals,
 )
@@ -148,15 +149,14 @@ def locate(
     clock.lap("signals")
     calibration, remark = _calibration_for(evidence, count, calibration, shipped)
     remarks += remark
-    judgement = judge(evidence, calibration, outside_rate=outside_rate, bank=bank)
     if by_probability:
-        if judgement.pairs is None:
+        if calibration is None or not calibration.pair_scores:
             raise KappaPlaceError(NO_RANKING)
         remarks.append(RERANKED)
-        evidence = _reranked(evidence, judgement.pairs)
-        judgement = judge(evidence, calibration, outside_rate=outside_rate, bank=bank)
-        judgement = replace(judgement, guaranteed=None)
-    if area is not None:
+        features = pair_features(evidence, calibration.pair_scores)
+        evidence = _reranked(evidence, calibration.pair_probability(features, outside_rate))
+    judgement = judge(evidence, calibration, outside_rate=outside_rate, bank=bank)
+    if by_probability or area is not None:  # the rule was fitted without
         judgement = replace(judgement, guaranteed=None)
     if calibration is not None and calibration.rule is not None and calibration.rule.guaranteed:
         domain = calibration.domain
