@@ -85,6 +85,9 @@ class EmbeddingStore:
             batch_size: Number of images to embed at once.
             device: Device to move the model to. Default: do not move it.
             fingerprint: Checksum of the model. Default: computed from its weights.
+
+        Returns:
+            The store.
         """
         root = default_cache() if folder is None else Path(folder)
         preprocessing = preprocessing or model.preprocessing
