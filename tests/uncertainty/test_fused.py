@@ -189,7 +189,7 @@ def test_a_combination_of_own_scores() -> None:
     np.testing.assert_allclose(
         fused(combination, {"mine": mine}).query(e), 1 / (1 + np.exp(0.1 - 2 * (mine.query(e) - 1) / 0.5))
     )
-    with pytest.raises(KappaPlaceError, match="unknown scores \(mine\)"):
+    with pytest.raises(KappaPlaceError, match=r"unknown scores \(mine\)"):
         fused(combination)
 
 

@@ -115,5 +115,5 @@ def test_without_poses_it_is_left_out() -> None:
     [{"slope": -1}, {"slope": np.nan}, {"k": 1}, {"cap": "none"}, {"distance": "L1"}, {"cap_metres": 0}],
 )
 def test_bad_settings_are_refused(options: dict) -> None:
-    with pytest.raises(KappaPlaceError, match="slope|distance"):
+    with pytest.raises(KappaPlaceError, match=r"slope|distance"):
         sue(**options)
