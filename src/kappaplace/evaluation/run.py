@@ -18,7 +18,7 @@ from kappaplace.evaluation.inputs import Retrieved, from_descriptors, from_table
 from kappaplace.evaluation.measuring import MEAN, POOLED, RESAMPLES, measure
 from kappaplace.evaluation.own_scores import check_own_score, read_own_score
 from kappaplace.evaluation.results import EvaluationResult, SetResult
-from kappaplace.evaluation.scoring import Fitted, chosen_scores, fit, score_set
+from kappaplace.evaluation.scoring import Fitted, fit, score_set, select_scores
 from kappaplace.metrics import MOST_RESAMPLES
 from kappaplace.models.checkpoint import AnyModel, load_model
 from kappaplace.models.embedding import usable_device
@@ -49,7 +49,7 @@ class Choices:
     """Names of scores to combine."""
 
     def __post_init__(self) -> None:
-        chosen_scores(self.scores)  # so that an unknown name fails before anything is embedded
+        select_scores(self.scores)  # so that an unknown name fails before anything is embedded
         for name in self.fuse:
             score_named(name)
         policies = [each.value for each in NoPositives]
@@ -118,7 +118,7 @@ def evaluate_sets(
 
 def fit_on(retrieved: Retrieved, choices: Choices) -> Fitted:
     """Fit probabilities, and the combination of ``choices.fuse``, on a validation set after retrieval."""
-    return fit(retrieved, chosen_scores(choices.scores)[0], choices.fuse)
+    return fit(retrieved, select_scores(choices.scores)[0], choices.fuse)
 
 
 def preprocessing_for(model: AnyModel, table: PlaceImages, resize: Resize) -> Preprocessing:
@@ -137,7 +137,7 @@ def preprocessing_for(model: AnyModel, table: PlaceImages, resize: Resize) -> Pr
 
 
 def _score(retrieved: Retrieved, choices: Choices, fitted: Fitted | None, own: Sequence[Path]) -> SetResult:
-    scores, not_asked = chosen_scores(choices.scores)
+    scores, not_asked = select_scores(choices.scores)
     if fitted is not None and fitted.combined is not None:
         scores = [*scores, fitted.combined]
     return score_set(

@@ -98,7 +98,7 @@ def _classifier_places(settings: Settings, data: TrainingSet) -> Groups:
     places, file = _find_places(settings, data), _prototype_file(settings)
     if file.is_file() and file.suffix != ".safetensors":  # the authors' release, which has the first groups
         present = places.classes.group_of_class < len(read_prototypes(file))
-        return places, (places.classes.select(places.chosen[present[places.chosen]]),)
+        return places, (places.classes.select(places.selection[present[places.selection]]),)
     groups = places.groups(settings.classes.groups)
     return places, (places.classes.select(np.sort(np.concatenate([group.classes for group in groups]))),)
 
