@@ -60,6 +60,8 @@ class ModelSettings:
 
     start: str = ""
     """Model to start from: a folder, a weights file or a name of `kappaplace models`. Empty: a new model."""
+    start_head: str = ""
+    """Head of a starting weights file of another project, if its keys allow several; none omits it."""
     backbone: str = "resnet50"
     """Backbone of a new model."""
     dim: int = 512
