@@ -342,8 +342,8 @@ def comparison_rows(tables: Sequence[ComparisonTable]) -> list[dict[str, str | f
             "set": compared.name,
             "score": score,
             "evaluation": name,
-            **cell._asdict(),
-            "note": compared.note,
+            **{name: value for name, value in cell._asdict().items() if name != "flaw"},
+            "note": compared.note or cell.flaw,
         }
         for table in tables
         for compared in table.sets
