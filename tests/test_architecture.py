@@ -19,7 +19,7 @@ LIMITS = architecture.Counts(
 - `localize` streams answers and resumes a CSV file; `PlaceMap` has every verb; old names warn.
 - No answer outside what was calibrated: domain of a calibration, out-of-map counterparts, twins, a second one
   without patches (files +2, code lines +450).
-- The service decodes uploads in processes with limits and bounds connections that wait (files +3, code lines +300).
+- The service decodes uploads in limited processes, and limits connections that wait (files +3, lines +300).
 """
 
 

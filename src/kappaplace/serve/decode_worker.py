@@ -10,7 +10,9 @@ import json
 import os
 import re
 import socket
+import struct
 import time
+from typing import NamedTuple
 
 from kappaplace.data import Preprocessing, decode, open_image
 from kappaplace.errors import KappaPlaceError
@@ -18,28 +20,46 @@ from kappaplace.types import Json
 
 MEMORY = 4 << 30
 """Address space of the process."""
-_LENGTH = 4
+_LENGTHS = struct.Struct(">IQ")
 _MARKER = re.compile(rb"\xff+([^\x00\xff])")
 _SCAN, _END, _ALONE = 0xDA, 0xD9, (0x01, *range(0xD0, 0xD9))
+
+
+class Request(NamedTuple):
+    """What to do with an upload, and its limits."""
+
+    preprocessing: dict[str, Json]
+    max_pixels: int
+    formats: list[str]
+    scans: int
+    seconds: int
+
+
+class Reply(NamedTuple):
+    """What became of an upload: an image, or an error message."""
+
+    error: str = ""
+    size: tuple[int, int] = (0, 0)
+    """Width and height."""
+    format: str = ""
 
 
 class Ended(Exception):
     """The other process has closed the connection."""
 
 
-def send(link: socket.socket, header: dict[str, Json], data: bytes, end: float | None = None) -> None:
+def send(link: socket.socket, header: Request | Reply, data: bytes, end: float | None = None) -> None:
     """Send a message; raises `TimeoutError` at `end`, a time of `time.monotonic`."""
-    text = json.dumps(header | {"bytes": len(data)}).encode()
+    text = json.dumps(header).encode()
     _until(link, end)
-    link.sendall(len(text).to_bytes(_LENGTH, "big") + text)
+    link.sendall(_LENGTHS.pack(len(text), len(data)) + text)
     link.sendall(data)
 
 
-def receive(link: socket.socket, end: float | None = None) -> tuple[dict[str, Json], bytes]:
-    """Return a message; raises `TimeoutError` at `end`, and `Ended` if the other process has ended."""
-    length = int.from_bytes(_exactly(link, _LENGTH, end), "big")
-    header: dict[str, Json] = json.loads(_exactly(link, length, end))
-    return header, _exactly(link, int(header["bytes"]), end)
+def receive(link: socket.socket, end: float | None = None) -> tuple[bytes, bytes]:
+    """Return the JSON and the data of a message; raises `Ended` if the other process has ended."""
+    header, data = _LENGTHS.unpack(_exactly(link, _LENGTHS.size, end))
+    return _exactly(link, header, end), _exactly(link, data, end)
 
 
 def _exactly(link: socket.socket, count: int, end: float | None) -> bytes:
@@ -67,16 +87,17 @@ def main(number: int) -> None:
     link = socket.socket(fileno=number)
     try:
         while True:
-            request, data = receive(link)
+            header, data = receive(link)
+            request = Request(*json.loads(header))
             used = sum(os.times()[:2])
-            _limit("RLIMIT_CPU", int(used) + 1 + int(request["seconds"]), soft=True)
+            _limit("RLIMIT_CPU", int(used) + 1 + request.seconds, soft=True)
             try:
-                answer = _decoded(request, data)
+                reply, pixels = _decoded(request, data)
             except KappaPlaceError as error:
-                answer = {"error": str(error)}, b""
+                reply, pixels = Reply(str(error)), b""
             except MemoryError:
-                answer = {"error": "The image needs too much memory. Send a smaller one."}, b""
-            send(link, *answer)
+                reply, pixels = Reply("The image needs too much memory. Send a smaller one."), b""
+            send(link, reply, pixels)
     except (Ended, OSError):  # the service has ended, or no longer waits
         return
 
@@ -92,27 +113,25 @@ def _limit(name: str, value: int, soft: bool = False) -> None:
         resource.setrlimit(kind, (value, most if soft else value))
 
 
-def _decoded(request: dict[str, Json], data: bytes) -> tuple[dict[str, Json], bytes]:
-    if count_scans(data, int(request["scans"])) > int(request["scans"]):
+def _decoded(request: Request, data: bytes) -> tuple[Reply, bytes]:
+    if count_scans(data, request.scans) > request.scans:
         raise KappaPlaceError(
-            f"The image is a progressive JPEG of more than {request['scans']} scans. Save it again with "
-            "another program."
+            f"The image is a progressive JPEG of more than {request.scans} scans. Save it again with another "
+            "program."
         )
-    preprocessing = Preprocessing.from_dict(request["preprocessing"])
-    limits = {"max_pixels": int(request["max_pixels"]), "formats": request["formats"]}
+    preprocessing = Preprocessing.from_dict(request.preprocessing)
     size = preprocessing.size
     target = (size, size) if isinstance(size, int) else size
     # The same reduction while decoding as for a file, so that both get the same answer.
-    image = decode(data, target=target, **limits)
+    image = decode(data, max_pixels=request.max_pixels, target=target, formats=request.formats)
     height, width = preprocessing.output_size(image.height, image.width)
-    if height * width > limits["max_pixels"]:
+    if height * width > request.max_pixels:
         raise KappaPlaceError(
             f"The image has {image.width}×{image.height} pixels, which is too narrow for the model. Crop it."
         )
     image = preprocessing.image(image)
-    with open_image(data, limits["formats"]) as original:
-        kind = original.format or ""
-    return {"size": image.size, "format": kind}, image.tobytes()
+    with open_image(data, request.formats) as original:
+        return Reply(size=image.size, format=original.format or ""), image.tobytes()
 
 
 def count_scans(data: bytes, most: int) -> int:

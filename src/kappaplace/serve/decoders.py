@@ -5,6 +5,7 @@ Each process decodes one image at a time, has limits of processor time, memory a
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import subprocess
@@ -17,10 +18,9 @@ from typing import NamedTuple
 from PIL import Image
 
 from kappaplace.data import Preprocessing, default_workers
-from kappaplace.serve.decode_worker import Ended, receive, send
+from kappaplace.serve.decode_worker import Ended, Reply, Request, receive, send
 from kappaplace.serve.protect import ApiError, busy
 from kappaplace.serve.settings import Settings
-from kappaplace.types import Json
 
 CPU_SECONDS = 10
 """Processor time per image. The largest photo of a phone takes about one second."""
@@ -77,16 +77,11 @@ class Decoders:
             ApiError: If the image cannot be read, is too large, or takes too long.
         """
         end = time.monotonic() + self.settings.timeout if end is None else end
-        request: dict[str, Json] = {
-            "preprocessing": preprocessing.to_dict(),
-            "max_pixels": self.settings.max_pixels,
-            "formats": list(self.settings.formats),
-            "scans": MOST_SCANS,
-            "seconds": CPU_SECONDS,
-        }
+        limits = self.settings.max_pixels, list(self.settings.formats), MOST_SCANS, CPU_SECONDS
+        request = Request(preprocessing.to_dict(), *limits)
         worker = self._take()
         try:
-            header, pixels = worker.ask(request, data, end)
+            reply, pixels = worker.ask(request, data, end)
         except TimeoutError:
             worker.end()
             raise busy("The image was not decoded in time. Try again later.", 503) from None
@@ -94,9 +89,9 @@ class Decoders:
             raise self._failure(worker.end()) from None
         finally:
             self._give_back(worker)
-        if "error" in header:
-            raise ApiError(422, str(header["error"]))
-        return Decoded(Image.frombytes("RGB", tuple(header["size"]), pixels), str(header["format"]))
+        if reply.error:
+            raise ApiError(422, reply.error)
+        return Decoded(Image.frombytes("RGB", (reply.size[0], reply.size[1]), pixels), reply.format)
 
     def _failure(self, status: int) -> ApiError:
         if self._closed:
@@ -149,10 +144,11 @@ class _Worker:
                 start_new_session=True,  # Ctrl-C in a terminal is for the service, which ends its processes
             )
 
-    def ask(self, header: dict[str, Json], data: bytes, end: float) -> tuple[dict[str, Json], bytes]:
-        """Send a message and return the answer; raises `TimeoutError` at `end`."""
-        send(self.link, header, data, end)
-        return receive(self.link, end)
+    def ask(self, request: Request, data: bytes, end: float) -> tuple[Reply, bytes]:
+        """Send an upload and return the answer; raises `TimeoutError` at `end`."""
+        send(self.link, request, data, end)
+        header, pixels = receive(self.link, end)
+        return Reply(*json.loads(header)), pixels
 
     def end(self) -> int:
         """End the process and return its exit status, negative for a signal."""
