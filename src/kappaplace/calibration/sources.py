@@ -20,7 +20,7 @@ from kappaplace.calibration.domain import KAPPA, Domain
 from kappaplace.data.appearance import APPEARANCE
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
-from kappaplace.files import replace_file
+from kappaplace.files import replace_file, sealed, unsealed
 from kappaplace.models.checkpoint import read_card
 from kappaplace.models.shipped import CALIBRATION, installed, shipped_folder
 
@@ -108,8 +108,8 @@ def load_calibration(file: str | Path, fingerprint: str = "") -> Calibration:
     if not file.is_file():
         raise KappaPlaceError(f"There is no calibration {file}.")
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        values = unsealed(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
         raise KappaPlaceError(f"{file} cannot be read as a calibration ({error}).") from None
     made = Calibration.from_dict(values)
     stated = made.facts.get(MODEL)
@@ -119,6 +119,11 @@ def load_calibration(file: str | Path, fingerprint: str = "") -> Calibration:
 
 
 def save_calibration(calibration: Calibration, file: str | Path) -> None:
-    """As JSON."""
-    text = json.dumps(calibration.to_dict(), indent=1)
+    """Write a calibration as JSON with a checksum.
+
+    Args:
+        calibration: The calibration.
+        file: The file.
+    """
+    text = json.dumps(sealed(calibration.to_dict()), indent=1)
     replace_file(Path(file), lambda part: part.write_text(text, encoding="utf-8"))
