@@ -153,7 +153,7 @@ CASES = {
     ),
     "slam run": Case(
         "slam run images --odometry odometry.tum --out drive --model model --calibration closures.json",
-        there("drive/"),
+        there("drive/embeddings/*/*/sums.npy"),
         slam_kept,
         pause=1.5,
     ),
