@@ -101,7 +101,9 @@ class Assembly:
             _freeze_p(self.model.head)  # type: ignore[arg-type]
         total = settings.optimiser.epochs * self.plan.iterations
         optimizers = Optimizers(self.model, objective, len(self.groups), settings.optimiser, total)
-        work = Work(self.plan, objective, optimizers, engine.accelerator, settings.run.accumulate)
+        scaled = settings.run.precision == "fp16" and not self._cached  # the head of features is float32
+        scaler = torch.amp.GradScaler(engine.device.type) if scaled else None
+        work = Work(self.plan, objective, optimizers, engine.accelerator, settings.run.accumulate, scaler)
         steps = self._steps(work)
         self._start_head(steps, objective)
         torch.manual_seed(settings.run.seed + 1 + engine.rank)  # dropout differs between processes

@@ -298,7 +298,7 @@ class Places:
 
     classes: PlaceClasses
     """All classes."""
-    chosen: NDArray[np.int64]
+    selection: NDArray[np.int64]
     """Classes that the run uses, ascending."""
     by: Literal["pose", "place"] = "place"
     """Whether classes are cells of poses or labels of places."""
@@ -311,14 +311,14 @@ class Places:
             images: Images in the order in which their groups are chosen and take turns. Default: the largest
                 groups are chosen.
         """
-        group_of = self.classes.group_of_class[self.chosen]
+        group_of = self.classes.group_of_class[self.selection]
         sizes = np.bincount(group_of, minlength=self.classes.n_groups)
         if images is None:
             order = np.argsort(-sizes, kind="stable")[: count or None]
             used = np.sort(order[sizes[order] > 1])
         else:
             own = self.classes.class_of_image[images]
-            met = self.classes.group_of_class[own[np.isin(own, self.chosen)]]
+            met = self.classes.group_of_class[own[np.isin(own, self.selection)]]
             order = met[np.sort(np.unique(met, return_index=True)[1])][: count or None]
             used = order[sizes[order] > 1]
         if not len(used):
@@ -326,15 +326,15 @@ class Places:
                 "Training needs at least two place classes. Use more images, larger cells or fewer groups "
                 "(classes.groups_per_axis)."
             )
-        return tuple(self.classes.select(self.chosen[group_of == group]) for group in used)
+        return tuple(self.classes.select(self.selection[group_of == group]) for group in used)
 
     def together(self) -> PlaceGroup:
         """Return all classes as one group, for objectives that do not compare places."""
-        if not len(self.chosen):
+        if not len(self.selection):
             raise KappaPlaceError(
                 "There is no place to train on. Use more images or lower classes.min_images."
             )
-        return self.classes.select(self.chosen)
+        return self.classes.select(self.selection)
 
 
 def find_places(

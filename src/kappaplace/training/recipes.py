@@ -118,8 +118,8 @@ def _classifier_places(settings: Settings, data: TrainingSet) -> Groups:
     if is_release(file):  # it has the first groups only
         order = release_order(data, settings)[: len(read_prototypes(file))]
         stored = {tuple(cell) for group in order for cell in group.tolist()}
-        present = [tuple(cell) in stored for cell in places.classes.cells[places.chosen].tolist()]
-        return places, (places.classes.select(places.chosen[np.array(present, bool)]),)
+        present = [tuple(cell) in stored for cell in places.classes.cells[places.selection].tolist()]
+        return places, (places.classes.select(places.selection[np.array(present, bool)]),)
     groups = _groups(places, settings, data)
     return places, (places.classes.select(np.sort(np.concatenate([group.classes for group in groups]))),)
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import math
 import re
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
@@ -220,8 +224,8 @@ class RunSettings:
 
     seed: int = _not_negative(0)
     """Random seed."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """Number format of the encoder."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Number format of the encoder. fp16 scales the loss; use it on GPUs without bf16."""
     channels_last: bool = True
     """Store images with the channels last, which is faster on GPUs."""
     compile: bool = False
@@ -233,7 +237,8 @@ class RunSettings:
     checkpoint_every: int = _positive(1000)
     """Steps between training states on disk. The end of an epoch writes one, too, after ten seconds."""
     trackers: tuple[str, ...] = ("tensorboard",)
-    """Trackers to use in addition to CSV files: tensorboard, wandb, mlflow. Missing ones are skipped."""
+    """Trackers to use in addition to CSV files: tensorboard, wandb, mlflow. They must be installed, except
+    tensorboard, which is skipped if it is missing."""
 
 
 @dataclass(frozen=True)
@@ -282,13 +287,21 @@ class Settings:
         _check(settings)
         return settings
 
-    def to_toml(self) -> str:
-        """Return the settings as a TOML file."""
+    def to_toml(self, comments: bool = False) -> str:
+        """Return the settings as a TOML file.
+
+        Args:
+            comments: Whether a comment above each option explains it.
+        """
+        sections = field_docs(Settings) if comments else {}
         lines = [f'recipe = "{self.recipe}"']
         for section in SECTIONS:
             part = getattr(self, section)
-            lines += ["", f"[{section}]"]
-            lines += [f"{item.name} = {_toml(getattr(part, item.name))}" for item in fields(part)]
+            texts = field_docs(type(part)) if comments else {}
+            lines += ["", *_comment(sections.get(section, "")), f"[{section}]"]
+            for item in fields(part):
+                lines += _comment(texts.get(item.name, ""))
+                lines.append(f"{item.name} = {_toml(getattr(part, item.name))}")
         return "\n".join(lines) + "\n"
 
     def differences(self, other: Settings) -> list[str]:
@@ -299,6 +312,23 @@ class Settings:
             for name, value in flat(self).items()
             if value != theirs[name] and name not in _FREE
         ]
+
+
+def field_docs(record: type) -> dict[str, str]:
+    """Return the docstrings below the fields of a class; nothing if its source is not installed."""
+    try:
+        body = ast.parse(textwrap.dedent(inspect.getsource(record))).body[0].body  # type: ignore[attr-defined]
+    except (OSError, SyntaxError):
+        return {}
+    return {
+        item.target.id: " ".join(text.value.value.split())
+        for item, text in pairwise(body)
+        if isinstance(item, ast.AnnAssign) and isinstance(text, ast.Expr)
+    }
+
+
+def _comment(text: str) -> list[str]:
+    return textwrap.wrap(text, 100, initial_indent="# ", subsequent_indent="# ")
 
 
 _FREE = ("run.workers", "run.trackers", "run.checkpoint_every")  # options that do not change the result

@@ -94,6 +94,11 @@ class OptimizedModel(EncoderModule):
     """A `PlaceModel` for inference, with the same forward, ``embed`` and ``patch_maps``; see `optimize`.
 
     The first batch of a new shape takes longer than later ones, because it is recorded.
+
+    Args:
+        model: The model to run.
+        dtype: Number format of the backbone.
+        way: Form of the model.
     """
 
     def __init__(self, model: Network, dtype: torch.dtype, way: Way) -> None:
@@ -228,7 +233,16 @@ def _flat(outputs: Embeddings) -> Tensor:
 def optimize(
     model: Network, device: str | torch.device | None = None, *, way: Way = "auto"
 ) -> OptimizedModel:
-    """Return a copy for inference, see `PlaceModel.optimize`."""
+    """Return the form of a model that is fastest on a device, see `PlaceModel.optimize`.
+
+    Args:
+        model: The model.
+        device: Device to run on. Default: the device of the model.
+        way: Form of the model. Default: the fastest one whose results agree with the model.
+
+    Returns:
+        A copy for inference.
+    """
     target = next(model.parameters()).device if device is None else usable_device(device)
     plain = copy.deepcopy(model).to(target).float().eval().requires_grad_(False)
     if isinstance(plain.head, MirroredKappaHead) and plain.head.spread == "kappa":
