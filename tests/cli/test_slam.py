@@ -137,7 +137,7 @@ def test_cells_are_compared_once_and_an_unreadable_image_costs_nothing_else(driv
     ("words", "match"),
     [
         (["--kernel", "magic"], "Unknown kernel"),
-        (["--calibration", "nothing.json"], "no calibration"),
+        (["--calibration", "nothing.json"], "does not exist"),
         (["--dimensions", "4"], "2 or 3"),
         (["--max-risk", "2"], "risk"),
         (["--drift", "nan"], "drift must"),
