@@ -18,7 +18,7 @@ from kappaplace.calibration.domain import KAPPA, Domain
 from kappaplace.data.appearance import APPEARANCE
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
-from kappaplace.files import replace_file
+from kappaplace.files import replace_file, sealed, unsealed
 from kappaplace.models.checkpoint import read_card
 from kappaplace.models.shipped import CALIBRATION, installed, shipped_folder
 
@@ -113,8 +113,8 @@ def load_calibration(file: str | Path, fingerprint: str = "") -> Calibration:
     if not file.is_file():
         raise KappaPlaceError(f"The calibration {file} does not exist.")
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        values = unsealed(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
         raise KappaPlaceError(f"{file} is not a valid calibration ({error}).") from None
     calibration = Calibration.from_dict(values)
     model = calibration.facts.get(MODEL)
@@ -124,6 +124,11 @@ def load_calibration(file: str | Path, fingerprint: str = "") -> Calibration:
 
 
 def save_calibration(calibration: Calibration, file: str | Path) -> None:
-    """Write a calibration to a JSON file."""
-    text = json.dumps(calibration.to_dict(), indent=1)
+    """Write a calibration to a JSON file with a checksum.
+
+    Args:
+        calibration: The calibration.
+        file: The file.
+    """
+    text = json.dumps(sealed(calibration.to_dict()), indent=1)
     replace_file(Path(file), lambda part: part.write_text(text, encoding="utf-8"))

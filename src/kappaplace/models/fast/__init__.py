@@ -19,6 +19,7 @@ from torch.utils._triton import has_triton
 
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
+from kappaplace.models.aggregation import Aggregation
 from kappaplace.models.backbones.resnet import ResNet
 from kappaplace.models.embedding import check_images, usable_device
 from kappaplace.models.encoder import EncoderModule
@@ -104,7 +105,8 @@ class OptimizedModel(EncoderModule):
         super().__init__()
         self.model, self.preprocessing = model, model.preprocessing
         self.tail: Tail | None = None
-        if model.head is None or isinstance(model.head, FoldedKappaHead):
+        folded = model.head is None or isinstance(model.head, FoldedKappaHead)
+        if folded and isinstance(model.aggregation, Aggregation):
             self.tail = Tail(model.aggregation, model.head)
         self.dtype = dtype
         self.way = way
