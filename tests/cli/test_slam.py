@@ -137,7 +137,7 @@ def test_cells_are_compared_once_and_an_unreadable_image_costs_nothing_else(driv
 @pytest.mark.parametrize(
     ("words", "match"),
     [
-        (["--calibration", "nothing.json"], "no calibration"),
+        (["--calibration", "nothing.json"], "does not exist"),
         (["--max-risk", "2"], "risk"),
         (["--drift", "nan"], "drift must"),
         (["--agreement", "3"], "least_agreement"),

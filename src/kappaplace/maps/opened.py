@@ -17,7 +17,7 @@ import PIL.Image
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kappaplace._moved import renamed
+from kappaplace._names import renamed
 from kappaplace.calibration.calibration import Calibration
 from kappaplace.calibration.domain import Domain
 from kappaplace.calibration.fit import Examples
