@@ -1,76 +1,43 @@
-"""`kappaplace.evaluate` takes models, encoders of any kind and descriptors, with the same result."""
+"""`evaluate_model`: what is read, and how often."""
 
 from __future__ import annotations
 
+import shutil
+from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
-from torch import nn
 
-import kappaplace
-from kappaplace import Embeddings, FrozenEncoder, PlaceImages, Preprocessing
+from kappaplace.data import table as tables
 from kappaplace.errors import KappaPlaceError
-from kappaplace.evaluation import Choices, EvaluationResult
-from kappaplace.models import plain_encoder
+from kappaplace.evaluation.run import Choices, Machine, evaluate_model
+from kappaplace.models import encoder
 
-CHOICES = Choices(scores="l2,pa,inverse-kappa", k=5, resamples=0)
-
-
-class Encoder(nn.Module):
-    """Someone else's encoder: mean colors of a grid, which is no network of this package."""
-
-    preprocessing = Preprocessing(32, "exact")
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        assert images.shape[2:] == (32, 32)
-        return nn.functional.adaptive_avg_pool2d(images, 4).flatten(1)
+FEW = Choices("l2", k=5, resamples=0)
 
 
-def numbers(result: EvaluationResult) -> dict[str, float]:
-    [metrics] = [result.metrics[each.name] for each in result.sets]
-    return metrics["scores"]["l2"] | metrics["recall"]
+def test_every_table_is_opened_once_and_the_weights_are_hashed_once(
+    city_folder: Path, saved_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shorter = tmp_path / "shorter.parquet"
+    table = tables.PlaceImages.open(city_folder / "test.parquet")
+    table.select(slice(1, None)).save(shorter)  # of the same name, so that the files name the results
+    calls: Counter[str] = Counter()
+    read, digest = tables.read_table, encoder.state_digest
+    monkeypatch.setattr(tables, "read_table", lambda file: (calls.update([Path(file).name]), read(file))[1])
+    monkeypatch.setattr(encoder, "state_digest", lambda state: (calls.update(["weights"]), digest(state))[1])
+    files = [city_folder / "test.parquet", shorter]
+    machine = Machine(tmp_path / "cache")
+    result = evaluate_model(str(saved_model), files, FEW, machine, validation=city_folder / "val.parquet")
+    assert calls == {"test.parquet": 1, "shorter.parquet": 1, "val.parquet": 1, "weights": 1}
+    assert [each.name for each in result.sets] == ["test", "shorter"]
 
 
-@pytest.fixture(autouse=True)
-def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("KAPPAPLACE_CACHE", str(tmp_path / "cache"))
-
-
-def test_encoders_and_descriptors_give_the_same_result(table: PlaceImages) -> None:
-    model = plain_encoder(Encoder())
-    every = model.embed(table.image_paths()).descriptor
-    query, reference = every[table.query_rows], every[table.reference_rows]
-    expected = numbers(kappaplace.evaluate(Encoder(), table, CHOICES))
-    cosines = query @ reference.T
-    positives = table.positives()
-    hits = [int(row.argmax()) in positives.of(i) for i, row in enumerate(cosines)]
-    assert expected["R@1"] == pytest.approx(np.mean(hits))
-    scaled = 3.0 * every.astype(np.float64)  # other lengths and types are normalized
-    for source in (
-        model,
-        every,
-        scaled,
-        Embeddings(every),
-        (query, reference),
-        (Embeddings(query), reference),
-    ):
-        assert numbers(kappaplace.evaluate(source, table, CHOICES)) == pytest.approx(expected, abs=1e-6)
-
-
-def test_an_encoder_without_a_trained_head_has_no_kappa(table: PlaceImages) -> None:
-    result = kappaplace.evaluate(Encoder(), table, CHOICES)
-    assert "κ of the queries" in result.sets[0].left_out["inverse-kappa"]
-    frozen = FrozenEncoder(Encoder(), preprocessing=Encoder.preprocessing)
-    assert plain_encoder(frozen).embed(table.image_paths()[:2]).kappa is None
-    assert not plain_encoder(frozen).has_kappa
-    with_kappa = Embeddings(np.eye(len(table), dtype=np.float32), np.full(len(table), 7.0, np.float32))
-    assert "inverse-kappa" not in kappaplace.evaluate(with_kappa, table, CHOICES).sets[0].left_out
-
-
-def test_descriptors_of_another_table_are_refused(table: PlaceImages) -> None:
-    with pytest.raises(KappaPlaceError, match=rf"5 descriptors for a table of {len(table)} images"):
-        kappaplace.evaluate(np.eye(5), table, CHOICES)
-    with pytest.raises(KappaPlaceError, match="a pair of queries and references, got 3"):
-        kappaplace.evaluate((np.eye(5), np.eye(5), np.eye(5)), table, CHOICES)  # type: ignore[arg-type]
+def test_a_copy_of_an_evaluated_table_cannot_be_fitted(
+    city_folder: Path, saved_model: Path, tmp_path: Path
+) -> None:
+    copy = shutil.copy(city_folder / "test.parquet", city_folder / "copy.parquet")
+    with pytest.raises(KappaPlaceError, match="cannot be both fitted and evaluated"):
+        evaluate_model(
+            str(saved_model), [city_folder / "test.parquet"], FEW, Machine(tmp_path), validation=Path(copy)
+        )

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -297,15 +297,18 @@ def evaluate_model(
         raise KappaPlaceError(
             "There is no table to evaluate the model on. Run `kappaplace evaluate MODEL TABLE… --out DIR`."
         )
-    named = named_tables(tables, machine.root)
+    opened = [PlaceImages.open(path, machine.root) for path in tables]  # small next to their descriptors
+    names = [table.name or path.stem for table, path in zip(opened, tables, strict=True)]
+    if len(set(names)) < len(names):
+        names = [path.stem for path in tables]
     fitting = None if validation is None else PlaceImages.open(validation, machine.root)
-    if fitting is not None and any(fitting.content_hash == each.hash for each in named):
+    if fitting is not None and fitting.content_hash in {table.content_hash for table in opened}:
         raise KappaPlaceError(
             f"{validation} cannot be both fitted and evaluated. Fit on a table of other places."
         )
     if fitting is None and choices.fuse:
         raise KappaPlaceError("A combination must be fitted on other queries. Pass --fit-on TABLE.")
-    model, title = encoder_of(source), source if isinstance(source, str) else type(source).__name__
+    model, label = encoder_of(source), source if isinstance(source, str) else type(source).__name__
     fingerprint = model.fingerprint  # the weights are hashed once for all tables
 
     def retrieve(table: PlaceImages, title: str = "") -> Retrieved:
@@ -314,7 +317,7 @@ def evaluate_model(
 
     fitted: Fitted | None = None
     facts: dict[str, Json] = {
-        "model": title,
+        "model": label,
         "fingerprint": fingerprint,
         "resize": resize,
         **_encoder(model),
@@ -322,30 +325,11 @@ def evaluate_model(
     if fitting is not None:
         fitted = fit_on(retrieve(fitting), choices)
         facts |= {"fitted on": fitting.name, "fitted on hash": fitting.content_hash}
-    sets = (retrieve(PlaceImages.open(each.path, machine.root), each.name) for each in named)
-    return evaluate_sets(name or Path(title).name, sets, choices, fitted=fitted, own=own, facts=facts)
+    sets = (retrieve(opened.pop(0), title) for title in names)
+    return evaluate_sets(name or Path(label).name, sets, choices, fitted=fitted, own=own, facts=facts)
 
 
 def _encoder(model: AnyModel) -> dict[str, Json]:
     """Return backbone and dimension of a model; the backbone of an exported model is unknown."""
     name = model.architecture.backbone if isinstance(model, PlaceModel) else getattr(model, "name", "")
     return {"backbone": name, "dim": model.dim}
-
-
-class NamedTable(NamedTuple):
-    """A table that is not open: maps of millions of images do not fit into memory together."""
-
-    name: str
-    path: Path
-    hash: str
-
-
-def named_tables(paths: Sequence[Path], root: Path | None = None) -> list[NamedTable]:
-    """Return tables with different names: their own, or those of the files if two tables have the same."""
-    tables = []
-    for path in paths:
-        table = PlaceImages.open(path, root)
-        tables.append(NamedTable(table.name or path.stem, path, table.content_hash))
-    if len({each.name for each in tables}) < len(tables):
-        tables = [each._replace(name=each.path.stem) for each in tables]
-    return tables

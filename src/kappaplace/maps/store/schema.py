@@ -1,4 +1,5 @@
-"""What the files of a map contain: types, shapes and ranges, checked when a map is opened, read and verified."""
+"""What the files of a map contain: types, shapes and ranges, checked when a map is opened, read and
+verified."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ def expected(column: str, manifest: Manifest, count: int) -> tuple[str, tuple[in
 
 
 def wrong_file(record: SegmentRecord, manifest: Manifest) -> str:
-    """Return a message about a file that a segment does not have, or whose size cannot be that of its rows."""
+    """Return a message about a file that a segment does not have, or whose size cannot be that of its
+    rows."""
     absent = set() if manifest.storage == "int8" else {"scale.npy"}
     small = {"thumbnails.starts.npy", "thumbnails.bin"}
     absent |= set() if small & set(record.files) else small
@@ -128,8 +130,8 @@ class Guard:
 
     Args:
         data: Bytes of the file.
-        record: Its record. A file of format 2 has no checksums of blocks: a small one is compared as a whole, a
-            large one only by `verify`.
+        record: Its record. A file of format 2 has no checksums of blocks: a small one is compared as a whole,
+            a large one only by `verify`.
     """
 
     def __init__(self, data: NDArray[np.uint8], record: FileRecord) -> None:
