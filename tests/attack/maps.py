@@ -175,7 +175,9 @@ def cache_flips(folder: Path, tries: int, rng: random.Random) -> Row:
 
     def answers() -> Any:
         # A damaged row is embedded again, in another batch, which rounds differently.
-        return [np.round(part, 4) for part in EmbeddingStore.of(model, cache).embed(images) if part is not None]
+        return [
+            np.round(part, 4) for part in EmbeddingStore.of(model, cache).embed(images) if part is not None
+        ]
 
     return flips("bit flips, evaluation cache", cache, answers, tries, rng)
 
@@ -254,7 +256,9 @@ def craft_array(folder: Path, rng: random.Random) -> str:
     places = [(folder / extra["file"], extra, "record") for extra in extras]
     for segment in plain["segments"]:
         base = folder / "segments" / segment["name"]
-        places += [(base / name, segment["files"], name) for name in segment["files"] if name.endswith(".npy")]
+        places += [
+            (base / name, segment["files"], name) for name in segment["files"] if name.endswith(".npy")
+        ]
     file, holder, key = rng.choice(places)
     change = rng.choice(list(ARRAYS))
     with np.errstate(all="ignore"):
@@ -264,8 +268,13 @@ def craft_array(folder: Path, rng: random.Random) -> str:
     return f"{file.relative_to(folder)} {change}"
 
 
-def use(folder: Path) -> None:
-    """Do with a map whatever a user can do without its model and its images."""
+def use(folder: Path, change: bool) -> None:
+    """Do with a map whatever a user can do without its model and its images.
+
+    Args:
+        folder: The map.
+        change: Whether to change it as well, which waits for the disk.
+    """
     steps: list[Callable[[], object]] = [
         lambda: verified(folder),
         lambda: map_answers(folder),
@@ -275,10 +284,12 @@ def use(folder: Path) -> None:
         lambda: [PlaceMap.open(folder).store.image_path(row) for row in (0, 1)],
         lambda: export_map(PlaceMap.open(folder).store, folder / "out.npz"),
         lambda: export_map(PlaceMap.open(folder).store, folder / "out.geojson"),
+    ]
+    changes: list[Callable[[], object]] = [
         lambda: PlaceMap.open(folder).remove(next(iter(PlaceMap.open(folder).store.names()))),
         lambda: PlaceMap.open(folder).compact(),
     ]
-    for step in steps:
+    for step in steps + changes * change:
         with contextlib.suppress(KappaPlaceError):
             step()
 
@@ -291,7 +302,7 @@ def crafted(whole: Path, tries: int, rng: random.Random, scratch: Path) -> Row:
         shutil.copytree(whole, folder)
         change = (craft_manifest if number % 2 else craft_array)(folder, rng)
         try:
-            use(folder)
+            use(folder, number % 8 < 2)
             results[REFUSED] += 1
         except Exception as error:
             print(f"{whole.name}: {change}: {type(error).__name__}: {error}"[:300], file=sys.stderr)
