@@ -14,6 +14,7 @@ import pytest
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import sealed
 from kappaplace.maps import BuildOptions, LocalizeOptions, PlaceMap, notes
+from kappaplace.maps.exchange import export_map, import_map
 from kappaplace.maps.store import manifest, verify
 from kappaplace.maps.store.manifest import PROTOCOL, read_manifest
 from kappaplace.maps.store.segments import Segment, StaleMap
@@ -325,3 +326,51 @@ def test_a_full_disk_loses_nothing(town, tiny, tmp_path, monkeypatch, what):
     made = PlaceMap.build(town, out, tiny, options)
     assert len(made) == 56
     assert len(Counting(log).calls) - done == {"segment": 8, "manifest": 0, "pending": 56}[what]
+
+
+DEAD = 2**22 - 5
+"""Number of a process that does not exist: the largest of Linux is 2²² − 1."""
+
+
+def test_debris_of_killed_writers_goes_with_the_next_writer(town_map):
+    folder = town_map.folder
+    for name in ("pending", "index"):
+        (folder / name).mkdir()
+    debris = [
+        folder / f".manifest.json.{DEAD}.part",
+        folder / f".write-test-{DEAD}",
+        folder / "extras" / f".removed-000009.npy.{DEAD}.part",
+        folder / "index" / f".ivf-pq.index.{DEAD}.part",
+        folder / "pending" / "000000.npz",
+    ]
+    alive = folder / "index" / f".ivf-pq.index.{os.getpid()}.part"
+    for file in (*debris, alive):
+        file.write_bytes(b"half of a file")
+    town_map.remove(["000.png"])
+    assert [file for file in debris if file.exists()] == []
+    assert not (folder / "pending").exists()
+    assert alive.exists()  # another process may be building an index
+
+
+def test_pending_embeddings_that_are_in_the_map_go_with_the_next_addition(town_map, town):
+    """A writer that is killed after its last segment leaves them, and there is nothing left to embed."""
+    pending = town_map.folder / "pending"
+    pending.mkdir()
+    (pending / "000000.npz").write_bytes(b"a block")
+    town_map.add(town)
+    assert not pending.exists()
+
+
+def test_removing_the_same_names_again_after_a_kill_succeeds(town_map):
+    assert town_map.remove(["003.png", "004.png"]) == 2
+    assert PlaceMap.open(town_map.folder).remove(["003.png", "004.png", "005.png"]) == 1
+    with pytest.raises(KappaPlaceError, match=r"no reference 'nowhere.png' \(1 of 2 names"):
+        town_map.remove(["003.png", "nowhere.png"])
+
+
+def test_an_import_removes_what_a_killed_one_left(town_map, tiny, tmp_path):
+    file = export_map(town_map.store, tmp_path / "town.npz")
+    left = tmp_path / f".back.{DEAD}.part"
+    left.mkdir()
+    import_map(file, tmp_path / "back", tiny)
+    assert not left.exists()

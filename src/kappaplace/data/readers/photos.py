@@ -106,9 +106,9 @@ def read_pose(file: Path) -> PhotoPose:
     no_fix = lat == 0 and lon == 0  # cameras write 0, 0 without a GPS position
     if no_fix or not (np.isfinite(lat) and np.isfinite(lon)):
         lat = lon = float("nan")
-    elif abs(lat) > 90 or abs(lon) > 180:
+    elif abs(lat) > 84 or abs(lon) > 180:
         raise KappaPlaceError(
-            f"{file} has the EXIF position {lat:g}, {lon:g}, which is not on Earth. Correct or remove it."
+            f"{file} has the EXIF position {lat:g}, {lon:g}, outside UTM (±84°, ±180°). Correct it."
         )
     taken, zone = _text(details.get(36867) or exif.get(306)), _text(details.get(36881))
     time = unix_time(taken)
