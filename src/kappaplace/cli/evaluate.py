@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from kappaplace.checks import within
 from kappaplace.cli.options import AsJson, Device, Hidden, VerbGroup, command
 from kappaplace.data import TABLE_FORMATS, NoPositives
 from kappaplace.errors import KappaPlaceError
@@ -87,8 +88,8 @@ class Output:
         """Write the results to the folder, or several to one subfolder each, and print them."""
         from rich.console import Console
 
-        from kappaplace.cli.show import set_tables
-        from kappaplace.evaluation import plain
+        from kappaplace.cli.show import ece_notes, set_tables
+        from kappaplace.evaluation import plain, warnings_of
 
         console = Console()
         answers = []
@@ -96,10 +97,11 @@ class Output:
             folder = self.out if len(results) == 1 else self.out / result.name.replace("/", "_")
             (folder / "report.html").unlink(missing_ok=True)  # it would show earlier results
             files = self.write(result, folder)
-            answers.append({"name": result.name, "metrics": plain(result.metrics), "files": files})
+            answer = {"name": result.name, "metrics": plain(result.metrics), "files": files}
+            answers.append({**answer, "warnings": warnings_of(result)})
             if not self.as_json:
-                for table in set_tables(result):
-                    console.print(table)
+                for text in (*set_tables(result), *ece_notes([result])):
+                    console.print(text)
                 console.print(f"{result.name}: results written to [bold]{folder}[/bold].")
         if self.as_json:
             typer.echo(json.dumps(answers[0] if len(answers) == 1 else {"evaluations": answers}))
@@ -395,34 +397,45 @@ def paper(
     console.print(f"All rows are in [bold]{file}[/bold].")
 
 
+@dataclass(frozen=True)
+class CompareOptions:
+    """What is compared, and where the result is written."""
+
+    metric: Annotated[
+        list[str],
+        Help("Metric to compare: AUROC, AURC, ECE@1, R@1, …; repeatable. Default: AUROC and R@1."),
+    ] = field(default_factory=list)
+    against: Annotated[
+        str, Help("For a single folder: the score that its other scores are compared with.")
+    ] = ""
+    out: Annotated[Path | None, Help("Folder for comparison.csv and a report of all evaluations.")] = None
+    resamples: Annotated[
+        int | None, Help("Number of bootstrap resamples. Default: 1000, or more for many tests.")
+    ] = None
+    seed: Annotated[int, Help(_SEED)] = 0
+    report: Annotated[bool, Help("Write report.html to the folder --out.")] = True
+    seeds: Annotated[
+        bool, Help("The folders are runs with different seeds: print mean ± std over them.", ("--seeds",))
+    ] = False
+
+    def __post_init__(self) -> None:
+        within(self.seed, "seed", 0)
+        if self.resamples is not None:
+            within(self.resamples, "resamples", 1)
+
+
 def compare(
     folders: Annotated[
         list[Path], typer.Argument(metavar="FOLDER…", help="Folders written by `kappaplace evaluate`.")
     ],
-    metric: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Metric to compare: AUROC, AURC, ECE@1, R@1, …; repeatable. Default: AUROC and R@1."
-        ),
-    ] = None,
-    against: Annotated[
-        str, typer.Option(help="For a single folder: the score that its other scores are compared with.")
-    ] = "",
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for comparison.csv and a report of all evaluations.")
-    ] = None,
-    resamples: Annotated[
-        int | None,
-        typer.Option(min=1, help="Number of bootstrap resamples. Default: 1000, or more for many tests."),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help=_SEED)] = 0,
-    report: Annotated[bool, typer.Option(help="Write report.html to the folder --out.")] = True,
+    options: CompareOptions,
     as_json: AsJson = False,
 ) -> None:
     """Test which evaluation is better, per dataset and pooled.
 
     Every evaluation is compared with the first one on the same queries (paired bootstrap with Holm's
-    correction). For a single evaluation, its scores are compared with one of them.
+    correction). For a single evaluation, its scores are compared with one of them. With --seeds, the
+    evaluations are runs of one method, and the result is mean ± std of every score.
 
     Examples:
 
@@ -431,20 +444,25 @@ def compare(
         kappaplace compare results/mine --against mine
 
         kappaplace compare results/pt results/jt --metric AURC --metric ECE@1 --out results/pt-or-jt
+
+        kappaplace compare results/seed-0 results/seed-1 results/seed-2 --seeds --out results/seeds
     """
     from rich.console import Console
 
-    from kappaplace.cli.show import comparison_table
+    from kappaplace.cli.show import comparison_table, ece_notes
     from kappaplace.evaluation import compare, comparison_rows, plain, read_result, write_comparison
 
+    out = options.out
     results = [read_result(folder) for folder in folders]
+    if options.seeds:
+        return _seeds(results, options.metric, out, as_json)
     tables = [
-        compare(results, each, against=against, resamples=resamples, seed=seed)
-        for each in metric or ["AUROC", "R@1"]
+        compare(results, each, against=options.against, resamples=options.resamples, seed=options.seed)
+        for each in options.metric or ["AUROC", "R@1"]
     ]
     if out is not None:
         write_comparison(tables, out)
-        if report:
+        if options.report:
             from kappaplace.reports import write_report
 
             write_report(results[0], out, results[1:])
@@ -455,5 +473,28 @@ def compare(
     for table in tables:
         for compared in table.sets:
             console.print(comparison_table(compared, table.names))
+    if any("ECE@" in each for each in options.metric):
+        for text in ece_notes(results):
+            console.print(text)
     if out is not None:
         console.print(f"Comparison written to [bold]{out}[/bold].")
+
+
+def _seeds(results: list[EvaluationResult], metrics: list[str], out: Path | None, as_json: bool) -> None:
+    from rich.console import Console
+
+    from kappaplace.cli.show import ece_notes, seed_tables
+    from kappaplace.evaluation import plain, seeds, write_rows
+
+    rows = [row._asdict() for row in seeds(results, metrics)]
+    if out is not None:
+        write_rows(make_folder(out) / "seeds.csv", rows, list(rows[0]))
+    if as_json:
+        typer.echo(json.dumps(plain({"rows": rows})))
+        return
+    console = Console()
+    labels = {name: score.label for each in results[0].sets for name, score in each.scores.items()}
+    for text in (*seed_tables(rows, labels, metrics), *ece_notes(results)):
+        console.print(text)
+    if out is not None:
+        console.print(f"Mean and standard deviation of every metric written to [bold]{out}[/bold].")

@@ -169,16 +169,16 @@ class Columns:
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray:
         return np.asarray(self[:], dtype)
 
-    def only(self, chosen: NDArray[np.int64]) -> Columns:
+    def only(self, rows: NDArray[np.int64]) -> Columns:
         """Select references.
 
         Args:
-            chosen: Numbers of the references.
+            rows: Numbers of the references.
 
         Returns:
             These references as a separate array.
         """
-        live = chosen if self.live is None else self.live[chosen]
+        live = rows if self.live is None else self.live[rows]
         part = self._with(live, self.turned)
         part.whole = False
         return part

@@ -17,7 +17,6 @@ import shutil
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -30,9 +29,7 @@ from kappaplace.data.images import Preprocessing, Source
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import DAMAGED_ARRAYS, make_folder, reserve_array
 from kappaplace.models.checkpoint import AnyModel
-from kappaplace.models.embedding import embed_images, embed_patches
-from kappaplace.models.exported import ExportedModel
-from kappaplace.models.place_model import PlaceModel
+from kappaplace.models.embedding import embed_images, patch_maps_of
 from kappaplace.models.published import cache_folder
 from kappaplace.progress import track
 from kappaplace.types import Embeddings
@@ -87,6 +84,9 @@ class EmbeddingStore:
             batch_size: Number of images to embed at once.
             device: Device to move the model to. Default: do not move it.
             fingerprint: Checksum of the model. Default: computed from its weights.
+
+        Returns:
+            The store.
         """
         root = default_cache() if folder is None else Path(folder)
         preprocessing = preprocessing or model.preprocessing
@@ -98,9 +98,7 @@ class EmbeddingStore:
 
         Feature maps are not stored, because they are a hundred times as large as descriptors.
         """
-        if not isinstance(self.model, PlaceModel | ExportedModel) or not self.model.shows_patches:
-            return None
-        return partial(embed_patches, self.model, self.preprocessing, batch_size=self.batch_size)
+        return patch_maps_of(self.model, self.preprocessing, batch_size=self.batch_size)
 
     def embed(self, images: Sequence[str]) -> Embeddings:
         """Return the embeddings of image files in their order; descriptors are a memory map."""
