@@ -20,7 +20,7 @@ import numpy as np
 from kappaplace.calibration.calibration import Calibration
 from kappaplace.data.poses import distance_travelled
 from kappaplace.reports.figures import COLOURS, PLOT_STYLE, new_figure
-from kappaplace.reports.slam import draw_trajectory
+from kappaplace.reports.runs import draw_trajectory
 from kappaplace.slam import Frame, LoopCloser
 from kappaplace.slam.calibrate import WITH_KAPPA, DriveExamples, collect, examples_of, fit_closures
 from kappaplace.slam.evaluation import (

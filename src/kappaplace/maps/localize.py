@@ -43,7 +43,7 @@ NOT_CALIBRATED = (
     "The map is not calibrated, so there are no probabilities and no decisions. Run `kappaplace calibrate`."
 )
 PRIOR = (
-    "Only the given area was searched. Probabilities were calibrated on the whole map, so no risk is "
+    "Only part of the map was searched. Probabilities were calibrated on the whole map, so no risk is "
     "guaranteed."
 )
 RERANKED = (
@@ -60,17 +60,16 @@ NOT_SO_CALIBRATED = (
     "at its default, or recalibrate with this setting."
 )
 SHIPPED_NOT_SO = (
-    "No probability: the shipped calibration works with patch matching of {count} matches. Pass images "
-    "and leave "
+    "No probability: the shipped calibration needs patch matching of {count} matches. Pass images and leave "
     "`rerank` at its default, or run `kappaplace calibrate`."
 )
-PLAIN = "Patches were not compared, so a second calibration was used that was fitted without them."
+PLAIN = "Patches were not compared, so the answer uses a second calibration, which was fitted without them."
 UNLIKE = (
-    "Not accepted and without a probability, because the query is unlike those that the calibration has seen "
-    "answered correctly: {reason}."
+    "No probability, and not accepted: the query differs from the correctly answered queries of the "
+    "calibration ({reason})."
 )
 UNLIKE_BANK = (
-    "Too few labelled queries were answered correctly to tell which queries are like them, so no risk is "
+    "Too few labelled queries were answered correctly to detect queries that differ from them, so no risk is "
     "guaranteed."
 )
 NO_IMAGES = "Patch matching needs the query images. Pass images instead of embeddings, or rerank=0."

@@ -134,7 +134,7 @@ class EmbeddingStore:
 
 
 class _List:
-    """One list of images: descriptors, κ and variance as files, and a checksum per row; 0 for a missing row."""
+    """One list of images: descriptors, κ and variance, and a checksum per row (0 if it is missing)."""
 
     def __init__(self, folder: Path, digests: NDArray[np.void]) -> None:
         self.folder, self.digests = folder, digests

@@ -1,4 +1,4 @@
-"""Public names: a package loads them on first use, and old ones work for one release and warn."""
+"""Public names: loaded on first use, and earlier names from the documentation, which work for one release."""
 
 from __future__ import annotations
 
@@ -11,40 +11,6 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import ParamSpec, TypeVar
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-_TARGETS = {
-    "kappaplace.calibration": "calibration.model",
-    "kappaplace.calibration.sources": "slam.calibrations",
-    "kappaplace.data.degradation": "data.degrade",
-    "kappaplace.data.table": "data.place_images",
-    "kappaplace.evaluation.inputs": "evaluation.sources",
-    "kappaplace.maps.tune.fit": "maps.fit",
-    "kappaplace.maps.tune.monitor": "maps.monitor",
-    "kappaplace.metrics": "metrics.ranking",
-    "kappaplace.models.backbones.timm": "models.torchvision_compat",
-    "kappaplace.models.checkpoint": "models.loading",
-    "kappaplace.models.embedding.store": "evaluation.cache",
-    "kappaplace.models.export": "export export.run",
-    "kappaplace.models.fast": "models.optimize",
-    "kappaplace.models.published": "models.foreign",
-    "kappaplace.reports": "maps.fit_report",
-    "kappaplace.retrieval": "retrieval.engines slam.cells",
-    "kappaplace.retrieval.evidence": "uncertainty.evidence",
-    "kappaplace.slam.sequence": "slam.motion",
-    "kappaplace.training.batches": "data.sampler",
-    "kappaplace.training.images": "training.training_set",
-    "kappaplace.training.places": "data.classes",
-    "kappaplace.uncertainty": "uncertainty.registry",
-    "kappaplace.uncertainty.geometric": "uncertainty.local_features",
-    "kappaplace.uncertainty.places": "uncertainty.sue uncertainty.z_score",
-    "kappaplace_city": "data.synthetic_city",
-    "kappaplace_city.drives": "slam.city_descriptors slam.city_drive",
-}
-MODULES = {f"kappaplace.{old}": new for new, names in _TARGETS.items() for old in names.split()}
-NAMES = {"EmbeddingCache": "EmbeddingStore", "KINDS": "DEGRADATIONS", "Neighbourhood": "Neighborhood"}
 
 
 def lazy_exports(package: str, file: str) -> tuple[list[str], Callable[[str], object]]:
@@ -79,6 +45,41 @@ def lazy_exports(package: str, file: str) -> tuple[list[str], Callable[[str], ob
         return getattr(import_module(module), original)
 
     return sorted(homes), export
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_TARGETS = {
+    "kappaplace.calibration": "calibration.model",
+    "kappaplace.calibration.sources": "slam.calibrations",
+    "kappaplace.data.degradation": "data.degrade",
+    "kappaplace.data.table": "data.place_images",
+    "kappaplace.evaluation.inputs": "evaluation.sources",
+    "kappaplace.maps.tune.fit": "maps.fit",
+    "kappaplace.maps.tune.monitor": "maps.monitor",
+    "kappaplace.metrics": "metrics.ranking",
+    "kappaplace.models.backbones.timm": "models.torchvision_compat",
+    "kappaplace.models.checkpoint": "models.loading",
+    "kappaplace.models.embedding.store": "evaluation.cache",
+    "kappaplace.models.export": "export export.run",
+    "kappaplace.models.fast": "models.optimize",
+    "kappaplace.models.published": "models.foreign",
+    "kappaplace.reports": "maps.fit_report",
+    "kappaplace.retrieval": "retrieval.engines slam.cells",
+    "kappaplace.retrieval.evidence": "uncertainty.evidence",
+    "kappaplace.slam.sequence": "slam.motion",
+    "kappaplace.training.batches": "data.sampler",
+    "kappaplace.training.images": "training.training_set",
+    "kappaplace.training.places": "data.classes",
+    "kappaplace.uncertainty": "uncertainty.registry",
+    "kappaplace.uncertainty.geometric": "uncertainty.local_features",
+    "kappaplace.uncertainty.places": "uncertainty.sue uncertainty.z_score",
+    "kappaplace_city": "data.synthetic_city",
+    "kappaplace_city.drives": "slam.city_descriptors slam.city_drive",
+}
+MODULES = {f"kappaplace.{old}": new for new, names in _TARGETS.items() for old in names.split()}
+NAMES = {"EmbeddingCache": "EmbeddingStore", "KINDS": "DEGRADATIONS", "Neighbourhood": "Neighborhood"}
 
 
 class Finder:
