@@ -203,7 +203,7 @@ class Preprocessing:
 
         return torch.from_numpy(np.array(self.image(source))).permute(2, 0, 1)
 
-    def normalise(self, batch: torch.Tensor) -> torch.Tensor:
+    def normalize(self, batch: torch.Tensor) -> torch.Tensor:
         """Normalize images by mean and standard deviation.
 
         Args:
@@ -223,7 +223,7 @@ class Preprocessing:
 
     def __call__(self, source: Source) -> torch.Tensor:
         """Return float32 3×H×W, normalized."""
-        return self.normalise(self.to_uint8(source)).contiguous()
+        return self.normalize(self.to_uint8(source)).contiguous()
 
     def _pair(self) -> tuple[int, int]:
         assert self.size is not None  # checked by __post_init__

@@ -129,7 +129,7 @@ class ImageLoader:
         *,
         rows: Iterable[int] | None = None,
         workers: int | Workers | None = None,
-        normalise: bool = False,
+        normalize: bool = False,
         on_error: OnError = "raise",
         unresized: tuple[int, int] | None = None,
     ) -> None:
@@ -147,7 +147,7 @@ class ImageLoader:
         self.batch_size = batch_size
         self.rows = rows
         self.workers = options
-        self.normalise = normalise
+        self.normalize = normalize
         self.on_error = on_error
         self.unresized = unresized
         self.skipped: list[Skipped] = []
@@ -181,7 +181,7 @@ class ImageLoader:
     def _batch(self, rows: Sequence[int], pixels: Pixels) -> Batch:
         images = torch.from_numpy(pixels).permute(0, 3, 1, 2)
         return Batch(
-            np.array(rows, np.int64), self.preprocessing.normalise(images) if self.normalise else images
+            np.array(rows, np.int64), self.preprocessing.normalize(images) if self.normalize else images
         )
 
     def _blocks(self) -> Iterator[_Block]:
