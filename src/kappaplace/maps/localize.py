@@ -17,6 +17,7 @@ from kappaplace.calibration.calibration import (
     Calibration,
     Judgment,
     judge,
+    pair_features,
     plain_score,
     usable_signals,
 )
@@ -147,15 +148,14 @@ def locate(
     clock.lap("signals")
     calibration, remark = _calibration_for(evidence, count, calibration, shipped)
     remarks += remark
-    judgment = judge(evidence, calibration, outside_rate=outside_rate, bank=bank)
     if by_probability:
-        if judgment.pairs is None:
+        if calibration is None or not calibration.pair_scores:
             raise KappaPlaceError(NO_RANKING)
         remarks.append(RERANKED)
-        evidence = _reranked(evidence, judgment.pairs)
-        judgment = judge(evidence, calibration, outside_rate=outside_rate, bank=bank)
-        judgment = replace(judgment, guaranteed=None)
-    if area is not None:
+        features = pair_features(evidence, calibration.pair_scores)
+        evidence = _reranked(evidence, calibration.pair_probability(features, outside_rate))
+    judgment = judge(evidence, calibration, outside_rate=outside_rate, bank=bank)
+    if by_probability or area is not None:  # the rule was fitted without
         judgment = replace(judgment, guaranteed=None)
     if calibration is not None and calibration.rule is not None and calibration.rule.guaranteed:
         domain = calibration.domain
