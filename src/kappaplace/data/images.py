@@ -43,7 +43,7 @@ class Preprocessing:
     """How an image becomes model input. It is stored with every model, so both always match.
 
     Calling it returns float32 3×H×W, normalized. To normalize on the device of the model, load with
-    `to_uint8` and call `normalise` on the batch, which transfers a quarter of the bytes.
+    `to_uint8` and call `normalize` on the batch, which transfers a quarter of the bytes.
 
     >>> Preprocessing(size=512, mode="shorter").output_size(480, 640)
     (512, 683)
