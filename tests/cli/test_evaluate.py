@@ -284,8 +284,8 @@ def test_an_encoder_of_ones_own(kappaplace, city_folder, tmp_path, monkeypatch):
     few = (
         "anchors.source=views",
         "anchors.views=2",
-        "optimiser.epochs=1",
-        "optimiser.iterations=2",
+        "optimizer.epochs=1",
+        "optimizer.iterations=2",
         "model.size=32",
     )
     kappaplace(*train, *(word for each in (*few, "run.trackers=[]") for word in ("-s", each)))
