@@ -8,7 +8,6 @@ from kappaplace._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from kappaplace.reports.drift import write_drift as write_drift
-    from kappaplace.reports.evaluation import write_paper_report as write_paper_report
     from kappaplace.reports.evaluation import write_report as write_report
     from kappaplace.reports.figures import GalleryRow as GalleryRow
     from kappaplace.reports.figures import gallery_figure as gallery_figure
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from kappaplace.reports.localization import write_answers as write_answers
     from kappaplace.reports.map_fit import fit_verdict as fit_verdict
     from kappaplace.reports.map_fit import write_fit_report as write_fit_report
+    from kappaplace.reports.paper import write_paper_report as write_paper_report
     from kappaplace.reports.slam import draw_trajectory as draw_trajectory
     from kappaplace.reports.slam import write_slam as write_slam
     from kappaplace.reports.table_map import write_table_map as write_table_map
