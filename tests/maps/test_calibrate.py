@@ -15,7 +15,7 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import PlaceMap
 from kappaplace.maps.tune import self_calibrate
 from kappaplace.maps.tune.calibrate import calibrate_map
-from kappaplace.maps.tune.self_calibrate import found_alone, self_calibrate_map, sparse_note
+from kappaplace.maps.tune.self_calibrate import distinct_rate, self_calibrate_map, sparse_note
 from tests.maps.conftest import town_table
 
 
@@ -75,7 +75,7 @@ def test_labelled_queries(many, ready, tmp_path):
         assert found[1:] == sorted(found[1:], reverse=True)
         assert answer.matches[0].probability == answer.probability
     near = again.localize(many.image_path(0), area=(tuple(many.positions[0]), 40.0))
-    assert any("Only the given area" in n and "no risk is guaranteed" in n for n in near.notes)
+    assert any("Only part of the map" in n and "no risk is guaranteed" in n for n in near.notes)
     outside = again.localize(many.image_path(0), outside_rate=0.9)
     assert any("not 90" in note for note in outside.notes)
     assert not any("out-of-map" in n for n in again.localize(many.image_path(0)).notes)
@@ -165,4 +165,4 @@ def test_how_dense_a_map_is(ready):
         others = np.delete(np.arange(len(ready)), row)
         best = others[np.argmax(z[others] @ z[row])]
         hits.append(np.linalg.norm(where[best] - where[row]) <= near)
-    assert found_alone(ready, np.arange(len(ready))) == pytest.approx(np.mean(hits))
+    assert distinct_rate(ready, np.arange(len(ready))) == pytest.approx(np.mean(hits))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from kappaplace.checks import within
 from kappaplace.cli.options import AsJson, Device, Hidden, VerbGroup, command
 from kappaplace.data import TABLE_FORMATS, NoPositives
 from kappaplace.errors import KappaPlaceError
@@ -404,34 +405,38 @@ def paper(
     console.print(f"All rows are in [bold]{file}[/bold].")
 
 
+@dataclass(frozen=True)
+class CompareOptions:
+    """What is compared, and where the result is written."""
+
+    metric: Annotated[
+        list[str],
+        Help("Metric to compare: AUROC, AURC, ECE@1, R@1, …; repeatable. Default: AUROC and R@1."),
+    ] = field(default_factory=list)
+    against: Annotated[
+        str, Help("For a single folder: the score that its other scores are compared with.")
+    ] = ""
+    out: Annotated[Path | None, Help("Folder for comparison.csv and a report of all evaluations.")] = None
+    resamples: Annotated[
+        int | None, Help("Number of bootstrap resamples. Default: 1000, or more for many tests.")
+    ] = None
+    seed: Annotated[int, Help(_SEED)] = 0
+    report: Annotated[bool, Help("Write report.html to the folder --out.")] = True
+    seeds: Annotated[
+        bool, Help("The folders are runs with different seeds: print mean ± std over them.", ("--seeds",))
+    ] = False
+
+    def __post_init__(self) -> None:
+        within(self.seed, "seed", 0)
+        if self.resamples is not None:
+            within(self.resamples, "resamples", 1)
+
+
 def compare(
     folders: Annotated[
         list[Path], typer.Argument(metavar="FOLDER…", help="Folders written by `kappaplace evaluate`.")
     ],
-    metric: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Metric to compare: AUROC, AURC, ECE@1, R@1, …; repeatable. Default: AUROC and R@1."
-        ),
-    ] = None,
-    against: Annotated[
-        str, typer.Option(help="For a single folder: the score that its other scores are compared with.")
-    ] = "",
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for comparison.csv and a report of all evaluations.")
-    ] = None,
-    resamples: Annotated[
-        int | None,
-        typer.Option(min=1, help="Number of bootstrap resamples. Default: 1000, or more for many tests."),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help=_SEED)] = 0,
-    report: Annotated[bool, typer.Option(help="Write report.html to the folder --out.")] = True,
-    spread: Annotated[
-        bool,
-        typer.Option(
-            "--seeds", help="The folders are runs with different seeds: print mean ± std over them."
-        ),
-    ] = False,
+    options: CompareOptions,
     as_json: AsJson = False,
 ) -> None:
     """Test which evaluation is better, per dataset and pooled.
@@ -455,16 +460,17 @@ def compare(
     from kappaplace.cli.show import comparison_table, ece_notes
     from kappaplace.evaluation import compare, comparison_rows, plain, read_result, write_comparison
 
+    out = options.out
     results = [read_result(folder) for folder in folders]
-    if spread:
-        return _seeds(results, metric or [], out, as_json)
+    if options.seeds:
+        return _seeds(results, options.metric, out, as_json)
     tables = [
-        compare(results, each, against=against, resamples=resamples, seed=seed)
-        for each in metric or ["AUROC", "R@1"]
+        compare(results, each, against=options.against, resamples=options.resamples, seed=options.seed)
+        for each in options.metric or ["AUROC", "R@1"]
     ]
     if out is not None:
         write_comparison(tables, out)
-        if report:
+        if options.report:
             from kappaplace.reports import write_report
 
             write_report(results[0], out, results[1:])
@@ -475,7 +481,7 @@ def compare(
     for table in tables:
         for compared in table.sets:
             console.print(comparison_table(compared, table.names))
-    if any("ECE@" in each for each in metric or []):
+    if any("ECE@" in each for each in options.metric):
         for text in ece_notes(results):
             console.print(text)
     if out is not None:

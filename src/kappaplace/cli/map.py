@@ -248,7 +248,9 @@ def export(
         typer.Option(help="Queries of the hloc pairs: images, a folder or a table; repeatable."),
     ] = None,
     k: Annotated[int, typer.Option(help="Number of hloc pairs per query.")] = 10,
-    least: Annotated[float, typer.Option(help="Minimum probability of an hloc pair.")] = 0.0,
+    least: Annotated[
+        float, typer.Option("--min-probability", "--least", help="Minimum probability of an hloc pair.")
+    ] = 0.0,
 ) -> None:
     """Write a map for other programs, or pairs of queries and references for hloc.
 

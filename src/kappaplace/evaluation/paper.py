@@ -28,7 +28,7 @@ from kappaplace.evaluation.paper_numbers import (
     PaperNumber,
 )
 from kappaplace.evaluation.results import EvaluationResult, Metrics, SetResult, write_rows
-from kappaplace.evaluation.run import Choices, Machine, evaluate_model, named_tables
+from kappaplace.evaluation.run import Choices, Machine, evaluate_model
 from kappaplace.files import make_folder
 from kappaplace.models.checkpoint import load_model
 from kappaplace.models.exported import KAPPA, VARIANCE, ExportedModel
@@ -156,16 +156,20 @@ def compare_with_paper(
         KappaPlaceError: If the folder does not exist, a table has another protocol, or a role is used twice.
     """
     tables = find_tables(data)
-    for file in tables.values():
-        if (protocol := PlaceImages.open(file, machine.root).protocol) != file.stem:
+    names: dict[str, str] = {}
+    for name, file in tables.items():
+        table = PlaceImages.open(file, machine.root)
+        if table.protocol != file.stem:
             raise KappaPlaceError(
-                f"The table {file} must have the protocol '{file.stem}', got '{protocol}'. Run "
+                f"The table {file} must have the protocol '{file.stem}', got '{table.protocol}'. Run "
                 f"`kappaplace data import {file.stem}`."
             )
+        names[name] = table.name or file.stem
+    if len(set(names.values())) < len(names):
+        names = {name: file.stem for name, file in tables.items()}
+    pool = tuple(title for name, title in names.items() if name in POOL)
     models = parse_models(words)
     costs = {} if cost is None else _read_costs(cost)
-    named = dict(zip(tables, named_tables(list(tables.values()), machine.root), strict=True))
-    pool = tuple(each.name for name, each in named.items() if name in POOL)
     choices = replace(choices, scores=choices.scores or SCORES, pool=pool)
     evaluations: dict[str, EvaluationResult] = {}
     measured: dict[str, list[EvaluationResult]] = {}

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from kappaplace.data.images import Preprocessing
 from kappaplace.data.positives import NoPositives
@@ -18,7 +18,7 @@ from kappaplace.evaluation.inputs import Retrieved, from_descriptors, from_table
 from kappaplace.evaluation.measuring import MEAN, POOLED, RESAMPLES, measure
 from kappaplace.evaluation.own_scores import check_own_score, read_own_score
 from kappaplace.evaluation.results import EvaluationResult, SetResult
-from kappaplace.evaluation.scoring import Fitted, chosen_scores, fit, score_set
+from kappaplace.evaluation.scoring import Fitted, fit, score_set, select_scores
 from kappaplace.metrics import MOST_RESAMPLES
 from kappaplace.models.checkpoint import AnyModel, load_model
 from kappaplace.models.embedding import usable_device
@@ -52,7 +52,7 @@ class Choices:
     """Names of the datasets to pool. Default: all."""
 
     def __post_init__(self) -> None:
-        chosen_scores(self.scores)  # so that an unknown name fails before anything is embedded
+        select_scores(self.scores)  # so that an unknown name fails before anything is embedded
         for name in self.fuse:
             score_named(name)
         policies = [each.value for each in NoPositives]
@@ -123,7 +123,7 @@ def evaluate_sets(
 
 def fit_on(retrieved: Retrieved, choices: Choices) -> Fitted:
     """Fit probabilities, and the combination of ``choices.fuse``, on a validation set after retrieval."""
-    return fit(retrieved, chosen_scores(choices.scores)[0], choices.fuse)
+    return fit(retrieved, select_scores(choices.scores)[0], choices.fuse)
 
 
 def preprocessing_for(model: AnyModel, table: PlaceImages, resize: Resize) -> Preprocessing:
@@ -142,7 +142,7 @@ def preprocessing_for(model: AnyModel, table: PlaceImages, resize: Resize) -> Pr
 
 
 def _score(retrieved: Retrieved, choices: Choices, fitted: Fitted | None, own: Sequence[Path]) -> SetResult:
-    scores, not_asked = chosen_scores(choices.scores)
+    scores, not_asked = select_scores(choices.scores)
     if fitted is not None and fitted.combined is not None:
         scores = [*scores, fitted.combined]
     return score_set(
@@ -255,9 +255,12 @@ def evaluate_model(
         raise KappaPlaceError(
             "There is no table to evaluate the model on. Run `kappaplace evaluate MODEL TABLE… --out DIR`."
         )
-    named = named_tables(tables, machine.root)
+    opened = [PlaceImages.open(path, machine.root) for path in tables]  # small next to their descriptors
+    names = [table.name or path.stem for table, path in zip(opened, tables, strict=True)]
+    if len(set(names)) < len(names):
+        names = [path.stem for path in tables]
     fitting = None if validation is None else PlaceImages.open(validation, machine.root)
-    if fitting is not None and any(fitting.content_hash == each.hash for each in named):
+    if fitting is not None and fitting.content_hash in {table.content_hash for table in opened}:
         raise KappaPlaceError(
             f"{validation} cannot be both fitted and evaluated. Fit on a table of other places."
         )
@@ -280,7 +283,7 @@ def evaluate_model(
     if fitting is not None:
         fitted = fit_on(retrieve(fitting), choices)
         facts |= {"fitted on": fitting.name, "fitted on hash": fitting.content_hash}
-    sets = (retrieve(PlaceImages.open(each.path, machine.root), each.name) for each in named)
+    sets = (retrieve(opened.pop(0), title) for title in names)
     return evaluate_sets(name or Path(source).name, sets, choices, fitted=fitted, own=own, facts=facts)
 
 
@@ -288,22 +291,3 @@ def _encoder(model: AnyModel) -> dict[str, Json]:
     """Return backbone and dimension of a model; the backbone of an exported model is unknown."""
     name = model.architecture.backbone if isinstance(model, PlaceModel) else getattr(model, "name", "")
     return {"backbone": name, "dim": model.dim}
-
-
-class NamedTable(NamedTuple):
-    """A table that is not open: maps of millions of images do not fit into memory together."""
-
-    name: str
-    path: Path
-    hash: str
-
-
-def named_tables(paths: Sequence[Path], root: Path | None = None) -> list[NamedTable]:
-    """Return tables with different names: their own, or those of the files if two tables have the same."""
-    tables = []
-    for path in paths:
-        table = PlaceImages.open(path, root)
-        tables.append(NamedTable(table.name or path.stem, path, table.content_hash))
-    if len({each.name for each in tables}) < len(tables):
-        tables = [each._replace(name=each.path.stem) for each in tables]
-    return tables

@@ -32,7 +32,7 @@ SLOW = {
 }
 
 
-def chosen_scores(text: str = "") -> tuple[list[Score], dict[str, str]]:
+def select_scores(text: str = "") -> tuple[list[Score], dict[str, str]]:
     """Parse ``--scores``: "all", a comma-separated list, or "" for every score that needs no extra pass.
 
     Args:

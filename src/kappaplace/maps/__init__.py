@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kappaplace._lazy import lazy_exports
+from kappaplace._names import lazy_exports
 
 if TYPE_CHECKING:
     from kappaplace.maps.answer import AnswerFile as AnswerFile
@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from kappaplace.maps.tune.fit import fit_map as fit_map
     from kappaplace.maps.tune.fit_check import FIT_RECORD as FIT_RECORD
     from kappaplace.maps.tune.fit_check import LEVELS as LEVELS
+    from kappaplace.maps.tune.fit_check import FitRecord as FitRecord
+    from kappaplace.maps.tune.fit_check import KappaCheck as KappaCheck
     from kappaplace.maps.tune.fit_check import read_record as read_record
     from kappaplace.maps.tune.label import calibrate_map_on_labels as calibrate_map_on_labels
     from kappaplace.maps.tune.label import label_loop as label_loop

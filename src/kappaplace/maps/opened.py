@@ -17,7 +17,7 @@ import PIL.Image
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kappaplace._moved import renamed
+from kappaplace._names import renamed
 from kappaplace.calibration.calibration import Calibration
 from kappaplace.calibration.domain import Domain
 from kappaplace.calibration.fit import Examples
@@ -36,9 +36,7 @@ from kappaplace.maps.store.reader import MapStore
 from kappaplace.maps.store.segments import StaleMap
 from kappaplace.maps.store.writer import writer_of
 from kappaplace.models.checkpoint import AnyModel
-from kappaplace.models.embedding import as_sources, embed_images, embed_patches
-from kappaplace.models.exported import ExportedModel
-from kappaplace.models.place_model import PlaceModel
+from kappaplace.models.embedding import as_sources, embed_images, patch_maps_of
 from kappaplace.retrieval import Circle, EngineOptions, open_search
 from kappaplace.retrieval.columns import COARSE
 from kappaplace.retrieval.references import Queries, draw
@@ -146,8 +144,7 @@ class OpenMap:
         """
         if rerank is not None:
             return rerank
-        model = self.model
-        if not isinstance(model, PlaceModel | ExportedModel) or not model.shows_patches:
+        if patch_maps_of(self.model) is None:
             return 0
         sample = draw(len(self), LOOKS_AT_IMAGES)
         readable = all(os.path.isfile(self._store.image_path(row)) for row in sample.tolist())
@@ -367,18 +364,20 @@ class OpenMap:
         model = self.model
         if self.manifest.model.fingerprint != before:
             raise self._another_model()
-        if not isinstance(model, PlaceModel | ExportedModel):
+        patch_maps = patch_maps_of(model, preprocessing_of(self.manifest.model))
+        if patch_maps is None:
             raise KappaPlaceError(
-                "Patch matching needs a ResNet or EfficientNet-Lite encoder, and this map has another one. "
-                "Pass rerank=0."
+                "Patch matching needs a model that provides patch maps (ResNet, EfficientNet-Lite), and the "
+                "model of this map does not. Pass rerank=0."
             )
-        return embed_patches(model, preprocessing_of(self.manifest.model), images)
+        return patch_maps(images)
 
     def _use(self, manifest: Manifest) -> None:
         self.close()
         while True:
             try:
                 self._store = MapStore(self.folder, manifest)
+                self._store.check()
                 break
             except StaleMap:  # another process compacted the map after its manifest was read
                 before, manifest = manifest, read_manifest(self.folder)

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kappaplace.metrics import ECE_NOTE
-from kappaplace.reports import how_to_read, html
-from kappaplace.reports.artifacts import Artifacts
+from kappaplace.reports import html
 from kappaplace.reports.figures import ece_bars_figure, reliability_figure
 from kappaplace.reports.groups import Group, group_of, pooled_group
+from kappaplace.reports.html import CAPTIONS, Artifacts
 from kappaplace.reports.tables import DIGITS, MISSING, Cell, Table, number
 
 if TYPE_CHECKING:
@@ -95,16 +95,16 @@ def _figures(files: Artifacts, comparison: PaperComparison) -> list[str]:
         name: {k: group.reliability(score, k) for k in group.ks} for name, (group, score) in methods.items()
     }
     errors = {name: {k: curve.error for k, curve in by_k.items()} for name, by_k in curves.items()}
-    names = ", ".join(methods)
+    names, caption = ", ".join(methods), f"{CAPTIONS['bars']} {ECE_NOTE}"
     bars, lines = ece_bars_figure(errors, first.ks), reliability_figure(curves, columns=min(2, len(curves)))
     return [
         html.heading("Pooled figures"),
         html.paragraph(f"Datasets: {first.title}.", small=True),
         html.grid(
             [
-                files.figure("ece-bars-pooled", bars, f"Bars of ECE of {names}", how_to_read.BARS),
+                files.figure("ece-bars-pooled", bars, f"Bars of ECE of {names}", caption),
                 files.figure(
-                    "reliability-pooled", lines, f"Reliability curves of {names}", how_to_read.RELIABILITY
+                    "reliability-pooled", lines, f"Reliability curves of {names}", CAPTIONS["reliability"]
                 ),
             ]
         ),

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
@@ -83,8 +83,6 @@ class Assembly:
         self.views = Views.create(
             settings.augment, settings.model.size, self.model.preprocessing, settings.run.compile
         )
-        if self._cached:
-            self.extract()
         self.parts = Parts(
             settings,
             self.data,
@@ -92,10 +90,13 @@ class Assembly:
             self.places,
             self.groups,
             engine.device,
+            self._describe,
             self.extract,
             self.say if engine.main else lambda line: None,
         )
         objective = recipe.objective(self.parts).to(engine.device)
+        if self._cached:  # last: it takes longest
+            self.extract()
         if recipe.frozen and (self._cached or not settings.anchors.learn_p):
             _freeze_p(self.model.head)  # type: ignore[arg-type]
         total = settings.optimiser.epochs * self.plan.iterations
@@ -191,6 +192,14 @@ class Assembly:
             Share(self.engine.rank, self.engine.processes, self.engine.wait),
         )
         return self.store
+
+    @torch.inference_mode()
+    def _describe(self, rows: NDArray[np.int64]) -> Tensor:
+        """Return the descriptors of unchanged images from the frozen encoder."""
+        self.model.eval()
+        size = EXTRACTION_BATCH[self.engine.device.type != "cpu"]
+        batches = self.source.batches(rows, size)
+        return torch.cat([frozen_features(self.model, self.views.clean(x))[1] for _, x in batches])
 
     def _features_key(self, rows: NDArray[np.int64], views: tuple[int, ...]) -> str:
         """Return a hash of everything that the features depend on."""

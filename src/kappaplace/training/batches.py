@@ -123,6 +123,9 @@ class PlaceBatchSampler(_Endless):
         seed: Random seed.
         rank: Number of this process, from 0.
         world_size: Number of processes.
+
+    Raises:
+        KappaPlaceError: If a number is less than 1, or there are fewer classes than places per batch.
     """
 
     def __init__(

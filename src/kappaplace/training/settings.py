@@ -64,6 +64,8 @@ class ModelSettings:
 
     start: str = ""
     """Model to start from: a folder, a weights file or a name of `kappaplace models`. Empty: a new model."""
+    start_head: str = ""
+    """Head of a starting weights file of another project, if its keys allow several; none omits it."""
     backbone: str = "resnet50"
     """Backbone of a new model."""
     dim: int = 512
@@ -100,6 +102,8 @@ class ClassSettings:
     """Number of groups along the heading."""
     groups: int = _not_negative(8)
     """Number of groups that take turns, one per epoch. 0: all."""
+    group_order: Literal["largest", "first"] = "largest"
+    """Which groups these are: the largest, or the first by image name, as in the code of CosPlace."""
     min_images: int = _positive(10)
     """Minimum number of images per class."""
     hold_out: float = _not_negative(0.0, most=1.0)
@@ -180,6 +184,9 @@ class AnchorSettings:
     batch: centroid of the positives in the batch."""
     prototypes: str = ""
     """File of prototypes. Empty: prototypes.safetensors next to the starting model."""
+    classes: str = ""
+    """For prototypes of CosPlace or the authors' release: the file of classes that its code wrote (folder
+    cache). Empty: the order of the classes is rebuilt from the images."""
     views: int = _not_negative(1)
     """Augmented views per image. 0: a new view at every visit (not with the cache)."""
     cache: bool = True

@@ -46,7 +46,9 @@ def starting_model(settings: Settings, recipe: Recipe, model: TrainableModel | N
     torch.manual_seed(settings.run.seed)
     options = settings.model
     head: HeadName = options.head or recipe.head  # type: ignore[assignment]  # checked when it is built
-    source = model or (trainable(load_model(options.start)) if options.start else None)
+    source = model or (
+        trainable(load_model(options.start, head=options.start_head or None)) if options.start else None
+    )
     if source is None:
         if recipe.needs_start:
             raise KappaPlaceError(
