@@ -42,7 +42,6 @@ ALTERED = 40
 """Queries that are mirrored and turned."""
 FAMILY = 3
 """Sets whose names begin with the same letters, as many as this, show the same places."""
-OPTIONS = CalibrateOptions(max_risk=0.1, confidence=0.9, thin=False)
 T = TypeVar("T")
 
 
@@ -75,7 +74,9 @@ class CachedMap(PlaceMap):
     def _patch_maps(self, images: Sequence[Source]) -> Tensor:
         return torch.stack(self._each("patches", images, lambda new: list(PlaceMap._patch_maps(self, new))))
 
-    def _each(self, kind: str, sources: Sequence[Source], compute: Callable[[list[Source]], list[T]]) -> list[T]:
+    def _each(
+        self, kind: str, sources: Sequence[Source], compute: Callable[[list[Source]], list[T]]
+    ) -> list[T]:
         keys = [(kind, _key(source)) for source in sources]
         new = {key: source for key, source in zip(keys, sources, strict=True) if key not in self.cache}
         if new:
@@ -87,7 +88,7 @@ def _key(source: Source) -> Hashable:
     return source if isinstance(source, str) else np.asarray(source).tobytes()
 
 
-def by_labels(place_map: PlaceMap, half: PlaceImages, folder: Path) -> None:
+def by_labels(place_map: PlaceMap, half: PlaceImages, options: CalibrateOptions, folder: Path) -> None:
     """Label the best match of every query as a person would, and calibrate on the labels."""
     file = folder / "labels.csv"
     sheet = place_map.label(half, file, LabelOptions(size=len(half.query_rows), thin=False))
@@ -95,7 +96,7 @@ def by_labels(place_map: PlaceMap, half: PlaceImages, folder: Path) -> None:
     for position, row in enumerate(sheet.rows):
         sheet = sheet.with_label(position, "yes" if row.match in right[row.query] else "no")
     write_labels(sheet, file)
-    place_map.calibrate_on_labels(file, OPTIONS)
+    place_map.calibrate_on_labels(file, options)
 
 
 def correct_names(table: PlaceImages) -> dict[str, set[str]]:
@@ -107,25 +108,25 @@ def correct_names(table: PlaceImages) -> dict[str, set[str]]:
     }
 
 
-WAYS: dict[str, Callable[[PlaceMap, PlaceImages, Path], object]] = {
-    "as shipped": lambda place_map, half, folder: None,
-    "labelled queries": lambda place_map, half, folder: place_map.calibrate(half, OPTIONS),
+WAYS: dict[str, Callable[[PlaceMap, PlaceImages, CalibrateOptions, Path], object]] = {
+    "as shipped": lambda place_map, half, options, folder: None,
+    "labelled queries": lambda place_map, half, options, folder: place_map.calibrate(half, options),
     "labels of matches": by_labels,
-    "itself": lambda place_map, half, folder: place_map.self_calibrate(OPTIONS),
+    "itself": lambda place_map, half, options, folder: place_map.self_calibrate(options),
 }
 
 
 def measured(
-    name: str, table: PlaceImages, others: Sequence[PlaceImages], seed: int
+    name: str, table: PlaceImages, others: Sequence[PlaceImages], options: CalibrateOptions
 ) -> Iterator[dict[str, object]]:
     """Yield one row per way of calibrating a map of this table, with patches and without."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(options.seed)
     queries = rng.permutation(table.query_rows)
     first, second = np.sort(queries[: len(queries) // 2]), np.sort(queries[len(queries) // 2 :])
     half = table.select(np.sort(np.concatenate([first, table.reference_rows])))
     rest = table.select(np.sort(np.concatenate([second, table.reference_rows])))
     good = rest.image_paths(rest.query_rows)
-    junk = {kind: list(images) for kind, images in junk_images(EACH, seed).items()}
+    junk = {kind: list(images) for kind, images in junk_images(EACH, options.seed).items()}
     junk["other places"] = [
         path for other in others for path in other.image_paths(rng.permutation(other.query_rows)[:OTHERS])
     ]
@@ -137,7 +138,7 @@ def measured(
             place_map = CachedMap.build(table, Path(folder) / f"{way}.map")
             place_map.cache = cache
             try:
-                calibrate(place_map, half, Path(folder))
+                calibrate(place_map, half, options, Path(folder))
             except KappaPlaceError as error:
                 print(f"{name}, {way}: {error}", flush=True)
                 continue
@@ -147,7 +148,14 @@ def measured(
                     continue  # not calibrated without patches: no decisions at all
                 right = np.array([a.matches[0].name in own for a, own in zip(answers, correct, strict=True)])
                 accepted = _accepted(answers)
-                passed = {k: int(_accepted(place_map.localize(v, rerank=rerank)).sum()) for k, v in junk.items() if v}
+                passed, altered_accepted = (
+                    {
+                        kind: int(_accepted(place_map.localize(images, rerank=rerank)).sum())
+                        for kind, images in group.items()
+                        if images
+                    }
+                    for group in (junk, turned)
+                )
                 yield {
                     "map": name,
                     "calibrated": way,
@@ -162,10 +170,7 @@ def measured(
                     "accepted incorrect": int((accepted & ~right).sum()),
                     "correct without guard": int((right & _accepted_unguarded(place_map, answers)).sum()),
                     "lost by guard": int((right & ~accepted & _accepted_unguarded(place_map, answers)).sum()),
-                    **{
-                        f"{kind} accepted": int(_accepted(place_map.localize(images, rerank=rerank)).sum())
-                        for kind, images in turned.items()
-                    },
+                    **{f"{kind} accepted": count for kind, count in altered_accepted.items()},
                     "altered each": min(ALTERED, len(good)),
                 }
 
@@ -194,9 +199,11 @@ def main() -> None:
         "--set", action="append", required=True, metavar="NAME=SOURCE[:REFERENCES]", dest="sets"
     )
     parser.add_argument("--only", default="", help="measure this map only; the others provide foreign images")
+    parser.add_argument("--max-risk", type=float, default=0.1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--csv", type=Path)
     given = parser.parse_args()
+    options = CalibrateOptions(given.max_risk, 0.9, thin=False, seed=given.seed)
     tables = {}
     for word in given.sets:
         name, _, source = word.partition("=")
@@ -206,7 +213,7 @@ def main() -> None:
         if given.only and name != given.only:
             continue
         others = [other for key, other in tables.items() if key[:FAMILY] != name[:FAMILY]]
-        for row in measured(name, table, others, given.seed):
+        for row in measured(name, table, others, options):
             print(row, flush=True)
             if given.csv:
                 append_row(given.csv, row)

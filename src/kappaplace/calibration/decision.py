@@ -61,7 +61,7 @@ class DecisionRule:
     on: str
     """What the thresholds are on: "uncertainty" or "probability"."""
     accept_at: float
-    """Accept an uncertainty not above, or a probability not below this; infinite: accept all or none."""
+    """Accept an uncertainty not above, or a probability not below this; never so that all are accepted."""
     reject_at: float
     """Reject an uncertainty not below, or a probability not above this; infinite: reject none."""
     accepted: RiskThreshold | None = None
@@ -79,6 +79,11 @@ class DecisionRule:
         if np.isnan(self.accept_at) or np.isnan(self.reject_at):
             raise KappaPlaceError("The thresholds of a decision rule must be numbers, got NaN.")
         accept, reject = self._signed(self.accept_at), self._signed(self.reject_at)
+        if accept == np.inf:
+            raise KappaPlaceError(
+                f"A decision rule cannot accept every answer, got the threshold {self.accept_at:g} of "
+                f"{self.on}. Calibrate again."
+            )
         if accept >= reject and reject < np.inf:
             raise KappaPlaceError(
                 f"A decision rule cannot accept up to {self.accept_at:g} and reject from {self.reject_at:g} "

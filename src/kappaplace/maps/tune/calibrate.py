@@ -113,13 +113,7 @@ def calibrate_map(
                 group.append(labels.examples(seen, part, count))
                 if counterparts:
                     group.extend(labels.counterparts(seen, part, count))
-    left = len(rows) - len(twins)
-    if left < FEWEST:
-        raise KappaPlaceError(
-            f"Calibration needs at least {FEWEST} labelled queries that are no copies of map images, got "
-            f"{left:,} "
-            f"of {len(rows):,}. Label queries from another day, or pass --keep-twins."
-        )
+    left = check_twins(len(rows) - len(twins), len(rows))
     origin = f"{left:,} labelled queries of {table.name or 'a table'}"
     facts: dict[str, Json] = {
         "origin": origin,
@@ -138,6 +132,16 @@ def calibrate_map(
         calibration = replace(calibration, rule=replace(calibration.rule, assumptions=assumptions))
     keep(place_map, calibration, origin, reliability=reliability(fitted[rerank], options, calibration))
     return calibration
+
+
+def check_twins(left: int, queries: int) -> int:
+    """Return how many labelled queries are no copies of map images, or raise an error if they are too few."""
+    if left < FEWEST:
+        raise KappaPlaceError(
+            f"Calibration needs at least {FEWEST} labelled queries that are no copies of map images, got "
+            f"{left:,} of {queries:,}. Label queries from another day, or pass --keep-twins."
+        )
+    return left
 
 
 def join_counterparts(blocks: Sequence[Examples]) -> Examples:
