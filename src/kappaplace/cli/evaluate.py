@@ -122,10 +122,7 @@ class EvaluateOptions:
 
     scores: Annotated[
         str,
-        Help(
-            'Comma-separated score names, or "all". Default: all except the slow ones (patches, '
-            "patch-margin, geometric)."
-        ),
+        Help('Comma-separated score names, or "all". Default: all except "geometric", which is slow.'),
     ] = ""
     k: Annotated[int, Help("Number of matches per query.")] = 10
     policy: Annotated[
@@ -137,6 +134,9 @@ class EvaluateOptions:
     ] = None
     resamples: Annotated[int, Help("Number of bootstrap resamples; 0 omits the intervals.")] = 1000
     seed: Annotated[int, Help(_SEED)] = 0
+    keep_twins: Annotated[
+        bool, Help("Evaluate queries that are nearly copies of references, too; they overstate every result.")
+    ] = False
     root: Annotated[Path | None, Help("Folder of the images, if they have moved.")] = None
 
     def choices(self, fuse: str = "") -> Choices:
@@ -144,7 +144,9 @@ class EvaluateOptions:
         from kappaplace.evaluation import Choices
 
         names = tuple(part.strip() for part in fuse.split(",") if part.strip())
-        return Choices(self.scores, self.k, self.policy, self.resamples, self.seed, names)
+        return Choices(
+            self.scores, self.k, self.policy, self.resamples, self.seed, names, keep_twins=self.keep_twins
+        )
 
 
 @dataclass(frozen=True)
