@@ -135,7 +135,7 @@ CASES = {
         sound("new.map", IMAGES - IMAGES // 4),
     ),
     "train": Case(
-        f"train retrieval --data train.parquet --out run --cpu {SETTINGS} -s optimiser.epochs=4000 "
+        f"train retrieval --data train.parquet --out run --cpu {SETTINGS} -s optimizer.epochs=4000 "
         "-s run.checkpoint_every=2",
         there("run/training.pt"),
     ),

@@ -25,7 +25,7 @@ from kappaplace.slam.graph_factors import Kernel, OdometryNoise, kernel_named, l
 from kappaplace.slam.graph_files import write_g2o, write_json_lines, write_tum
 from kappaplace.slam.growing_map import save_arrays
 from kappaplace.slam.loop_closer import ClosingSettings, LoopCloser
-from kappaplace.slam.pose_graph import IncrementalGraph, optimise
+from kappaplace.slam.pose_graph import IncrementalGraph, optimize
 from kappaplace.slam.types import Frame
 from kappaplace.types import Embeddings
 
@@ -179,7 +179,7 @@ def run_slam(
     if graph is not None:
         poses = graph.poses
     else:
-        poses = optimise(drive.odometry, closer.accepted, noise=options.noise, kernel=kernel)
+        poses = optimize(drive.odometry, closer.accepted, noise=options.noise, kernel=kernel)
     before = after = None
     if true_poses is not None:
         before = trajectory_error(true_poses[inside], drive.odometry[inside])
