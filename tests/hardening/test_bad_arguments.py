@@ -397,7 +397,7 @@ _covered(
 _covered(
     "tests/slam and tests/cli cover it",
     """HistogramFilter IncrementalGraph PoseMotion RouteMotion calibration_for collect
-    drive_embeddings drive_frames fit_closures optimise place_matrix read_drive run_slam same_place scores_for
+    drive_embeddings drive_frames fit_closures optimize place_matrix read_drive run_slam same_place scores_for
     patch_maps_of reordered by_agreement DriveInput SlamOptions Labels closure_message""",
 )
 
