@@ -401,6 +401,9 @@ _covered(
 )
 
 
+_covered("tests/cli and tests/evaluation cover it by --encoder", "load_encoder plain_encoder")
+
+
 def public_names() -> Iterator[str]:
     for module in PUBLIC:
         found = importlib.import_module(module)

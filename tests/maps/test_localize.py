@@ -146,10 +146,10 @@ def test_the_spatial_prior_is_brute_force_within_the_circle(town, town_map, quer
     if gone:
         town_map.remove(list(town_map.store.names())[:gone])
     store, made = town_map.store, town_map.embed(queries)
-    centre = town.positions[town.reference_rows[20]]
-    inside = np.flatnonzero(np.hypot(*(store.positions - centre).T) <= radius)
+    center = town.positions[town.reference_rows[20]]
+    inside = np.flatnonzero(np.hypot(*(store.positions - center).T) <= radius)
     order = np.argsort(-(made.descriptor @ store.descriptors[:][inside].T), axis=1, kind="stable")
-    answers = town_map.localize(queries, k=6, area=(tuple(centre), radius))
+    answers = town_map.localize(queries, k=6, area=(tuple(center), radius))
     for row, answer in enumerate(answers):
         assert [m.reference for m in answer.matches] == inside[order[row, :6]].tolist()
 

@@ -81,7 +81,7 @@ NUMBERS: tuple[PaperNumber, ...] = tuple(_cells())
 """Everything that an evaluation can measure."""
 COST: tuple[PaperNumber, ...] = tuple(PaperNumber(set="", **cost) for cost in _PAPER["costs"])
 """Time and memory of one machine."""
-SCORES = "l2,pa,log-sue,variance,inverse-kappa,kappaplace"
+SCORES = "l2,pa,log-sue,log-sue-one-sided,variance,variance-upper,inverse-kappa,kappaplace"
 ByName = dict[str, Metrics]
 """Metrics by the paper's name of the dataset."""
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.data.table import ImageNames
+from kappaplace.data.columns import ImageNames
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import make_folder, replace_file, telling, write_file
 from kappaplace.metrics.retrieval import KS

@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.calibration.combination import Combination, features_of, fit_combination, fused
+from kappaplace.data.columns import ImageNames
 from kappaplace.data.near import Neighborhood
 from kappaplace.data.positives import NoPositives, apply_policy
-from kappaplace.data.table import ImageNames, PlaceImages
+from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.evaluation.inputs import Retrieved
 from kappaplace.evaluation.results import MOST_REFERENCES, ScoreColumns, SetResult, references_to_store
