@@ -384,7 +384,8 @@ _covered("options or a type", "Machine OnError Order Floats PatchMaps Examples")
 _covered(
     "tests/cli covers it by `kappaplace evaluate` and `kappaplace compare`",
     """compare_with_paper comparison_rows evaluate_descriptors evaluate_matrices evaluate_model from_table
-    measure_set paper_rows plain score_set write_comparison write_paper""",
+    measure_set paper_rows plain score_set write_comparison write_paper write_rows flaws_of warnings_of
+    spread_over_seeds PaperComparison SeedRow reference_metrics score_flaw tied_fraction mean_cosine""",
 )
 _covered(
     "tests/cli covers it by `kappaplace map`",

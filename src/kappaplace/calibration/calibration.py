@@ -185,12 +185,23 @@ class Calibration:
             facts = parts.get("facts")
             if isinstance(facts, Mapping) and RERANK in facts:
                 parts["rerank"] = facts[RERANK]
+            parts["rule"] = _finite_rule(parts.get("rule"), parts.get("sketch"))
             return from_plain(cls, parts)
         except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
             raise KappaPlaceError(f"The stored calibration is damaged ({error}). Calibrate again.") from None
 
     def _rate(self, outside_rate: float | None) -> float | None:
         return self.outside_rate if outside_rate is None else outside_rate
+
+
+def _finite_rule(rule: Json, sketch: Json) -> Json:
+    """Return the stored rule; one that accepts everything, as earlier versions wrote, ends at the largest
+    uncertainty of the calibration queries."""
+    if not isinstance(rule, Mapping) or rule.get("accept_at") != "inf" or not isinstance(sketch, Mapping):
+        return rule
+    values = sketch.get("values")
+    largest = values.get(UNCERTAINTY) if isinstance(values, Mapping) else None
+    return {**rule, "accept_at": largest[-1]} if isinstance(largest, list) else rule
 
 
 QUERY_SIGNALS = ("cosine", "pa", "margin", "aliasing", "z-score", "inverse-kappa", "kappaplace")

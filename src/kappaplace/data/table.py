@@ -18,6 +18,7 @@ from kappaplace.data.near import FARTHEST, Near, Neighborhood
 from kappaplace.data.positives import Positives, positives_within
 from kappaplace.data.table_io import VERSION, TableFacts, read_table, write_table
 from kappaplace.errors import KappaPlaceError
+from kappaplace.files import printable
 
 DEFAULT_RADIUS = 25.0  # metres within which a reference is a positive, the convention of the field
 
@@ -351,6 +352,10 @@ class PlaceImages:
         The name counts because datasets of numbered files (0000.jpg, …) may be the same in everything else.
         File format, root and protocol do not count.
         """
+        if self.name != printable(self.name):
+            raise KappaPlaceError(
+                f"The name of a table must be UTF-8, got {printable(self.name)!r}. Pass --name."
+            )
         facts = f"kappaplace table 1|{self.name}|{self.frame}|{self.radius!r}|{self.neighborhood}"
         return content_hash(facts, self._columns(), self.given_positives)
 

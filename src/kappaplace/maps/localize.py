@@ -21,7 +21,7 @@ from kappaplace.calibration.calibration import (
     plain_score,
     usable_signals,
 )
-from kappaplace.calibration.decision import Decision, decide_matches, match_probabilities
+from kappaplace.calibration.decision import decide_matches, match_probabilities
 from kappaplace.calibration.domain import Domain
 from kappaplace.calibration.sources import borrowed_note
 from kappaplace.checks import percent
@@ -275,20 +275,16 @@ def _answers(
     """Return one answer per query, without notes and times."""
     store, radius = references.store, references.store.manifest.radius
     poses = store.gather("poses", evidence.matches.indices)
-    offsets = poses[:, :, :2] - poses[:, :1, :2]
-    distances = np.hypot(offsets[..., 0], offsets[..., 1])  # to the best match; NaN if a position is unknown
-    apart = distances > 2 * radius
+    offsets = poses[:, :, :2] - poses[:, :1, :2]  # NaN if a position is unknown
+    apart = np.hypot(offsets[..., 0], offsets[..., 1]) > 2 * radius
     decisions = _match_decisions(calibration, judgment, apart)
     probabilities = _match_probabilities(judgment, apart)
-    # Without a calibration, the similarity is the best measure of how much to trust a match.
-    weights = evidence.cosines if judgment.pairs is None else judgment.pairs
     kappas, matches = _kappas(evidence.queries), _matches(store, evidence, probabilities, poses, decisions)
     answers = []
     for row, name in enumerate(names):
         reason = judgment.reasons[row] if judgment.reasons else ""
         valid = judgment.probability is not None and not reason
         inside = None if judgment.inside is None or reason else float(judgment.inside[row])
-        agreeing = np.array([decision != Decision.REJECT for decision in decisions[row]])
         answers.append(
             Localization(
                 query=name,
@@ -298,7 +294,7 @@ def _answers(
                 inside=inside,
                 decision=None if judgment.decision is None else judgment.decision[row],
                 in_map=None if inside is None else inside >= SAME_PLACE,
-                pose=fused_pose(poses[row], weights[row], agreeing & (distances[row] <= radius)),
+                pose=fused_pose(matches[row], radius),
                 matches=matches[row],
                 signals={key: float(values[row]) for key, values in signals.items()},
                 notes=(UNLIKE.format(reason=reason),) if reason else (),

@@ -322,7 +322,7 @@ def field_docs(record: type) -> dict[str, str]:
     except (OSError, SyntaxError):
         return {}
     return {
-        item.target.id: " ".join(text.value.value.split())
+        ast.unparse(item.target): " ".join(str(ast.literal_eval(text.value)).split())
         for item, text in pairwise(body)
         if isinstance(item, ast.AnnAssign) and isinstance(text, ast.Expr)
     }
