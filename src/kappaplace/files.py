@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from tokenize import TokenError
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -272,13 +272,13 @@ def sealed(values: Mapping[str, Json]) -> dict[str, Json]:
     return {**content, SEAL: hashlib.sha256(plain.encode()).hexdigest()}
 
 
-def unsealed(values: dict[str, Any]) -> dict[str, Any]:
+def unsealed(values: Json) -> dict[str, Json]:
     """Return a JSON object without its checksum; files of earlier versions have none.
 
     Raises:
         ValueError: If the checksum is of other values.
     """
-    if not isinstance(values, dict):
+    if not isinstance(values, Mapping):
         raise ValueError("it is not an object")
     if SEAL in values and sealed(values)[SEAL] != values[SEAL]:
         raise ValueError("wrong checksum: some of its values have changed")
