@@ -19,7 +19,7 @@ import runpy, sys
 from importlib import util
 
 class Blocked:
-    names = {"rich", "typer", "scipy", "pyarrow", "pyproj", "matplotlib", "faiss", "pydantic", "kornia", "accelerate"}
+    names = set("rich typer scipy pyarrow pyproj matplotlib faiss pydantic kornia accelerate".split())
 
     def find_spec(self, name, path, target=None):
         if name.partition(".")[0] in self.names:

@@ -46,7 +46,7 @@ Embedder: TypeAlias = Callable[[Sequence[str]], Embeddings]
 Started: TypeAlias = Callable[[], Embeddings]
 """Pending embeddings: a call waits for them."""
 Starter: TypeAlias = "Here | RayEmbedder"
-"""Starts the embedding of a block with ``begin(paths)``, ``ahead`` blocks before it waits for the first one."""
+"""Starts the embedding of a block with ``begin(paths)``, ``ahead`` blocks before it waits for the first."""
 
 
 class Settings(TypedDict):
