@@ -11,6 +11,7 @@ import pytest
 
 import kappaplace
 from kappaplace.training.recipes import RECIPES
+from kappaplace.training.run import Trained
 from kappaplace_city import SyntheticCity, write_city
 from tests.cli.test_main import run
 
@@ -22,9 +23,9 @@ TINY = [
     "classes.groups_per_axis=2",
     "classes.groups_per_heading=1",
     "classes.min_images=4",
-    "optimiser.epochs=2",
-    "optimiser.iterations=2",
-    "optimiser.batch_size=8",
+    "optimizer.epochs=2",
+    "optimizer.iterations=2",
+    "optimizer.batch_size=8",
 ]
 
 
@@ -62,13 +63,33 @@ def test_without_a_recipe_all_are_listed(
 def test_shown_settings_are_a_config_file(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert run(monkeypatch, "train", "kappa-jt", "-s", "optimiser.lr=0.5", "--show-settings") == 0
+    assert run(monkeypatch, "train", "kappa-jt", "-s", "optimizer.lr=0.5", "--show-settings") == 0
     shown = capsys.readouterr().out
     assert "lr = 0.5" in shown
     file = tmp_path / "jt.toml"
     file.write_text(shown, encoding="utf-8")
     assert run(monkeypatch, "train", "kappa-jt", "--config", file, "--show-settings") == 0
     assert capsys.readouterr().out == shown
+
+
+def test_shown_settings_explain_every_option(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "train", "kappa-jt", "--show-settings") == 0
+    lines = capsys.readouterr().out.splitlines()
+    values = [number for number, line in enumerate(lines) if " = " in line and number]
+    assert len(values) > 50
+    assert all(lines[number - 1].startswith("# ") for number in values)
+    assert "# Random seed." in lines
+
+
+def test_processes_that_do_not_write_do_not_print(
+    tables: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("kappaplace.training.train", lambda *_, **__: Trained(tmp_path, [], None, main=False))
+    words = ("train", "retrieval", "--data", tables / "train.parquet", "--out", tmp_path)
+    assert run(monkeypatch, *words) == 0
+    assert capsys.readouterr().out == ""
 
 
 def test_from_tables_to_a_model_that_knows_kappa(
@@ -102,7 +123,7 @@ def test_from_tables_to_a_model_that_knows_kappa(
     [
         (("kappa-xt",), "Unknown recipe 'kappa-xt'"),
         (("retrieval",), "Pass --data TABLE and --out FOLDER"),
-        (("retrieval", "-s", "optimiser.lr=fast"), "optimiser.lr must be a number, got 'fast'"),
+        (("retrieval", "-s", "optimizer.lr=fast"), "optimizer.lr must be a number, got 'fast'"),
         (
             ("retrieval", "-s", "optimizer.lr=1"),
             "Unknown option 'optimizer.lr'. Choose a section from: model",

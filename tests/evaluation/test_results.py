@@ -17,8 +17,10 @@ from kappaplace.evaluation import (
     Machine,
     evaluate,
     evaluate_sets,
+    flaws_of,
     measure,
     read_result,
+    warnings_of,
     write_result,
 )
 from kappaplace.evaluation.inputs import from_descriptors, from_similarities, from_table
@@ -38,8 +40,9 @@ def cache(tiny, tmp_path) -> EmbeddingStore:
 def test_every_score_is_there_or_has_a_reason(tiny, table, tmp_path):
     result = evaluate(tiny, table, Choices(resamples=0), Machine(tmp_path / "cache")).sets[0]
     assert result.hits.shape == (24, 10)
-    assert set(result.scores) | set(result.left_out) == set(SCORES)
-    assert set(result.left_out) == {"variance", *SLOW}
+    assert set(result.scores) | set(result.left_out) == {*SCORES, "calibrated"}
+    assert set(result.left_out) == {"variance", "calibrated", *SLOW}
+    assert {"patches", "patch-margin"} <= set(result.scores)  # without being asked for
     assert result.references == len(table.reference_rows)
     assert result.query_images[3] == str(table.image_path(int(table.query_rows[3])))
     np.testing.assert_array_equal(result.hits, table.positives().hits(result.matches.indices))
@@ -73,12 +76,56 @@ def test_pooled_and_mean(cache, table, city_folder):
         evaluate_sets("tiny", [sets[0], sets[0]], Choices("l2", resamples=0))
 
 
+def test_what_says_nothing_is_reported(cache, table):
+    """A floored κ, a constant score and descriptors that coincide pass no evaluation in silence."""
+    retrieved = from_table(table, cache)
+    queries = retrieved.evidence.queries.embeddings
+    references = retrieved.evidence.references.embeddings
+    low = np.linspace(0.40, 0.43, len(queries.descriptor), dtype=np.float32)
+    choices = Choices("l2,inverse-kappa", resamples=0)
+
+    def evaluated(one: Embeddings, other: Embeddings):
+        return evaluate_sets("tiny", [from_descriptors(one, other, None, table)], choices)
+
+    dead = evaluated(queries._replace(kappa=low), references)
+    assert flaws_of(dead.sets[0]) == {"inverse-kappa": "constant"}
+    metrics = dead.metrics["val"]
+    assert metrics["scores"]["inverse-kappa"]["ECE@1"] == metrics["baselines"]["constant score"]["ECE@1"]
+    score, kappa = warnings_of(dead)
+    assert "1/κ (constant)" in score
+    assert kappa.startswith("val: κ is 0.401 to 0.428 for 90% of the queries, and 1/κ is floored")
+
+    same = np.zeros_like(references.descriptor)
+    same[:, 0] = 1
+    collapsed = evaluated(queries, references._replace(descriptor=same))
+    assert any("descriptors of different references coincide" in text for text in warnings_of(collapsed))
+
+    rng = np.random.default_rng(0)
+    living = [
+        each._replace(
+            descriptor=rng.normal(size=each.descriptor.shape).astype(np.float32),
+            kappa=rng.uniform(50, 500, len(each.descriptor)).astype(np.float32),
+        )
+        for each in (queries, references)
+    ]
+    assert warnings_of(evaluated(*living)) == []
+
+
+def test_only_some_datasets_are_pooled(cache, table, city_folder):
+    sets = [from_table(each, cache) for each in (table, PlaceImages.open(city_folder / "test.parquet"))]
+    result = evaluate_sets("tiny", sets, Choices("l2", resamples=0, pool=("val",)))
+    assert result.metrics["pooled"]["queries"] == len(table.query_rows)
+    assert result.metrics["pooled"]["scores"] == result.metrics["val"]["scores"]
+    assert result.facts["pool"] == ["val"]
+    assert "pool" not in evaluate_sets("tiny", sets, Choices("l2", resamples=0)).facts
+
+
 def test_files_give_the_result_back(cache, table, route, tmp_path):
     lists = [positive.tolist() for positive in np.array_split(np.arange(24), 12)]
     rng = np.random.default_rng(0)
     alone = from_similarities(rng.uniform(-1, 1, (12, 24)), Positives.from_lists(lists, 24), name="alone")
     sets = [from_table(table, cache), from_table(route, cache), alone]
-    result = evaluate_sets("tiny", sets, Choices("l2,pa,kappaplace,sue", resamples=10))
+    result = evaluate_sets("tiny", sets, Choices("l2,pa,kappaplace,sue", resamples=10, keep_twins=True))
     again = read_result(write_result(result, tmp_path / "out"))
     assert again.name == result.name
     assert again.facts == json.loads(json.dumps(result.facts))
@@ -120,14 +167,15 @@ def test_equal_inputs_give_equal_bytes(tiny, table, tmp_path):
 
 
 def test_a_route_is_resampled_by_blocks_in_the_order_of_its_frames(cache, route):
+    choices = Choices("l2", resamples=5, keep_twins=True)  # the queries are the references
     shuffled = np.random.default_rng(0).permutation(48)
     rows = np.concatenate([route.query_rows[shuffled], route.reference_rows])
     mixed = replace(route.select(rows), frame_number=np.concatenate([shuffled, np.arange(len(rows) - 48)]))
-    result = evaluate_sets("tiny", [from_table(mixed, cache)], Choices("l2", resamples=5)).sets[0]
+    result = evaluate_sets("tiny", [from_table(mixed, cache)], choices).sets[0]
     assert result.block == 20
     assert shuffled[result.queries].tolist() == list(range(48))
     short = mixed.select(np.concatenate([mixed.query_rows[:39], mixed.reference_rows]))
-    assert evaluate_sets("x", [from_table(short, cache)], Choices("l2", resamples=5)).sets[0].block == 1
+    assert evaluate_sets("x", [from_table(short, cache)], choices).sets[0].block == 1
 
 
 def test_policies(cache, table):

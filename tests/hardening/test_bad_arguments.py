@@ -384,11 +384,12 @@ _covered("options or a type", "Machine OnError Order Floats PatchMaps Examples")
 _covered(
     "tests/cli covers it by `kappaplace evaluate` and `kappaplace compare`",
     """compare_with_paper comparison_rows evaluate_descriptors evaluate_matrices evaluate_model from_table
-    measure_set paper_rows plain score_set write_comparison write_paper""",
+    measure_set paper_rows plain score_set write_comparison write_paper write_rows flaws_of warnings_of
+    spread_over_seeds PaperComparison SeedRow reference_metrics score_flaw tied_fraction mean_cosine""",
 )
 _covered(
     "tests/cli covers it by `kappaplace map`",
-    """AnswerFile MapStore add_images area_of as_table decided from_lines head_lines holds_answers keep_model
+    """AnswerFile MapStore add_images area_of as_table decided from_lines head_lines holds_answers
     label_loop label_map loaded match_picture model_of no_longer_compared observed_in preprocessing_of
     query_picture read_manifest read_observed read_record sparse_note verified verified_by write_manifest
     write_pairs""",
@@ -399,6 +400,9 @@ _covered(
     drive_embeddings drive_frames fit_closures optimise place_matrix read_drive run_slam same_place scores_for
     patch_maps_of reordered DriveInput SlamOptions Labels closure_message""",
 )
+
+
+_covered("tests/cli and tests/evaluation cover it by --encoder", "load_encoder plain_encoder")
 
 
 def public_names() -> Iterator[str]:

@@ -15,7 +15,7 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import PlaceMap
 from kappaplace.maps.tune import self_calibrate
 from kappaplace.maps.tune.calibrate import calibrate_map
-from kappaplace.maps.tune.self_calibrate import found_alone, self_calibrate_map, sparse_note
+from kappaplace.maps.tune.self_calibrate import distinct_rate, self_calibrate_map, sparse_note
 from tests.maps.conftest import town_table
 
 
@@ -75,7 +75,7 @@ def test_labelled_queries(many, ready, tmp_path):
         assert found[1:] == sorted(found[1:], reverse=True)
         assert answer.matches[0].probability == answer.probability
     near = again.localize(many.image_path(0), area=(tuple(many.positions[0]), 40.0))
-    assert any("Only the given area" in n and "no risk is guaranteed" in n for n in near.notes)
+    assert any("Only part of the map" in n and "no risk is guaranteed" in n for n in near.notes)
     outside = again.localize(many.image_path(0), outside_rate=0.9)
     assert any("not 90" in note for note in outside.notes)
     assert not any("out-of-map" in n for n in again.localize(many.image_path(0)).notes)
@@ -136,8 +136,8 @@ def test_what_cannot_be_self_calibrated(many, ready, tiny, tmp_path):
     export_map(ready.store, moved)
     with np.load(moved) as stored:
         arrays = {key: stored[key] for key in stored.files}
-    np.savez(moved, **(arrays | {"root": np.full(len(ready), "/nowhere")}))
-    import_map(moved, tmp_path / "gone")
+    np.savez(moved, **arrays)
+    import_map(moved, tmp_path / "gone", tiny, "/nowhere")
     with pytest.raises(KappaPlaceError, match=r"no longer exist .*/nowhere"):
         self_calibrate_map(PlaceMap.open(tmp_path / "gone"))
 
@@ -165,4 +165,4 @@ def test_how_dense_a_map_is(ready):
         others = np.delete(np.arange(len(ready)), row)
         best = others[np.argmax(z[others] @ z[row])]
         hits.append(np.linalg.norm(where[best] - where[row]) <= near)
-    assert found_alone(ready, np.arange(len(ready))) == pytest.approx(np.mean(hits))
+    assert distinct_rate(ready, np.arange(len(ready))) == pytest.approx(np.mean(hits))

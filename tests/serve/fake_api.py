@@ -160,9 +160,9 @@ class Town:
         ]
         near = near[:1] if behaviour.alone else near
         used = here[near]
-        centre = used.mean(axis=0)
-        spread = math.sqrt(float(((used - centre) ** 2).sum(axis=1).mean()))
-        pose = {"x": centre[0], "y": centre[1], "heading": heading, "spread": spread, "matches": len(near)}
+        center = used.mean(axis=0)
+        spread = math.sqrt(float(((used - center) ** 2).sum(axis=1).mean()))
+        pose = {"x": center[0], "y": center[1], "heading": heading, "spread": spread, "matches": len(near)}
         if not behaviour.posed:
             matches, pose = [{**match, "x": None, "y": None} for match in matches], None
         margin = {"clear": -0.21, "blurred": -0.09, "ambiguous": -0.008, "elsewhere": -0.05}[kind]
@@ -221,8 +221,8 @@ def calibration(calibrated: bool) -> dict[str, Any]:
             for c, r in zip(coverage, risk, strict=True)
         ],
         "promise": [
-            "Accepted answers are wrong in at most 5% of the cases, with 95% confidence; expect 54% of the "
-            "queries to be accepted.",
+            "Accepted answers are incorrect in at most 5% of the cases, with 95% confidence; about 54% of "
+            "the queries are accepted.",
             "Holds for queries drawn like the labelled ones, independent of each other.",
         ],
     }

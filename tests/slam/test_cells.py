@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.models.checkpoint import load_model
+from kappaplace.models.embedding import patch_maps_of
 from kappaplace.models.place_model import PlaceModel
-from kappaplace.retrieval.patches import CellCheck, patch_agreement, patch_maps_of
+from kappaplace.retrieval.patches import CellCheck, patch_agreement
 from kappaplace.slam import ClosingSettings, Frame, LoopCloser
 from kappaplace.slam.calibrate import calibration_for, collect, fit_closures, scores_for
 from tests.slam.synthetic import calibration, world
@@ -44,7 +45,7 @@ def test_agreement_is_that_of_the_maps_and_is_asked_once(matches: list[int]) -> 
     assert check.agreement(39, matches[::-1]) == pytest.approx(wanted[::-1])
     assert len(maps.asked) == asked
     # What is known needs neither images nor a model.
-    assert CellCheck(maps, check.known).agreement(39, matches) == pytest.approx(wanted)
+    assert CellCheck(maps, check.agreements).agreement(39, matches) == pytest.approx(wanted)
     assert len(maps.asked) == asked
 
 

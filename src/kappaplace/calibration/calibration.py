@@ -55,11 +55,11 @@ class Calibration:
     facts: Mapping[str, Json] = field(default_factory=dict)
     """How it was fitted, in plain values."""
     rerank: int = field(default=0, metadata=optional())
-    """Number of matches that were compared patch by patch when it was fitted."""
+    """Number of top matches that were re-ranked by patch matching when it was fitted."""
     domain: Domain | None = field(default=None, metadata=optional())
-    """What correctly answered calibration queries look like; None in files of earlier versions."""
+    """Appearance of correctly answered calibration queries; None in files of earlier versions."""
     plain: Calibration | None = field(default=None, metadata=optional())
-    """The same fitted without comparing patches, for queries or maps whose images are not available."""
+    """Calibration without patch matching, for queries or maps whose images are not available."""
 
     @property
     def scores(self) -> tuple[str, ...]:
@@ -158,9 +158,7 @@ class Calibration:
             What `from_dict` reads.
         """
         values = to_plain(self)
-        if (
-            RERANK in self.facts
-        ):  # of an earlier version: written as it was read, so that the fingerprint stays
+        if RERANK in self.facts:  # of an earlier version: written as it was read, to keep the fingerprint
             values.pop("rerank", None)
         return {"format": FORMAT, **values}
 
@@ -187,6 +185,7 @@ class Calibration:
             facts = parts.get("facts")
             if isinstance(facts, Mapping) and RERANK in facts:
                 parts["rerank"] = facts[RERANK]
+            parts["rule"] = _finite_rule(parts.get("rule"), parts.get("sketch"))
             return from_plain(cls, parts)
         except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
             raise KappaPlaceError(f"The stored calibration is damaged ({error}). Calibrate again.") from None
@@ -195,14 +194,24 @@ class Calibration:
         return self.outside_rate if outside_rate is None else outside_rate
 
 
+def _finite_rule(rule: Json, sketch: Json) -> Json:
+    """Return the stored rule; one that accepts everything, as earlier versions wrote, ends at the largest
+    uncertainty of the calibration queries."""
+    if not isinstance(rule, Mapping) or rule.get("accept_at") != "inf" or not isinstance(sketch, Mapping):
+        return rule
+    values = sketch.get("values")
+    largest = values.get(UNCERTAINTY) if isinstance(values, Mapping) else None
+    return {**rule, "accept_at": largest[-1]} if isinstance(largest, list) else rule
+
+
 QUERY_SIGNALS = ("cosine", "pa", "margin", "aliasing", "z-score", "inverse-kappa", "kappaplace")
 PAIR_SIGNALS = ("cosine", "kappaplace")
 PATCH_SIGNALS = ("patches", "patch-margin")
-"""Available if the first matches were compared patch by patch."""
+"""Available if the top matches were re-ranked by patch matching."""
 
 
 @dataclass(frozen=True, eq=False)
-class Judgement:
+class Judgment:
     """Probabilities and decisions of some queries; all but the uncertainty is None without a calibration."""
 
     uncertainty: Floats
@@ -216,8 +225,8 @@ class Judgement:
     pairs: Floats | None = None
     """Probability that each match is correct, N×K."""
     reasons: tuple[str, ...] = ()
-    """For each query why its probability does not apply: how it differs from the calibration queries;
-    or ""."""
+    """For each query, how it differs from the calibration queries, so that its probability does not apply;
+    otherwise an empty string."""
     guaranteed: Bools | None = None
     """Whether the risk of accepting is guaranteed, N."""
 
@@ -228,15 +237,15 @@ def judge(
     *,
     outside_rate: float | None = None,
     bank: Domain | None = None,
-) -> Judgement:
+) -> Judgment:
     """Turn the scores of a retrieval into probabilities and decisions.
 
     A query that is unlike the correctly answered calibration queries is never accepted, because its
     probability was not calibrated on anything like it.
 
     Args:
-        evidence: Everything known after retrieval.
-        calibration: None for the plain uncertainty.
+        evidence: Results of the retrieval.
+        calibration: The calibration. None: return only the uncertainty.
         outside_rate: Expected fraction of out-of-map queries. Default: the calibration's own.
         bank: Correctly answered queries of other maps, used if the calibration has too few of its own.
             Nothing is guaranteed then.
@@ -245,7 +254,7 @@ def judge(
         One value per query, and one per match if the calibration was fitted on pairs.
     """
     if calibration is None:
-        return Judgement(plain_score(evidence).query(evidence))
+        return Judgment(plain_score(evidence).query(evidence))
     uncertainty = calibration.uncertainty(query_features(evidence, calibration.scores))
     domain = calibration.domain
     conclusive = domain is not None and domain.conclusive
@@ -263,7 +272,7 @@ def judge(
     if calibration.pair_scores:
         pairs = calibration.pair_probability(pair_features(evidence, calibration.pair_scores), outside_rate)
     rate = calibration.outside_rate if outside_rate is None else outside_rate
-    return Judgement(
+    return Judgment(
         uncertainty,
         calibration.right.probability(uncertainty, rate),
         calibration.right.inside_probability(uncertainty, rate),

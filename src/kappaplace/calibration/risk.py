@@ -57,7 +57,13 @@ ONE_CROSSING = "Assumes that the error rate among the accepted crosses the limit
 
 
 class RiskRefused(KappaPlaceError):
-    """The sample cannot support the guarantee."""
+    """The sample cannot support the guarantee.
+
+    Args:
+        message: The message.
+        needed: Number of queries that might support it.
+        row: Row of the most confident incorrect query.
+    """
 
     def __init__(self, message: str, needed: int | None, row: int | None = None) -> None:
         super().__init__(message)
@@ -285,9 +291,8 @@ def _refused(
     if guess > MOST_LABELS:
         lowest = float((wrong / count).min(initial=1.0))
         return RiskRefused(
-            f"{subject} cannot be guaranteed, because even the most confident of the {queries:,} queries "
-            f"are incorrect "
-            f"in {percent(lowest)} of the cases. Allow a higher risk or use a better score.",
+            f"{subject} cannot be guaranteed, because even the most confident queries are incorrect in "
+            f"{percent(lowest)} of the cases. Allow a higher risk or use a better score.",
             None,
             row,
         )

@@ -24,6 +24,13 @@ class RunOptions:
     val: Annotated[
         Path | None, Help("Validation table with queries. Default: no validation and no early stopping.")
     ] = None
+    encoder: Annotated[
+        str,
+        Help(
+            "Your own encoder, for kappa-pt, linear-head and contrastive-pt: package.module:function, whose "
+            "code runs and returns a torch module or a FrozenEncoder."
+        ),
+    ] = ""
     cpu: Annotated[bool, Help("Train on the CPU even if a GPU is available.", ("--cpu",))] = False
 
 
@@ -38,6 +45,13 @@ def train(
         str,
         typer.Option("--from", help="Model to start from: a folder, a weights file or a name."),
     ] = "",
+    preset: Annotated[
+        str,
+        typer.Option(
+            help="Settings with which the code of the paper and its baselines was run: paper, or a table "
+            "of the paper, such as tab:sf_final. --config and --set override them."
+        ),
+    ] = "",
     config: Annotated[str, typer.Option(help="TOML file with settings.")] = "",
     changes: Annotated[
         list[str] | None,
@@ -46,7 +60,8 @@ def train(
         ),
     ] = None,
     show: Annotated[
-        bool, typer.Option("--show-settings", help="Print all settings as TOML without training.")
+        bool,
+        typer.Option("--show-settings", help="Print all settings as TOML with comments, without training."),
     ] = False,
 ) -> None:
     """Train an encoder, a κ head, or both.
@@ -72,31 +87,40 @@ def train(
             typer.echo(f"{each.name:<15} {each.about}")
         return
     start_from = [f"model.start={start}"] if start else []
-    settings = settings_for(recipe, config, [*(changes or []), *start_from])
+    settings = settings_for(recipe, config, [*(changes or []), *start_from], peers=preset)
     if show:
-        typer.echo(settings.to_toml(), nl=False)
+        typer.echo(settings.to_toml(comments=True), nl=False)
         return
     _run(settings, options)
 
 
 def _run(settings: Settings, options: RunOptions) -> None:
     from kappaplace.data import PlaceImages
+    from kappaplace.models import FrozenEncoder, load_encoder
     from kappaplace.training import TrainingSet, ValidationSet
     from kappaplace.training import train as run
 
     if options.data is None or options.out is None:
         raise KappaPlaceError("train needs a table and an output folder. Pass --data TABLE and --out FOLDER.")
+    own = load_encoder(options.encoder) if options.encoder else None
+    if own is not None and not isinstance(own, FrozenEncoder):
+        own = FrozenEncoder(own)
     val = None if options.val is None else ValidationSet.from_table(PlaceImages.open(options.val))
     trained = run(
         settings,
         TrainingSet.from_table(PlaceImages.open(options.data)),
         options.out,
         val,
+        model=own,
         device="cpu" if options.cpu else "",
         say=typer.echo,
     )
-    if trained.epochs and trained.main:
+    if not trained.main:  # with several processes, one of them writes and prints
+        return
+    curves = ""
+    if trained.epochs:
         from kappaplace.reports import write_training
 
         write_training(trained.epochs, trained.folder)
-    typer.echo(f"Model saved to {trained.folder / 'model'}; training curves are in training.png.")
+        curves = "; training curves are in training.png"
+    typer.echo(f"Model saved to {trained.folder / 'model'}{curves}.")

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.data.table import ImageNames
+from kappaplace.data.columns import ImageNames
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import make_folder, replace_file, telling, write_file
 from kappaplace.metrics.retrieval import KS
@@ -114,6 +114,8 @@ class SetResult:
     """Further facts to store: hash of the table, protocol, preprocessing."""
     queries: NDArray[np.int64] | None = None
     """Number of each query in the order of the dataset, N. None: row i is query i."""
+    sessions: NDArray[np.int64] | None = None
+    """Drive of each query, N, whose queries are resampled together. None if the table has too few drives."""
 
     @property
     def query_numbers(self) -> NDArray[np.int64]:
@@ -222,6 +224,7 @@ class _Presence:
     reference_positions: bool
     positives: bool
     images: bool
+    sessions: bool = False
 
 
 @dataclass(frozen=True)
@@ -284,6 +287,8 @@ def _set_facts(each: SetResult) -> dict[str, Json]:
         "positives": each.positives is not None,
         "images": len(each.query_images) > 0,
     }
+    if each.sessions is not None:
+        presence["sessions"] = True
     n, k = each.hits.shape
     facts = {name: getattr(each, name) for name in _SET_FACTS}
     return {"name": each.name, "queries": n, "k": k, **facts, "known": presence, "scores": scores}
@@ -359,6 +364,8 @@ def _query_columns(each: SetResult) -> Columns:
         "top": each.matches.indices[:, 0],
         "similarity": each.matches.similarities[:, 0],
     }
+    if each.sessions is not None:
+        columns["session"] = each.sessions
     for k in KS:
         if k <= each.hits.shape[1]:
             columns[f"hit@{k}"] = np.any(each.hits[:, :k], axis=1)
@@ -498,6 +505,7 @@ def _set_of(stored: _StoredSet, queries: pa.Table, matches: pa.Table, references
         query_images=ImageNames(np.array(query_paths, np.dtypes.StringDType()), root),
         reference_images=ImageNames(paths, root),
         queries=column("query", kinds="iu"),
+        sessions=column("session").astype(np.int64) if known.sessions else None,
         **{name: getattr(stored, name) for name in _SET_FACTS},
     )
 

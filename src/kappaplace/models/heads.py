@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.models.aggregation import Aggregation, GeM, without_autocast
+from kappaplace.models.aggregation import Aggregation, GeM, PlainAggregation, without_autocast
 
 KAPPA_FLOOR = 1e-6  # κ is positive even if Softplus underflows
 
@@ -37,7 +37,12 @@ HeadName = Literal[
     "layers-mlp",
     "linear",
     "variance",
+    "variance-linear",
+    "variance-each",
+    "variance-each-aggregation",
+    "variance-each-linear",
     "stun",
+    "stun-s",
     "dropout",
     "none",
 ]
@@ -45,7 +50,7 @@ Spread = Literal["kappa", "variance", "log-variance"]
 
 
 def positive(x: Tensor) -> Tensor:
-    """Apply Softplus and add the floor, so that κ > 0; B×1 → B."""
+    """Apply Softplus and add the floor, so that κ > 0; B×1 → B, B×d → B×d."""
     x = x.squeeze(-1)
     return F.softplus(x if x.dtype == torch.float64 else x.float()).add_(KAPPA_FLOOR)
 
@@ -132,8 +137,10 @@ class MirroredKappaHead(KappaHead):
     def from_reduced(self, reduced: Tensor) -> Tensor:
         return positive(exact_linear(self.last, exact_linear(self.first, reduced)))
 
-    def copy_aggregation(self, source: Aggregation) -> None:
+    def copy_aggregation(self, source: Aggregation | PlainAggregation) -> None:
         """Copy the weights of the descriptor's aggregation."""
+        if isinstance(source, PlainAggregation):
+            raise KappaPlaceError("This encoder has no projection that the head could copy. Use a new head.")
         self.first.load_state_dict(source.project.state_dict())
         if not self.tied:
             self.aggregation.gem.load_state_dict(source.gem.state_dict())  # type: ignore[union-attr]
@@ -229,10 +236,46 @@ class VarianceHead(MirroredKappaHead):
     spread: Spread = "variance"
 
 
+class LinearVarianceHead(LinearKappaHead):
+    """The variance of a Gaussian from the descriptor before its normalization."""
+
+    spread: Spread = "variance"
+
+
+class EachVarianceHead(Head):
+    """The variance of every dimension of a Gaussian, as in the GNLL ablations of the authors' release.
+
+    Args:
+        channels: Channels of the feature map. 0: the head reads the descriptor before its normalization.
+        dim: Dimension of the descriptor.
+        linear: Whether there is a Linear(d, d) before the Softplus.
+    """
+
+    spread: Spread = "variance"
+
+    def __init__(self, channels: int, dim: int, linear: bool) -> None:
+        super().__init__()
+        self.aggregation = Aggregation(channels, dim) if channels else None
+        self.last = nn.Linear(dim, dim) if linear else None
+
+    def reduce(self, normalized: Tensor, pooled: Tensor, raw: Tensor, stages: Tensor | None = None) -> Tensor:
+        return raw if self.aggregation is None else self.aggregation.gem(normalized)
+
+    def from_reduced(self, reduced: Tensor) -> Tensor:
+        parts = [None if self.aggregation is None else self.aggregation.project, self.last]
+        for layer in parts:
+            reduced = reduced if layer is None else exact_linear(layer, reduced)
+        return positive(reduced)
+
+
 class StunHead(Head):
     """The student of STUN: one sigmoid output s per dimension; the variance is exp(s)."""
 
     spread: Spread = "log-variance"
+
+    def variance(self, spread: Tensor) -> Tensor:
+        """Return the variance of each dimension, B×d, from the output of the head."""
+        return spread.float().exp()
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -240,6 +283,13 @@ class StunHead(Head):
 
     def from_reduced(self, reduced: Tensor) -> Tensor:
         return torch.sigmoid(self.last(reduced))
+
+
+class MeanStunHead(StunHead):
+    """The same student, scored by s itself, as in the authors' release."""
+
+    def variance(self, spread: Tensor) -> Tensor:
+        return spread
 
 
 class DropoutHead(nn.Module):
@@ -262,7 +312,7 @@ class DropoutHead(nn.Module):
         """Drop pooled features at random, during training."""
         return F.dropout(pooled, self.p, self.training)
 
-    def spread_of(self, pooled: Tensor, aggregation: Aggregation) -> tuple[Tensor, Tensor]:
+    def spread_of(self, pooled: Tensor, aggregation: Aggregation | PlainAggregation) -> tuple[Tensor, Tensor]:
         """Return the mean descriptor, B×d at unit length, and the mean variance of its dimensions, B."""
         samples = aggregation.from_pooled(pooled[:, None] * self.masks).float()
         samples = F.normalize(samples, dim=-1)
@@ -305,7 +355,12 @@ def build_head(name: HeadName, channels: int, dim: int, statistics: int = 0) -> 
         "layers-mlp": lambda: LayersKappaHead(channels, statistics, hidden=64),
         "linear": lambda: LinearKappaHead(dim),
         "variance": lambda: VarianceHead(channels, dim),
+        "variance-linear": lambda: LinearVarianceHead(dim),
+        "variance-each": lambda: EachVarianceHead(channels, dim, linear=True),
+        "variance-each-aggregation": lambda: EachVarianceHead(channels, dim, linear=False),
+        "variance-each-linear": lambda: EachVarianceHead(0, dim, linear=True),
         "stun": lambda: StunHead(dim),
+        "stun-s": lambda: MeanStunHead(dim),
         "dropout": lambda: DropoutHead(channels),
         "none": lambda: None,
     }

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
-from kappaplace.models.aggregation import Aggregation, normalize_channels
+from kappaplace.models.aggregation import Aggregation, PlainAggregation, normalize_channels
 from kappaplace.models.backbones import backbone_spec, build_backbone
 from kappaplace.models.embedding import check_images
 from kappaplace.models.encoder import EncoderModule
@@ -20,6 +20,7 @@ from kappaplace.models.heads import (
     Head,
     HeadName,
     LayersKappaHead,
+    StunHead,
     build_head,
     stage_statistics,
     with_folded_head,
@@ -64,7 +65,11 @@ class Network(EncoderModule):
         self.architecture = architecture
         self.preprocessing = preprocessing or default_preprocessing(architecture.backbone)
         self.backbone = build_backbone(architecture.backbone)
-        self.aggregation = Aggregation(spec.channels, architecture.dim)
+        self.aggregation: Aggregation | PlainAggregation = Aggregation(spec.channels, architecture.dim)
+        if spec.plain:
+            if architecture.dim != spec.channels:
+                raise KappaPlaceError(f"dim must be {spec.channels} for {spec.name}, got {architecture.dim}.")
+            self.aggregation = PlainAggregation()
         self.head = self.new_head(architecture.head)
 
     @property
@@ -99,7 +104,7 @@ class Network(EncoderModule):
             stages = stage_statistics(maps)
         else:
             last = self.backbone(images)
-        normalized = normalize_channels(last)
+        normalized = normalize_channels(last) if isinstance(self.aggregation, Aggregation) else last
         pooled = self.aggregation.gem(normalized)
         if isinstance(self.head, DropoutHead):
             pooled = self.head.drop(pooled)
@@ -188,8 +193,8 @@ def with_spread(descriptor: Tensor, head: nn.Module | None, spread: Tensor | Non
         return Embeddings(descriptor)
     if head.spread == "kappa":
         return Embeddings(descriptor, spread)
-    variance = spread.float().exp().mean(-1) if head.spread == "log-variance" else spread
-    return Embeddings(descriptor, variance=variance)
+    variance = head.variance(spread) if isinstance(head, StunHead) else spread
+    return Embeddings(descriptor, variance=variance.mean(-1) if variance.ndim == 2 else variance)
 
 
 def default_preprocessing(backbone: str) -> Preprocessing:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 # Okabe-Ito: color-blind readers can distinguish them.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 RIGHT, WRONG, QUERY = "#1a9850", "#d73027", "#4d4d4d"
 Floats: TypeAlias = "NDArray[np.floating[Any]]"
 PLOT_STYLE: Any = {
@@ -89,23 +89,18 @@ def plain(text: str) -> str:
 
 def line_style(position: int) -> dict[str, str]:
     """Return color and dashes of the n-th line; 24 lines can be distinguished."""
-    dashes = _DASHES[position // len(COLOURS) % len(_DASHES)]
-    return {"color": COLOURS[position % len(COLOURS)], "linestyle": dashes}
+    dashes = _DASHES[position // len(COLORS) % len(_DASHES)]
+    return {"color": COLORS[position % len(COLORS)], "linestyle": dashes}
 
 
 @styled
 def reliability_figure(
-    curves: Mapping[str, ReliabilityCurve],
-    errors: Mapping[str, float],
-    k: int,
-    columns: int | None = None,
+    curves: Mapping[str, Mapping[int, ReliabilityCurve]], columns: int | None = None
 ) -> Figure:
-    """Draw one reliability curve per score: observed success against the expected success of each bin.
+    """Draw one plot per score: observed success at each K against the expected success of each bin.
 
     Args:
-        curves: Curve of each score.
-        errors: ECE@K of each score.
-        k: The K.
+        curves: Curve of each score at each K.
         columns: Number of plots per row, with the counts below the bars. Default: all plots in one row,
             without counts.
 
@@ -116,23 +111,26 @@ def reliability_figure(
         figure, axes, starts = panels(len(curves), len(curves), 2.6, 3.2, sharey=True)
     else:
         figure, axes, starts = panels(len(curves), columns, WIDTH / columns, 2.1, sharey=True)
-    for position, (axis, (label, curve)) in enumerate(zip(axes, curves.items(), strict=True)):
+    for axis, (label, by_k) in zip(axes, curves.items(), strict=True):
+        curve = next(iter(by_k.values()))  # the bins are those of the score, the same at each K
         bins = np.arange(1, len(curve.counts) + 1)
         fractions = curve.counts / curve.counts.sum()
         axis.bar(bins, fractions, color="#bbbbbb", width=0.9, label="fraction of queries")
         axis.plot(bins, curve.expected, "--", color="#666666", label="expected")
-        color = COLOURS[position % len(COLOURS)]
-        # Empty bins are NaN and interrupt the line: nothing was observed there.
-        axis.plot(bins, curve.observed, "o-", color=color, label="observed")
-        title = f"{plain(label)}{': ' if columns is None else chr(10)}ECE@{k} {errors[label]:.3f}"
+        for (k, each), color, marker in zip(by_k.items(), COLORS, "os^", strict=False):
+            # Empty bins are NaN and interrupt the line: nothing was observed there.
+            axis.plot(bins, each.observed, f"{marker}-", ms=4, color=color, label=f"R@{k}")
+        errors = ", ".join(f"{each.error:.3f}" for each in by_k.values())
+        names = "/".join(map(str, by_k))
+        title = f"{plain(label)}{': ' if columns is None else chr(10)}ECE@{names} {errors}"
         axis.set(title=title, xlabel="bin, certain → uncertain", ylim=(0, 1.04))
         axis.set_xticks(bins[::3])
         if columns is not None:
-            axis.title.set_fontsize(8)
+            axis.title.set_fontsize(7.5)
             axis.xaxis.label.set_fontsize(8)
             _counts_below(axis, bins, curve.counts)
     for axis in starts:
-        axis.set_ylabel(f"R@{k}")
+        axis.set_ylabel("recall")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
     return figure
 
@@ -168,7 +166,7 @@ def kappa_figure(
     """
     figure = new_figure(9.0, 3.3)
     left, right = figure.subplots(1, 2)
-    for color, (condition, (levels, mean, error)) in zip(COLOURS, curves.items(), strict=False):
+    for color, (condition, (levels, mean, error)) in zip(COLORS, curves.items(), strict=False):
         left.errorbar(levels, mean, error, marker="o", ms=3, color=color, label=condition)
     left.set(xlabel="level of degradation", ylabel="mean κ", title="κ of the same views, degraded")
     left.set_ylim(bottom=0)
@@ -242,7 +240,7 @@ def ece_bars_figure(errors: Mapping[str, Mapping[int, float]], ks: Sequence[int]
     for position, k in enumerate(ks):
         values = [score[k] for score in errors.values()]
         offsets = rows + (position - (len(ks) - 1) / 2) * thickness
-        bars = axis.barh(offsets, values, thickness, color=COLOURS[position], label=f"ECE@{k}")
+        bars = axis.barh(offsets, values, thickness, color=COLORS[position], label=f"ECE@{k}")
         axis.bar_label(bars, fmt="%.3f", fontsize=6.5, padding=2)
     axis.set_yticks(rows, [plain(label) for label in errors])
     axis.set_ylim(len(errors) - 0.5, -0.5)  # the first score on top
@@ -261,11 +259,11 @@ def ece_sensitivity_figure(surfaces: Mapping[str, EceSurface]) -> Figure:
     for axis, (label, surface) in zip(axes, surfaces.items(), strict=True):
         usual = int(np.argmin(np.abs(surface.clamp - PROTOCOL[1])))
         low, high = surface.plain.min(axis=0), surface.plain.max(axis=0)
-        axis.fill_between(surface.bins, low, high, color=COLOURS[0], alpha=0.18, linewidth=0)
-        axis.plot(surface.bins, surface.plain[usual], color=COLOURS[0], label="1% clamped")
+        axis.fill_between(surface.bins, low, high, color=COLORS[0], alpha=0.18, linewidth=0)
+        axis.plot(surface.bins, surface.plain[usual], color=COLORS[0], label="1% clamped")
         # Zoom is for scores without a clamp: a clamp fills the last bin, so zoom would change nothing.
         untouched = int(np.argmin(surface.clamp))
-        axis.plot(surface.bins, surface.zoomed[untouched], "--", color=COLOURS[1], label="zoom, no clamp")
+        axis.plot(surface.bins, surface.zoomed[untouched], "--", color=COLORS[1], label="zoom, no clamp")
         bin_ = int(np.argmin(np.abs(surface.bins - PROTOCOL[0])))
         protocol = surface.plain[usual, bin_]
         axis.plot(surface.bins[bin_], protocol, "o", color="black", ms=4, label="the paper's choice")
@@ -324,7 +322,7 @@ def kappa_histogram_figure(
     """
     parts: list[tuple[NDArray[np.float64], str, str, str]] = []
     if references is not None:
-        parts.append((references, COLOURS[0], f"references ({len(references):,})", ":"))
+        parts.append((references, COLORS[0], f"references ({len(references):,})", ":"))
     if success is None:
         parts.append((queries, QUERY, f"queries ({len(queries):,})", "-"))
     else:

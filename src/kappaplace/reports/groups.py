@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from kappaplace.metrics import (
     BOTH_TAILS,
+    ECE_NOTE,
     UPPER_TAIL,
     AcceptanceCurve,
     EceSurface,
@@ -23,12 +24,12 @@ from kappaplace.metrics import (
     pool,
     probability_summary,
     recall_at,
+    reference_metrics,
     reliability_curve,
+    score_flaw,
     score_summary,
     success_at,
 )
-from kappaplace.reports import how_to_read
-from kappaplace.reports.artifacts import Artifacts
 from kappaplace.reports.figures import (
     ece_bars_figure,
     ece_sensitivity_figure,
@@ -36,6 +37,7 @@ from kappaplace.reports.figures import (
     risk_coverage_figure,
     score_histogram_figure,
 )
+from kappaplace.reports.html import CAPTIONS, Artifacts
 
 if TYPE_CHECKING:
     from kappaplace.evaluation import EvaluationResult, SetResult
@@ -93,9 +95,15 @@ class Group:
         return {name: self._values(name) for name in self.scores}
 
     @cached_property
-    def constant_score(self) -> dict[str, float]:
-        """Metrics of a constant score, the baseline for every score."""
-        return score_summary(np.zeros(len(self.success)), self.success)
+    def baselines(self) -> dict[str, dict[str, float]]:
+        """Metrics of a constant score and of a perfect ranking, the limits for every score."""
+        return reference_metrics(self.hits)
+
+    @cached_property
+    def flaws(self) -> dict[str, str]:
+        """Why a score cannot rank queries, by name; scores without a flaw are missing."""
+        flaws = {name: score_flaw(column.query) for name, column in self.scores.items()}
+        return {name: flaw for name, flaw in flaws.items() if flaw}
 
     def interval(self, score: str, metric: str) -> Sequence[float] | None:
         """Return the bootstrap interval of a metric, if the evaluation has one."""
@@ -148,17 +156,22 @@ def group_of(result: EvaluationResult, part: SetResult) -> Group:
 
 
 def pooled_group(result: EvaluationResult) -> Group | None:
-    """Return all queries with the scores that every dataset has; None if there is only one dataset."""
+    """Return the queries of all datasets, or of those that the evaluation pools, with their common scores.
+
+    None if there is only one dataset.
+    """
     if len(result.sets) < 2:
         return None
-    parts = [group_of(result, part) for part in result.sets]
+    names = result.facts.get("pool") or [part.name for part in result.sets]
+    parts = [group_of(result, part) for part in result.sets if part.name in names]
     k = min(part.hits.shape[1] for part in parts)
     columns = {}
     for name in parts[0].scores:
         if all(name in part.scores for part in parts):
             columns[name] = _joined([part.scores[name] for part in parts], k)
     hits = pool([(part.hits[:, :k],) for part in parts]).arrays[0]
-    return Group(POOLED, "all datasets pooled", hits, columns, result.metrics.get(POOLED) or {})
+    title = "all datasets pooled" if len(parts) == len(result.sets) else f"pooled: {', '.join(names)}"
+    return Group(POOLED, title, hits, columns, result.metrics.get(POOLED) or {})
 
 
 def _joined(columns: list[Column], k: int) -> Column:
@@ -192,16 +205,18 @@ def risk_coverage(files: Artifacts, group: Group) -> str:
     curves = {column.label: group.risk_coverage(name) for name, column in group.scores.items()}
     alternative = f"Risk over coverage of {', '.join(curves)}, {group.title}"
     figure = risk_coverage_figure(curves)
-    return files.figure(f"risk-coverage-{group.name}", figure, alternative, how_to_read.RISK)
+    return files.figure(f"risk-coverage-{group.name}", figure, alternative, CAPTIONS["risk"])
 
 
 def reliability(files: Artifacts, group: Group) -> str:
-    """Write the reliability curves, one plot per score."""
-    curves = {column.label: group.reliability(name) for name, column in group.scores.items()}
-    errors = {column.label: group.values[name]["ECE@1"] for name, column in group.scores.items()}
-    figure = reliability_figure(curves, errors, 1, columns=min(2, len(curves)))
+    """Write the reliability curves at every K, one plot per score."""
+    curves = {
+        column.label: {k: group.reliability(name, k) for k in group.ks}
+        for name, column in group.scores.items()
+    }
+    figure = reliability_figure(curves, columns=min(2, len(curves)))
     alternative = f"Reliability curves of {', '.join(curves)}, {group.title}"
-    return files.figure(f"reliability-{group.name}", figure, alternative, how_to_read.RELIABILITY)
+    return files.figure(f"reliability-{group.name}", figure, alternative, CAPTIONS["reliability"])
 
 
 def histograms(files: Artifacts, group: Group) -> str:
@@ -209,7 +224,7 @@ def histograms(files: Artifacts, group: Group) -> str:
     scores = {column.label: column.query for column in group.scores.values()}
     figure = score_histogram_figure(scores, group.success)
     alternative = f"Histograms of {', '.join(scores)} for correct and incorrect matches, {group.title}"
-    return files.figure(f"histograms-{group.name}", figure, alternative, how_to_read.HISTOGRAMS)
+    return files.figure(f"histograms-{group.name}", figure, alternative, CAPTIONS["histograms"])
 
 
 def ece_bars(files: Artifacts, group: Group) -> str:
@@ -219,7 +234,9 @@ def ece_bars(files: Artifacts, group: Group) -> str:
         for name, column in group.scores.items()
     }
     alternative = f"Bars of ECE at several K for {', '.join(errors)}, {group.title}"
-    return files.figure("ece-bars", ece_bars_figure(errors, group.ks), alternative, how_to_read.BARS)
+    return files.figure(
+        "ece-bars", ece_bars_figure(errors, group.ks), alternative, f"{CAPTIONS['bars']} {ECE_NOTE}"
+    )
 
 
 def ece_sensitivity(files: Artifacts, group: Group) -> str:
@@ -227,4 +244,4 @@ def ece_sensitivity(files: Artifacts, group: Group) -> str:
     surfaces = {column.label: group.surface(name) for name, column in group.scores.items()}
     alternative = f"ECE@1 over the number of bins, with and without zoom, for {', '.join(surfaces)}"
     figure = ece_sensitivity_figure(surfaces)
-    return files.figure("ece-sensitivity", figure, alternative, how_to_read.SENSITIVITY)
+    return files.figure("ece-sensitivity", figure, alternative, CAPTIONS["sensitivity"])

@@ -8,7 +8,7 @@ tolerance. This is a geometric check without keypoints or a second network, but 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,10 +18,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.models.checkpoint import AnyModel
-from kappaplace.models.embedding import embed_patches
-from kappaplace.models.exported import ExportedModel
-from kappaplace.models.place_model import PlaceModel
 from kappaplace.retrieval.references import Floats, Queries, References
 from kappaplace.retrieval.references import PatchMaps as PatchMaps
 from kappaplace.types import Matches
@@ -29,7 +25,7 @@ from kappaplace.types import Matches
 Pair = tuple[int, int]
 TOLERANCE = 2  # cells: objects at different distances shift by different amounts
 QUERIES = 16  # queries per step: their maps and the maps of their matches are in memory together
-KEPT = 2000
+CACHED_MAPS = 2000
 """Feature maps in memory, about 90 KB each; older ones are computed again from their images."""
 
 
@@ -114,7 +110,11 @@ def rerank(
         The sorted matches, and the agreement of the first ones, N×count.
     """
     count = min(count, matches.indices.shape[1])
-    agreement = compare(queries, references, matches.indices[:, :count])
+    return by_agreement(matches, compare(queries, references, matches.indices[:, :count]))
+
+
+def by_agreement(matches: Matches, agreement: Floats) -> tuple[Matches, Floats]:
+    """Sort the first matches by an agreement N×count, ties in their order; return both sorted."""
     order = np.argsort(-agreement, axis=1, kind="stable")
     return reordered(matches, order), np.take_along_axis(agreement, order, 1)
 
@@ -134,30 +134,27 @@ def _cells(maps: Tensor) -> Tensor:
     return F.normalize(flat - flat.mean(1, keepdim=True), dim=2)
 
 
-def patch_maps_of(model: AnyModel) -> PatchMaps | None:
-    """Return a function from images to feature maps; None if the model does not provide them."""
-    if isinstance(model, ExportedModel) or (isinstance(model, PlaceModel) and model.shows_patches):
-        return partial(embed_patches, model, model.preprocessing)
-    return None
-
-
 class CellCheck:
     """Patch matching of frames with earlier frames; every pair is compared once.
 
     Args:
         patch_maps: Function that returns the feature maps of images.
-        known: Agreement of pairs (frame, earlier frame) of an earlier run.
-        kept: Feature maps in memory.
+        agreements: Agreement of pairs (frame, earlier frame) of an earlier run.
+        cached: Number of feature maps to keep in memory.
     """
 
     def __init__(
-        self, patch_maps: PatchMaps, known: Mapping[Pair, float] | None = None, *, kept: int = KEPT
+        self,
+        patch_maps: PatchMaps,
+        agreements: Mapping[Pair, float] | None = None,
+        *,
+        cached: int = CACHED_MAPS,
     ) -> None:
         self.patch_maps = patch_maps
-        self.known: dict[Pair, float] = dict(known or {})
+        self.agreements: dict[Pair, float] = dict(agreements or {})
         self.images: list[Any] = []
         """Image of each frame, None if unknown; use paths instead of arrays for a long drive."""
-        self._map = lru_cache(maxsize=kept)(self._compute_map)
+        self._map = lru_cache(maxsize=cached)(self._compute_map)
 
     def agreement(self, number: int, matches: Sequence[int]) -> Floats:
         """Compare a frame with earlier frames.
@@ -169,13 +166,13 @@ class CellCheck:
         Returns:
             Fraction of cells that agree with each earlier frame, in [0, 1].
         """
-        missing = [match for match in matches if (number, match) not in self.known]
+        missing = [match for match in matches if (number, match) not in self.agreements]
         if missing:
             others = torch.stack([self._map(match) for match in missing])
             agreement = patch_agreement(self._map(number)[None].expand_as(others), others)
             pairs = [(number, match) for match in missing]
-            self.known |= dict(zip(pairs, agreement.double().cpu().tolist(), strict=True))
-        return np.array([self.known[number, match] for match in matches])
+            self.agreements |= dict(zip(pairs, agreement.double().cpu().tolist(), strict=True))
+        return np.array([self.agreements[number, match] for match in matches])
 
     def _compute_map(self, number: int) -> Tensor:
         image = self.images[number]

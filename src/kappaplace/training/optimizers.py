@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from kappaplace.training.objectives import Objective
-from kappaplace.training.settings import OptimiserSettings
+from kappaplace.training.settings import OptimizerSettings
 
 
 def warm_cosine(step: int, steps: int) -> float:
@@ -18,6 +18,9 @@ def warm_cosine(step: int, steps: int) -> float:
     if step < warm:
         return (step + 1) / warm
     return 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
+
+
+HALVING_EPOCHS = 5
 
 
 class Optimizers:
@@ -36,7 +39,7 @@ class Optimizers:
         model: nn.Module,
         objective: Objective,
         groups: int,
-        settings: OptimiserSettings,
+        settings: OptimizerSettings,
         total_steps: int,
     ) -> None:
         self.settings, self.total_steps, self.done = settings, total_steps, 0
@@ -62,6 +65,8 @@ class Optimizers:
     @property
     def factor(self) -> float:
         """Factor of the learning rates at the current step."""
+        if self.settings.schedule == "halving":
+            return 0.5 ** (self.done * self.settings.epochs // self.total_steps // HALVING_EPOCHS)
         return 1.0 if self.settings.schedule == "constant" else warm_cosine(self.done, self.total_steps)
 
     def set_rates(self) -> None:
@@ -74,13 +79,20 @@ class Optimizers:
                 else:
                     part["lr"] = rate
 
-    def step(self, group: int) -> None:
-        """Update the weights that have gradients, then clear the gradients."""
+    def step(self, group: int, scaler: torch.amp.GradScaler | None = None) -> None:
+        """Update the weights that have gradients, then clear the gradients.
+
+        Args:
+            group: Number of the group.
+            scaler: Scaled the loss; it skips the step if a gradient is infinite, and lowers its scale.
+        """
         self.set_rates()
         for optimizer in (self.model, self.groups.get(group)):
             if optimizer is not None:
-                optimizer.step()
+                optimizer.step() if scaler is None else scaler.step(optimizer)
                 optimizer.zero_grad(set_to_none=True)
+        if scaler is not None:
+            scaler.update()
         self.done += 1
 
     def state_dict(self) -> dict[str, Any]:

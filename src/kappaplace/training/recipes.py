@@ -11,11 +11,13 @@ from typing import TypeAlias
 
 import numpy as np
 import torch
-from torch import nn
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.models.checkpoint import TrainableModel
 from kappaplace.models.heads import DropoutHead, Head, HeadName, build_head
+from kappaplace.models.place_model import PlaceModel
 from kappaplace.models.published import read_prototypes
 from kappaplace.training.features import CLEAN, FeatureStore
 from kappaplace.training.images import TrainingSet
@@ -32,13 +34,23 @@ from kappaplace.training.objectives import (
 from kappaplace.training.places import PlaceGroup, Places, find_places, single_images
 from kappaplace.training.prototypes import (
     FILE,
+    check_prototypes,
     clean_anchors,
+    is_release,
     place_anchors,
     prototype_anchors,
+    release_order,
     restore_prototypes,
     view_anchors,
 )
-from kappaplace.training.settings import ClassSettings, Settings, parse_options, preset, read_toml
+from kappaplace.training.settings import (
+    ClassSettings,
+    Settings,
+    parse_options,
+    peer_preset,
+    preset,
+    read_toml,
+)
 from kappaplace.uncertainty import score_named
 
 Say: TypeAlias = Callable[[str], None]
@@ -61,6 +73,8 @@ class Parts:
     """Groups of classes, which take turns."""
     device: torch.device
     """Device of the model."""
+    describe: Callable[[NDArray[np.int64]], Tensor]
+    """Returns the descriptors of unchanged images from the frozen encoder."""
     extract: Callable[[], FeatureStore]
     """Returns the features of the frozen encoder, computed at the first call."""
     say: Say
@@ -75,7 +89,12 @@ class Parts:
 def place_groups(settings: Settings, data: TrainingSet) -> Groups:
     """Return groups of places that are never neighbors; the objective compares places of one group."""
     places = _find_places(settings, data)
-    return places, places.groups(settings.classes.groups)
+    return places, _groups(places, settings, data)
+
+
+def _groups(places: Places, settings: Settings, data: TrainingSet) -> tuple[PlaceGroup, ...]:
+    first = settings.classes.group_order == "first"
+    return places.groups(settings.classes.groups, data.by_name if first else None)
 
 
 def all_places(settings: Settings, data: TrainingSet) -> Groups:
@@ -96,10 +115,12 @@ def _each_image(settings: Settings, data: TrainingSet) -> Groups:
 
 def _classifier_places(settings: Settings, data: TrainingSet) -> Groups:
     places, file = _find_places(settings, data), _prototype_file(settings)
-    if file.is_file() and file.suffix != ".safetensors":  # the authors' release, which has the first groups
-        present = places.classes.group_of_class < len(read_prototypes(file))
-        return places, (places.classes.select(places.chosen[present[places.chosen]]),)
-    groups = places.groups(settings.classes.groups)
+    if is_release(file):  # it has the first groups only
+        order = release_order(data, settings)[: len(read_prototypes(file))]
+        stored = {tuple(cell) for group in order for cell in group.tolist()}
+        present = [tuple(cell) in stored for cell in places.classes.cells[places.selection].tolist()]
+        return places, (places.classes.select(places.selection[np.array(present, bool)]),)
+    groups = _groups(places, settings, data)
     return places, (places.classes.select(np.sort(np.concatenate([group.classes for group in groups]))),)
 
 
@@ -138,8 +159,15 @@ def to_anchors(parts: Parts, gaussian: bool = False) -> Objective:
 
 
 def _classifier_anchors(parts: Parts) -> FixedAnchors:
-    file = _prototype_file(parts.settings)
-    return prototype_anchors(file, parts.groups[0], parts.places.classes, parts.grid, parts.model.dim)
+    file, group, classes = _prototype_file(parts.settings), parts.groups[0], parts.places.classes
+    if not is_release(file):
+        return prototype_anchors(file, group, classes, parts.grid, parts.model.dim)
+    order = release_order(parts.data, parts.settings)
+    anchors = prototype_anchors(file, group, classes, parts.grid, parts.model.dim, order)
+    sizes = [len(matrix) for matrix in read_prototypes(file)]
+    rate = check_prototypes(anchors, sizes, parts.describe, file)
+    parts.say(f"For {rate:.0%} of the sampled images, their own prototype of {file} is the most similar one.")
+    return anchors
 
 
 @dataclass(frozen=True)
@@ -185,8 +213,12 @@ def bayesian_triplet(parts: Parts) -> Objective:
 
 def distillation(parts: Parts) -> Objective:
     """Return STUN's loss; the teacher is the model before the run, whose state is loaded later."""
-    teacher = copy.deepcopy(parts.model)
+    teacher, options = copy.deepcopy(parts.model), parts.settings.model
     teacher.head = None
+    if options.student == "new" and isinstance(parts.model, PlaceModel):
+        kind = parts.model.architecture
+        student = PlaceModel.create(kind.backbone, kind.dim, kind.head, pretrained=options.pretrained)
+        parts.model.load_state_dict(student.state_dict())
     return Distillation(teacher.eval(), parts.settings.loss)
 
 
@@ -304,13 +336,16 @@ def recipe_named(name: str) -> Recipe:
     return RECIPES[name]
 
 
-def settings_for(name: str, config: str = "", options: list[str] | None = None) -> Settings:
+def settings_for(
+    name: str, config: str = "", options: list[str] | None = None, *, peers: str = ""
+) -> Settings:
     """Return the options of a run: those of the recipe, then of a TOML file, then of the command line.
 
     Args:
         name: Name of the recipe.
         config: TOML file with options. Default: none.
         options: Options as ``section.key=value``.
+        peers: Preset that follows the recipe's own: "paper", or a table of the paper. Default: none.
 
     Returns:
         The settings.
@@ -318,12 +353,14 @@ def settings_for(name: str, config: str = "", options: list[str] | None = None) 
     Raises:
         KappaPlaceError: If the recipe or an option is unknown, or a value is invalid.
 
-    >>> settings = settings_for("kappa-jt", options=["optimiser.epochs=3"])
-    >>> settings.optimiser.epochs, settings.loss.weight
+    >>> settings = settings_for("kappa-jt", options=["optimizer.epochs=3"])
+    >>> settings.optimizer.epochs, settings.loss.weight
     (3, 0.01)
     """
     recipe = recipe_named(name)
     settings = Settings(recipe=name).changed(preset(recipe.name))
+    if peers:
+        settings = settings.changed(peer_preset(peers, recipe.name))
     if config:
         values = read_toml(config)
         other = values.pop("recipe", name)
@@ -345,18 +382,18 @@ def check_run(settings: Settings, recipe: Recipe, model: TrainableModel, process
     Raises:
         KappaPlaceError: If the run is not possible.
     """
-    batch, run, source = settings.optimiser.batch_size, settings.run, settings.anchors.source
+    batch, run, source = settings.optimizer.batch_size, settings.run, settings.anchors.source
     parts = processes * run.accumulate
     if batch % parts:
         raise KappaPlaceError(
-            f"optimiser.batch_size must be a multiple of {parts} ({processes} processes × run.accumulate="
+            f"optimizer.batch_size must be a multiple of {parts} ({processes} processes × run.accumulate="
             f"{run.accumulate}), got {batch}."
         )
-    per_place = settings.optimiser.images_per_place
+    per_place = settings.optimizer.images_per_place
     if recipe.place_batches and (batch // parts) % per_place:
         raise KappaPlaceError(
-            f"Images per process must be a multiple of optimiser.images_per_place={per_place}, got "
-            f"{batch // parts}. Change optimiser.batch_size or optimiser.images_per_place."
+            f"Images per process must be a multiple of optimizer.images_per_place={per_place}, got "
+            f"{batch // parts}. Change optimizer.batch_size or optimizer.images_per_place."
         )
     if recipe.place_batches and run.accumulate > 1:
         raise KappaPlaceError(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import math
 import re
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
@@ -60,6 +64,8 @@ class ModelSettings:
 
     start: str = ""
     """Model to start from: a folder, a weights file or a name of `kappaplace models`. Empty: a new model."""
+    start_head: str = ""
+    """Head of a starting weights file of another project, if its keys allow several; none omits it."""
     backbone: str = "resnet50"
     """Backbone of a new model."""
     dim: int = 512
@@ -72,10 +78,16 @@ class ModelSettings:
     """Side of the training images in pixels. 0: the size that the model uses at inference."""
     trainable: Literal["partial", "all"] = "partial"
     """partial: stem to layer2 are frozen, as in the authors' release; all: everything trains (the paper)."""
+    frozen_statistics: bool = True
+    """Keep the BatchNorm statistics of frozen stages. The code of CosPlace and the release updates them."""
     freeze_batchnorm: bool = False
     """Keep the BatchNorm statistics. Then the result does not depend on the number of processes."""
     start_kappa: float = 0.0
     """κ before the first step. 0: the best constant κ of the first images; −1: 0.7, as in a new head."""
+    student: Literal["teacher", "new"] = "teacher"
+    """Where STUN's student starts: as a copy of its teacher, or as a new model, as in the code of STUN."""
+    reduced_jpeg: bool = True
+    """Decode large JPEGs at a reduced size, which is faster."""
     copy_aggregation: bool = False
     """Start the κ head from the trained aggregation of the descriptor instead of new weights."""
 
@@ -96,6 +108,8 @@ class ClassSettings:
     """Number of groups along the heading."""
     groups: int = _not_negative(8)
     """Number of groups that take turns, one per epoch. 0: all."""
+    group_order: Literal["largest", "first"] = "largest"
+    """Which groups these are: the largest, or the first by image name, as in the code of CosPlace."""
     min_images: int = _positive(10)
     """Minimum number of images per class."""
     hold_out: float = _not_negative(0.0, most=1.0)
@@ -123,7 +137,7 @@ class AugmentSettings:
 
 
 @dataclass(frozen=True)
-class OptimiserSettings:
+class OptimizerSettings:
     """How the weights are updated."""
 
     epochs: int = _positive(50)
@@ -142,8 +156,9 @@ class OptimiserSettings:
     """Learning rate of the class prototypes."""
     weight_decay: float = _not_negative(0.0)
     """Weight decay of AdamW."""
-    schedule: Literal["constant", "warm-cosine"] = "constant"
-    """Learning rate over the run: constant, or a linear warm-up followed by a cosine."""
+    schedule: Literal["constant", "warm-cosine", "halving"] = "constant"
+    """Learning rate over the run: constant, a linear warm-up followed by a cosine, or half of it after every
+    five epochs, as in the code of STUN."""
 
 
 @dataclass(frozen=True)
@@ -176,6 +191,9 @@ class AnchorSettings:
     batch: centroid of the positives in the batch."""
     prototypes: str = ""
     """File of prototypes. Empty: prototypes.safetensors next to the starting model."""
+    classes: str = ""
+    """For prototypes of CosPlace or the authors' release: the file of classes that its code wrote (folder
+    cache). Empty: the order of the classes is rebuilt from the images."""
     views: int = _not_negative(1)
     """Augmented views per image. 0: a new view at every visit (not with the cache)."""
     cache: bool = True
@@ -206,8 +224,8 @@ class RunSettings:
 
     seed: int = _not_negative(0)
     """Random seed."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """Number format of the encoder."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Number format of the encoder. fp16 scales the loss; use it on GPUs without bf16."""
     channels_last: bool = True
     """Store images with the channels last, which is faster on GPUs."""
     compile: bool = False
@@ -219,7 +237,8 @@ class RunSettings:
     checkpoint_every: int = _positive(1000)
     """Steps between training states on disk. The end of an epoch writes one, too, after ten seconds."""
     trackers: tuple[str, ...] = ("tensorboard",)
-    """Trackers to use in addition to CSV files: tensorboard, wandb, mlflow. Missing ones are skipped."""
+    """Trackers to use in addition to CSV files: tensorboard, wandb, mlflow. They must be installed, except
+    tensorboard, which is skipped if it is missing."""
 
 
 @dataclass(frozen=True)
@@ -234,7 +253,7 @@ class Settings:
     """Which images show the same place."""
     augment: AugmentSettings = field(default_factory=AugmentSettings)
     """How training views differ from the images."""
-    optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     """How the weights are updated."""
     loss: LossSettings = field(default_factory=LossSettings)
     """Constants of the losses."""
@@ -258,7 +277,8 @@ class Settings:
             KappaPlaceError: If an option is unknown, or its value has the wrong type or is out of range.
         """
         settings = self
-        for name, value in changes.items():
+        for earlier, value in changes.items():
+            name = _renamed(earlier)
             section, _, key = name.partition(".")
             kind = _kind(name)
             if kind is None:
@@ -268,13 +288,21 @@ class Settings:
         _check(settings)
         return settings
 
-    def to_toml(self) -> str:
-        """Return the settings as a TOML file."""
+    def to_toml(self, comments: bool = False) -> str:
+        """Return the settings as a TOML file.
+
+        Args:
+            comments: Whether a comment above each option explains it.
+        """
+        sections = field_docs(Settings) if comments else {}
         lines = [f'recipe = "{self.recipe}"']
         for section in SECTIONS:
             part = getattr(self, section)
-            lines += ["", f"[{section}]"]
-            lines += [f"{item.name} = {_toml(getattr(part, item.name))}" for item in fields(part)]
+            texts = field_docs(type(part)) if comments else {}
+            lines += ["", *_comment(sections.get(section, "")), f"[{section}]"]
+            for item in fields(part):
+                lines += _comment(texts.get(item.name, ""))
+                lines.append(f"{item.name} = {_toml(getattr(part, item.name))}")
         return "\n".join(lines) + "\n"
 
     def differences(self, other: Settings) -> list[str]:
@@ -285,6 +313,23 @@ class Settings:
             for name, value in flat(self).items()
             if value != theirs[name] and name not in _FREE
         ]
+
+
+def field_docs(record: type) -> dict[str, str]:
+    """Return the docstrings below the fields of a class; nothing if its source is not installed."""
+    try:
+        body = ast.parse(textwrap.dedent(inspect.getsource(record))).body[0].body  # type: ignore[attr-defined]
+    except (OSError, SyntaxError):
+        return {}
+    return {
+        ast.unparse(item.target): " ".join(str(ast.literal_eval(text.value)).split())
+        for item, text in pairwise(body)
+        if isinstance(item, ast.AnnAssign) and isinstance(text, ast.Expr)
+    }
+
+
+def _comment(text: str) -> list[str]:
+    return textwrap.wrap(text, 100, initial_indent="# ", subsequent_indent="# ")
 
 
 _FREE = ("run.workers", "run.trackers", "run.checkpoint_every")  # options that do not change the result
@@ -324,12 +369,50 @@ def read_toml(file: str | Path) -> dict[str, Option]:
 
 def preset(recipe: str) -> dict[str, Option]:
     """Return the options of a recipe that differ from the defaults, from ``presets.toml``."""
-    text = files("kappaplace.training").joinpath("presets.toml").read_text(encoding="utf-8")
-    return _by_name(tomllib.loads(text).get(recipe, {}))
+    return _by_name(_packaged("presets.toml").get(recipe, {}))
+
+
+def peer_preset(name: str, recipe: str) -> dict[str, Option]:
+    """Return the options with which a recipe does what the code of the paper and of its baselines does.
+
+    Args:
+        name: "paper", or a table of the paper, such as "tab:sf_final". See ``paper.toml``.
+        recipe: The recipe.
+
+    Raises:
+        KappaPlaceError: If there is no such preset, or the table has no model of this recipe.
+    """
+    presets = _packaged("paper.toml")
+    if name not in presets:
+        raise KappaPlaceError(f"Unknown preset '{name}'. Choose from: {', '.join(presets)}.")
+    recipes = presets[name].get("recipes", [recipe])
+    if recipe not in recipes:
+        raise KappaPlaceError(
+            f"The preset '{name}' has no recipe '{recipe}'. Choose from: {', '.join(recipes)}."
+        )
+    options: dict[str, Option] = {}
+    for each in dict.fromkeys(("paper", name)):
+        for key in ("*", recipe):
+            options |= _by_name(presets[each].get(key, {}))
+    return options
+
+
+def _packaged(file: str) -> dict[str, Any]:
+    text = files("kappaplace.training").joinpath(file).read_text(encoding="utf-8")
+    return tomllib.loads(text)
 
 
 def _by_name(sections: Mapping[str, Mapping[str, Option]]) -> dict[str, Option]:
-    return {f"{section}.{key}": value for section, part in sections.items() for key, value in part.items()}
+    return {
+        _renamed(f"{section}.{key}"): value
+        for section, part in sections.items()
+        for key, value in part.items()
+    }
+
+
+def _renamed(name: str) -> str:
+    """Return the name of an option for its name in this or an earlier version."""
+    return re.sub(r"^optimiser\.", "optimizer.", name)
 
 
 def parse_options(pairs: Iterable[str]) -> dict[str, Option]:
@@ -349,9 +432,9 @@ def parse_options(pairs: Iterable[str]) -> dict[str, Option]:
         name, equals, text = pair.partition("=")
         if not equals:
             raise KappaPlaceError(
-                f"An option must be section.key=value, like optimiser.lr=1e-4, got '{pair}'."
+                f"An option must be section.key=value, like optimizer.lr=1e-4, got '{pair}'."
             )
-        name, text = name.strip(), text.strip()
+        name, text = _renamed(name.strip()), text.strip()
         try:
             value = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:

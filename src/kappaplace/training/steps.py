@@ -2,8 +2,7 @@
 
 Both kinds have ``run(epoch, start, stop)``, which does these steps and returns the losses of each as a
 tensor, and ``peek(count)``, which computes the first batches without training. Steps on features can also be
-a CUDA
-graph: the head is so small that starting its kernels takes longer than running them.
+a CUDA graph: the head is so small that starting its kernels takes longer than running them.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
@@ -28,23 +27,8 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 
-class Steps(Protocol):
-    """Training steps, as the loop uses them."""
-
-    def run(self, epoch: int, start: int, stop: int) -> dict[str, Tensor]:
-        """Do some steps of an epoch.
-
-        Args:
-            epoch: Number of the epoch, from 0.
-            start: First step.
-            stop: Step after the last one.
-
-        Returns:
-            Losses by name, one value per step.
-        """
-
-    def peek(self, count: int) -> Iterator[Step]:
-        """Yield the first batches, without training."""
+Steps: TypeAlias = "DirectSteps | CachedSteps"
+"""Training steps, as the loop uses them."""
 
 
 @dataclass
@@ -61,6 +45,8 @@ class Work:
     """The processes."""
     accumulate: int = 1
     """Number of parts in which a batch is computed."""
+    scaler: torch.amp.GradScaler | None = None
+    """Scales the loss, so that gradients in float16 do not vanish."""
 
     @property
     def device(self) -> torch.device:
@@ -110,14 +96,15 @@ class Work:
             last = number == self.accumulate - 1
             with nullcontext() if last else self.accelerator.no_sync(net):
                 losses = self.objective(next(steps))
-                self.accelerator.backward(losses["loss"] / self.accumulate)
+                loss = losses["loss"] / self.accumulate
+                self.accelerator.backward(loss if self.scaler is None else self.scaler.scale(loss))
             for name, value in losses.items():
                 total[name] = total.get(name, 0.0) + value.detach() / self.accumulate
         own = self.objective.parameters_of(group)
         if self.accelerator.num_processes > 1:
             for parameter in own:  # outside the wrapped network, which does not average them
                 parameter.grad = self.accelerator.reduce(parameter.grad, "mean")
-        self.optimizers.step(group)
+        self.optimizers.step(group, self.scaler)
         return total
 
 
@@ -231,11 +218,15 @@ def _unit(descriptor: Tensor) -> Tensor:
     return nn.functional.normalize(descriptor.float(), dim=1)
 
 
+_HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
 def autocast_for(device: torch.device, precision: str) -> Autocast:
     """Return a function that returns a context with the precision of the settings."""
 
     def context() -> AbstractContextManager[object]:
-        return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()
+        dtype = _HALF.get(precision)
+        return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
 
     return context
 

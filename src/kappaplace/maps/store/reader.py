@@ -17,11 +17,14 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from kappaplace.data.identity import file_digest
+from kappaplace.data.images import Preprocessing
 from kappaplace.data.near import Near
 from kappaplace.errors import KappaPlaceError
+from kappaplace.files import BLOCK, path_inside
 from kappaplace.maps.store.manifest import Extra, Manifest
+from kappaplace.maps.store.schema import Column
 from kappaplace.maps.store.segments import (
-    Column,
     Rows,
     Segment,
     name_keys,
@@ -49,18 +52,28 @@ class MapStore:
     Args:
         folder: Folder of the map.
         manifest: Manifest of the version.
-
-    Raises:
-        KappaPlaceError: If a file of descriptors is missing or truncated.
     """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder, self.manifest = folder, manifest
         codebook = None if manifest.codebook is None else lambda: self.codebook
-        self.segments = [Segment(folder, record, codebook) for record in manifest.segments]
+        self.segments = [Segment(folder, record, manifest, codebook) for record in manifest.segments]
         self.starts = np.concatenate([[0], np.cumsum([len(s) for s in self.segments])]).astype(np.int64)
+
+    def check(self) -> None:
+        """Check what takes little time: file lists, sizes and the list of removed rows.
+
+        Checksums and values of other files are checked when they are first read.
+
+        Raises:
+            KappaPlaceError: If a file is missing, truncated or damaged, or does not fit the manifest.
+        """
+        Preprocessing.from_dict(self.manifest.model.preprocessing)
         for segment in self.segments:
-            segment.checked("descriptors.npy")  # report truncated files when the map is opened
+            segment.check_sizes()
+        removed = self.manifest.removed
+        if removed is not None and removed.record.size <= BLOCK:
+            self.extra(removed)
 
     def __len__(self) -> int:
         return self.manifest.count
@@ -68,8 +81,7 @@ class MapStore:
     @cached_property
     def codebook(self) -> Codebook:
         """Codebook of a map with codes."""
-        assert self.manifest.codebook is not None
-        return read_codebook(self.folder, self.manifest.codebook, self.manifest.model.dim)
+        return read_codebook(self.folder, self.manifest)
 
     @cached_property
     def live(self) -> Indices | None:
@@ -133,7 +145,8 @@ class MapStore:
     def descriptors(self) -> Columns:
         """Descriptors of all references, read block by block."""
         stored = [segment.stored() for segment in self.segments]
-        return Columns(stored, self.live, dim=self.manifest.model.dim)
+        checks = [segment.check for segment in self.segments]
+        return Columns(stored, self.live, dim=self.manifest.model.dim, checks=checks)
 
     def source(self) -> MapSource:
         """Return the data that search engines need."""
@@ -191,7 +204,7 @@ class MapStore:
 
     def extra(self, extra: Extra) -> Column:
         """Read an array next to the segments."""
-        return read_extra(self.folder, extra)
+        return read_extra(self.folder, extra, self.manifest)
 
     def place(self, reference: int) -> tuple[Segment, int]:
         """Return the segment of a reference, and its row in the segment."""
@@ -204,12 +217,15 @@ class MapStore:
         return row_name(*self.place(reference))
 
     def image_path(self, reference: int) -> str:
-        """Return the path of a reference's image when it was embedded; empty if it never was a file."""
+        """Return the path of a reference's image; empty if there is no file inside its folder."""
         segment, row = self.place(reference)
-        if not segment.record.root:
-            return ""
-        name = row_name(segment, row)
-        return str(Path(segment.record.root) / name.removeprefix(segment.record.prefix))
+        return path_inside(segment.record.root, row_name(segment, row).removeprefix(segment.record.prefix))
+
+    def original(self, reference: int) -> str:
+        """Return the path of a reference's image if it is the image that was embedded; otherwise empty."""
+        path = self.image_path(reference)
+        same = path and bool((file_digest(path) == self.gather("digests", np.array([reference]))[0]).all())
+        return path if same else ""
 
     def thumbnail(self, reference: int) -> bytes | None:
         """Return the JPEG thumbnail of a reference; None if the map has none."""

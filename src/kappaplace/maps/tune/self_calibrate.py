@@ -42,11 +42,11 @@ from kappaplace.data.randomness import item_key, item_uniforms
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.models import preprocessing_of
 from kappaplace.maps.opened import OpenMap
-from kappaplace.maps.references import draw
 from kappaplace.maps.store.reader import Indices, parts
 from kappaplace.maps.tune.calibrate import MATCHES, PAIRS, keep, similarities_to
 from kappaplace.progress import track
-from kappaplace.retrieval.references import LeaveOut
+from kappaplace.retrieval.exact import search_matrix
+from kappaplace.retrieval.references import LeaveOut, draw
 from kappaplace.retrieval.retrieve import from_pool
 from kappaplace.types import Embeddings, Json, Matches
 
@@ -77,10 +77,8 @@ class SelfQueries(NamedTuple):
                 f"k must be between 1 and {fewest}, the number of references outside of a query's place, "
                 f"got {k}. Use a smaller k, or exclude such queries."
             )
-        order = np.argsort(-self.similarities, axis=1, kind="stable")[:, :k]
-        best = np.take_along_axis(self.similarities, order, axis=1)
-        hits = np.take_along_axis(self.positives, order, axis=1)
-        return Matches(order.astype(np.int64), best.astype(np.float32)), hits
+        matches = search_matrix(self.similarities, k, gaps=True)
+        return matches, np.take_along_axis(self.positives, matches.indices, axis=1)
 
 
 def self_queries(
@@ -249,7 +247,7 @@ def self_examples(place_map: OpenMap, options: CalibrateOptions, queries: int = 
         )
     numbers = _usable(place_map, queries)
     blocks, k = [], max(min(MATCHES, most), rerank)
-    alone = found_alone(place_map, numbers)
+    alone = distinct_rate(place_map, numbers)
     present_rate = min(PRESENT, 1 - alone)
     preprocessing = preprocessing_of(store.manifest.model)
     with track("Self-calibrating", len(numbers)) as bar:
@@ -279,7 +277,7 @@ def self_examples(place_map: OpenMap, options: CalibrateOptions, queries: int = 
     return replace(join(blocks), labelled=False, facts=facts, rerank=rerank)
 
 
-def found_alone(place_map: OpenMap, rows: Indices) -> float:
+def distinct_rate(place_map: OpenMap, rows: Indices) -> float:
     """Return the fraction of these references whose place is found without themselves (density)."""
     store, correct, total = place_map.store, 0, 0
     for part in parts(rows, max(1, min(1024, PAIRS // len(store)))):

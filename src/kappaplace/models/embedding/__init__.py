@@ -6,8 +6,9 @@ Batches and results are copied while the device computes.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -88,6 +89,9 @@ def embed_images(
 
     Returns:
         Embeddings in input order, as NumPy arrays in float32.
+
+    Raises:
+        KappaPlaceError: If there are no images, or the batch size is less than 1.
     """
     if batch_size < 1:
         raise KappaPlaceError(f"batch_size must be at least 1, got {batch_size}.")
@@ -153,6 +157,25 @@ def embed_patches(
     return torch.stack(maps)
 
 
+def patch_maps_of(
+    model: nn.Module, preprocessing: Preprocessing | None = None, *, batch_size: int = 32
+) -> Callable[[Iterable[Source] | Source], Tensor] | None:
+    """Return a function from images to patch maps.
+
+    Args:
+        model: The model.
+        preprocessing: Preprocessing of the images. Default: the preprocessing of the model.
+        batch_size: Number of images to process at once.
+
+    Returns:
+        `embed_patches` of this model; None if the model does not provide patch maps.
+    """
+    if not getattr(model, "shows_patches", False):
+        return None
+    own: Preprocessing = preprocessing or model.preprocessing  # type: ignore[assignment]
+    return partial(embed_patches, model, own, batch_size=batch_size)
+
+
 def join(parts: Sequence[Embeddings]) -> Embeddings:
     """Concatenate the embeddings of several batches."""
     columns = zip(*parts, strict=True)
@@ -194,6 +217,9 @@ def loader_for(
         preprocessing: Their preprocessing.
         batch_size: Number of images per batch.
         device: Device of the model.
+
+    Returns:
+        The loader.
     """
     worth_a_trial = device.type == "cuda" and len(sources) >= MANY
     left = size_to_leave(sources, preprocessing) if worth_a_trial else None
@@ -201,7 +227,7 @@ def loader_for(
 
 
 def _input(parts: list[Tensor], preprocessing: Preprocessing, weight: Tensor) -> Tensor:
-    return preprocessing.normalise(parts[0] if len(parts) == 1 else torch.cat(parts)).to(weight.dtype)
+    return preprocessing.normalize(parts[0] if len(parts) == 1 else torch.cat(parts)).to(weight.dtype)
 
 
 class Upload:
