@@ -95,6 +95,15 @@ def check_target(file: Path) -> None:
         )
 
 
+def sync_path(path: Path) -> None:
+    """Wait until the disk has the content of a file, or the names in a folder."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def replace_file(file: Path, write: Callable[[Path], object], *, sync: bool = True) -> None:
     """Write a temporary file in the same folder, then put it in place of the target in one step.
 
@@ -112,9 +121,10 @@ def replace_file(file: Path, write: Callable[[Path], object], *, sync: bool = Tr
     try:
         write(part)
         if sync:
-            with open(part, "rb") as stream:
-                os.fsync(stream.fileno())
+            sync_path(part)
         os.replace(part, file)
+        if sync:  # the new name, too, before the caller deletes what it replaces
+            sync_path(file.parent)
     except OSError as error:
         raise not_written(file, error) from None
     finally:
