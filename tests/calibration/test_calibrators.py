@@ -158,8 +158,8 @@ def test_perfectly_separated_scores_stay_finite(kind: type[Calibrator]) -> None:
 @pytest.mark.parametrize(
     ("u", "right", "word"),
     [
-        (np.linspace(0, 1, 20), np.ones(20, bool), "All 20 outcomes are right"),
-        (np.linspace(0, 1, 20), np.zeros(20, bool), "All 20 outcomes are wrong"),
+        (np.linspace(0, 1, 20), np.ones(20, bool), "All 20 outcomes are correct"),
+        (np.linspace(0, 1, 20), np.zeros(20, bool), "All 20 outcomes are incorrect"),
         (np.full(20, 0.3), np.arange(20) < 9, "constant score"),
         (np.linspace(0, 1, 5), np.arange(5) < 2, "at least 10 outcomes"),
         (np.append(np.linspace(0, 1, 19), np.nan), np.arange(20) < 9, "1 of 20 are NaN"),
@@ -170,7 +170,7 @@ def test_perfectly_separated_scores_stay_finite(kind: type[Calibrator]) -> None:
 def test_refusals(kind: type[Calibrator], u: np.ndarray, right: np.ndarray, word: str) -> None:
     with pytest.raises(KappaPlaceError, match=word) as caught:
         kind.fit(u, right)
-    assert str(caught.value).count(".") - str(caught.value).count("0.") <= 1
+    assert str(caught.value).count(".") - str(caught.value).count("0.") <= 2
 
 
 def test_unit_scores_only_for_beta_and_temperature() -> None:
@@ -205,7 +205,7 @@ def test_the_best_with_a_single_wrong_query() -> None:
 
 
 def test_unknown_names_and_damaged_storage() -> None:
-    with pytest.raises(KappaPlaceError, match="choose among: logistic"):
+    with pytest.raises(KappaPlaceError, match="Choose from: logistic"):
         fit_calibrator("magic", *informative(0))
     fitted = to_plain(Logistic.fit(*informative(0)))
     for broken in (

@@ -69,7 +69,7 @@ def test_nothing_rejected_where_that_cannot_be_shown() -> None:
     rule = fit_rule(u, rng.random(600) >= 0.3 * (u > 0.5), 0.05)
     assert rule.rejected is None
     assert rule.reject_at == np.inf
-    assert any(line.startswith("Nothing is rejected: that at most") for line in rule.assumptions)
+    assert any(line.startswith("Nothing is rejected: 600 labelled queries") for line in rule.assumptions)
     assert fit_rule(u, rng.random(600) >= 0.3 * (u > 0.5), reject_risk=None).rejected is None
 
 
@@ -88,7 +88,7 @@ def test_by_probability_without_a_guarantee() -> None:
         Decision.REJECT,
         Decision.REJECT,
     ]
-    assert rule.promise() == ["No guarantee: these thresholds are an estimate, not a proof."]
+    assert rule.promise() == ["No guarantee: these thresholds are estimates."]
     assert rule_by_probability(0.05, None).decide(probability=[0.0]).tolist() == [Decision.DOUBTFUL]
 
 
@@ -103,7 +103,9 @@ def test_storage_and_sentences() -> None:
         text = " ".join(rule.promise())
         assert ("No guarantee" in text) is not rule.guaranteed
     first = fit_rule(*sigmoid_world(0), assumptions=("One more.",)).promise()
-    assert first[0].startswith("Accepted answers are wrong in at most 5% of the cases, with 95% confidence")
+    assert first[0].startswith(
+        "Accepted answers are incorrect in at most 5% of the cases, with 95% confidence"
+    )
     assert first[-1] == "One more."
 
 
@@ -127,7 +129,7 @@ def test_bad_input() -> None:
         DecisionRule("uncertainty", 0.5, 0.4)
     with pytest.raises(KappaPlaceError, match="overlap"):
         rule_by_probability(0.5, 0.6)
-    with pytest.raises(KappaPlaceError, match="not on"):
+    with pytest.raises(KappaPlaceError, match="must be uncertainty or probability"):
         DecisionRule("mood", 0.1, 0.4)
     with pytest.raises(KappaPlaceError, match="tested"):
         DecisionRule("uncertainty", 0.1, 0.4, guaranteed=True)

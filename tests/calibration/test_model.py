@@ -200,12 +200,12 @@ def test_bad_input() -> None:
         ({"features": features[:-1]}, "shape"),
         ({"features": features[:, :1]}, "shape"),
         ({"right": right.astype(float)}, "booleans"),
-        ({"outside": right}, "cannot be right"),
+        ({"outside": right}, "cannot be correct"),
         ({"features": features * np.nan}, "NaN"),
         ({"scores": []}, "one score"),
         ({"pair_right": None}, "booleans"),
         ({"pair_right": data.pair_right[:5]}, "one row per query"),
-        ({"signals": {"kappa": np.ones(3)}}, "as many values"),
+        ({"signals": {"kappa": np.ones(3)}}, "the same number of values"),
     ):
         with pytest.raises(KappaPlaceError, match=word):
             fit_calibration(replace(data, **change), options)

@@ -129,9 +129,9 @@ def test_bad_input() -> None:
     for rate in (-0.1, 1.0, np.nan):
         with pytest.raises(KappaPlaceError, match="at least 0 and below 1"):
             fitted.probability(u, rate)
-    with pytest.raises(KappaPlaceError, match="cannot be right"):
+    with pytest.raises(KappaPlaceError, match="cannot be correct"):
         fit_outside_aware(u, right, right)
-    with pytest.raises(KappaPlaceError, match="from inside"):
+    with pytest.raises(KappaPlaceError, match="needs in-map queries"):
         fit_outside_aware(u, np.zeros(100, bool), np.ones(100, bool))
     with pytest.raises(KappaPlaceError, match="between 0 and 1"):
         shift_prior(np.array([1.2]), 0.5, 0.5)

@@ -53,14 +53,14 @@ def test_this_installation_is_sound() -> None:
 def test_a_missing_package_of_the_core_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     without("pyarrow", monkeypatch)
     check = check_named("pyarrow")
-    assert (check.state, check.found) == ("problem", "not installed")
+    assert (check.state, check.detail) == ("problem", "not installed")
     [needed] = [x for x in metadata.requires("kappaplace") or [] if x.startswith("pyarrow")]
     assert check.fix == f"pip install '{needed}'"
 
 
 def test_a_version_that_is_too_old_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     without("numpy", monkeypatch, "1.26.0")
-    assert (check_named("numpy").state, check_named("numpy").found) == ("problem", "1.26.0")
+    assert (check_named("numpy").state, check_named("numpy").detail) == ("problem", "1.26.0")
 
 
 def test_the_command_for_an_extra_is_that_of_the_documentation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +74,7 @@ def test_the_command_for_an_extra_is_that_of_the_documentation(monkeypatch: pyte
 def test_a_missing_extra_is_only_told(monkeypatch: pytest.MonkeyPatch) -> None:
     without("faiss-cpu", monkeypatch)
     check = check_named("extra faiss")
-    assert (check.state, check.found) == ("absent", "faiss-cpu missing")
+    assert (check.state, check.detail) == ("absent", "faiss-cpu missing")
     assert check.fix == "pip install 'kappaplace[faiss]'"
     assert is_usable(examine())
 
@@ -101,7 +101,7 @@ def test_a_broken_torchvision(mended: bool, state: str, monkeypatch: pytest.Monk
     monkeypatch.setattr("kappaplace.models.backbones.timm.import_torchvision", mend)
     check = check_named("torchvision import")
     assert check.state == state
-    assert "\n" not in check.found
+    assert "\n" not in check.detail
     assert "torchvision" in check.fix
 
 
@@ -109,9 +109,9 @@ def test_a_gpu_that_torch_does_not_see(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/nvidia-smi")
-    assert (check_named("devices").state, "sees no GPU" in check_named("devices").found) == ("warning", True)
+    assert (check_named("devices").state, "sees no GPU" in check_named("devices").detail) == ("warning", True)
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert check_named("devices").found == "cpu"
+    assert check_named("devices").detail == "cpu"
 
 
 def test_a_lacking_or_damaged_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -121,9 +121,9 @@ def test_a_lacking_or_damaged_model(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert check_named("pretrained model").state == "ok"
     (weights,) = copy.glob("*.safetensors")
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x7f")
-    assert "checksum differs" in check_named("pretrained model").found
+    assert "checksum differs" in check_named("pretrained model").detail
     shutil.rmtree(copy)
-    assert "not part of this installation" in check_named("pretrained model").found
+    assert "not part of this installation" in check_named("pretrained model").detail
 
 
 def test_a_cache_that_cannot_be_written(
@@ -133,8 +133,8 @@ def test_a_cache_that_cannot_be_written(
     monkeypatch.setenv("KAPPAPLACE_CACHE", str(tmp_path / "file" / "below"))
     assert run(monkeypatch, "doctor", "--json") == 1
     answer = json.loads(capsys.readouterr().out)
-    assert answer["sound"] is False
-    assert {"name", "state", "found", "fix"} == set(answer["checks"][0])
+    assert answer["usable"] is False
+    assert {"name", "state", "detail", "fix"} == set(answer["checks"][0])
     assert run(monkeypatch, "doctor") == 1
     assert "→ set KAPPAPLACE_CACHE" in capsys.readouterr().out
 

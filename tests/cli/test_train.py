@@ -11,6 +11,7 @@ import pytest
 
 import kappaplace
 from kappaplace.training.recipes import RECIPES
+from kappaplace.training.run import Trained
 from kappaplace_city import SyntheticCity, write_city
 from tests.cli.test_main import run
 
@@ -69,6 +70,26 @@ def test_shown_settings_are_a_config_file(
     file.write_text(shown, encoding="utf-8")
     assert run(monkeypatch, "train", "kappa-jt", "--config", file, "--show-settings") == 0
     assert capsys.readouterr().out == shown
+
+
+def test_shown_settings_explain_every_option(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "train", "kappa-jt", "--show-settings") == 0
+    lines = capsys.readouterr().out.splitlines()
+    values = [number for number, line in enumerate(lines) if " = " in line and number]
+    assert len(values) > 50
+    assert all(lines[number - 1].startswith("# ") for number in values)
+    assert "# Random seed." in lines
+
+
+def test_processes_that_do_not_write_do_not_print(
+    tables: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("kappaplace.training.train", lambda *_, **__: Trained(tmp_path, [], None, main=False))
+    words = ("train", "retrieval", "--data", tables / "train.parquet", "--out", tmp_path)
+    assert run(monkeypatch, *words) == 0
+    assert capsys.readouterr().out == ""
 
 
 def test_from_tables_to_a_model_that_knows_kappa(

@@ -17,8 +17,10 @@ from kappaplace.evaluation import (
     Machine,
     evaluate,
     evaluate_sets,
+    flaws_of,
     measure,
     read_result,
+    warnings_of,
     write_result,
 )
 from kappaplace.evaluation.inputs import from_descriptors, from_similarities, from_table
@@ -71,6 +73,50 @@ def test_pooled_and_mean(cache, table, city_folder):
     assert result.metrics["pooled"]["scores"]["l2"]["AUROC"] == auroc(query, hits)
     with pytest.raises(KappaPlaceError, match="The name 'val' is used for more than one dataset"):
         evaluate_sets("tiny", [sets[0], sets[0]], Choices("l2", resamples=0))
+
+
+def test_what_says_nothing_is_reported(cache, table):
+    """A floored κ, a constant score and descriptors that coincide pass no evaluation in silence."""
+    retrieved = from_table(table, cache)
+    queries = retrieved.evidence.queries.embeddings
+    references = retrieved.evidence.references.embeddings
+    low = np.linspace(0.40, 0.43, len(queries.descriptor), dtype=np.float32)
+    choices = Choices("l2,inverse-kappa", resamples=0)
+
+    def evaluated(one: Embeddings, other: Embeddings):
+        return evaluate_sets("tiny", [from_descriptors(one, other, None, table)], choices)
+
+    dead = evaluated(queries._replace(kappa=low), references)
+    assert flaws_of(dead.sets[0]) == {"inverse-kappa": "constant"}
+    metrics = dead.metrics["val"]
+    assert metrics["scores"]["inverse-kappa"]["ECE@1"] == metrics["baselines"]["constant score"]["ECE@1"]
+    score, kappa = warnings_of(dead)
+    assert "1/κ (constant)" in score
+    assert kappa.startswith("val: κ is 0.401 to 0.428 for 90% of the queries, and 1/κ is floored")
+
+    same = np.zeros_like(references.descriptor)
+    same[:, 0] = 1
+    collapsed = evaluated(queries, references._replace(descriptor=same))
+    assert any("descriptors of different references coincide" in text for text in warnings_of(collapsed))
+
+    rng = np.random.default_rng(0)
+    living = [
+        each._replace(
+            descriptor=rng.normal(size=each.descriptor.shape).astype(np.float32),
+            kappa=rng.uniform(50, 500, len(each.descriptor)).astype(np.float32),
+        )
+        for each in (queries, references)
+    ]
+    assert warnings_of(evaluated(*living)) == []
+
+
+def test_only_some_datasets_are_pooled(cache, table, city_folder):
+    sets = [from_table(each, cache) for each in (table, PlaceImages.open(city_folder / "test.parquet"))]
+    result = evaluate_sets("tiny", sets, Choices("l2", resamples=0, pool=("val",)))
+    assert result.metrics["pooled"]["queries"] == len(table.query_rows)
+    assert result.metrics["pooled"]["scores"] == result.metrics["val"]["scores"]
+    assert result.facts["pool"] == ["val"]
+    assert "pool" not in evaluate_sets("tiny", sets, Choices("l2", resamples=0)).facts
 
 
 def test_files_give_the_result_back(cache, table, route, tmp_path):

@@ -96,7 +96,7 @@ def test_int8_is_smaller_close_and_a_model_of_its_own(model, exported, int8, pho
     opened = load_model(int8.file)
     assert int8.file.stat().st_size < 0.6 * exported["onnx"].file.stat().st_size
     assert int8.quantised is not None
-    assert int8.quantised.kept < int8.quantised.layers / 2
+    assert int8.quantised.float_layers < int8.quantised.layers / 2
     target, actual = model.embed(photos, progress=False), opened.embed(photos, progress=False)
     cosines = (target.descriptor * actual.descriptor).sum(1)
     assert 0.99 < cosines.mean() < 1 - 1e-6  # close, but computed in eight bits

@@ -15,7 +15,7 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import PlaceMap
 from kappaplace.maps.tune import self_calibrate
 from kappaplace.maps.tune.calibrate import calibrate_map
-from kappaplace.maps.tune.self_calibrate import found_alone, self_calibrate_map, sparse_note
+from kappaplace.maps.tune.self_calibrate import distinct_rate, self_calibrate_map, sparse_note
 from tests.maps.conftest import town_table
 
 
@@ -165,4 +165,4 @@ def test_how_dense_a_map_is(ready):
         others = np.delete(np.arange(len(ready)), row)
         best = others[np.argmax(z[others] @ z[row])]
         hits.append(np.linalg.norm(where[best] - where[row]) <= near)
-    assert found_alone(ready, np.arange(len(ready))) == pytest.approx(np.mean(hits))
+    assert distinct_rate(ready, np.arange(len(ready))) == pytest.approx(np.mean(hits))

@@ -30,7 +30,6 @@ from kappaplace.models.checkpoint import save_model
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.retrieval import EngineOptions
 from kappaplace.retrieval.database import References, collection_name
-from tests.retrieval.test_database import postgres_uri  # noqa: F401  # a fixture
 
 
 @pytest.fixture(params=["milvus", "postgres"])
@@ -144,9 +143,7 @@ def test_a_database_follows_its_map(database, town, town_map, tiny, queries, mon
     assert_same_answers(again.localize(queries), town_map.localize(queries))
     again.close()
     again.reembed(tiny_of(16))
-    with pytest.raises(
-        KappaPlaceError, match=r"holds 32 dimensions, these descriptors have 16.*--collection"
-    ):
+    with pytest.raises(KappaPlaceError, match=r"has 32 dimensions, these descriptors have 16.*--collection"):
         again.localize(queries)
     again.reembed(tiny)
     town_map.refresh()
@@ -234,7 +231,8 @@ def test_an_engine_that_cannot_be_reached_is_one_sentence(told, town_map, querie
 def test_the_command_asks_a_database(database, town_map, tiny, queries, monkeypatch, capsys, tmp_path):
     model = save_model(tiny, tmp_path / "model")
     words = ["localize", town_map.folder, queries[0], "--model", model, "--json"]
-    words += [part for what, value in database.items() for part in (f"--{what}", value)]
+    options = database["engine_options"]
+    words += ["--engine", database["engine"], "--uri", options.uri, "--collection", options.collection]
     monkeypatch.setattr("sys.argv", ["kappaplace", *map(str, words)])
     with pytest.raises(SystemExit) as stop:
         main()

@@ -44,11 +44,9 @@ def grid(low: float, high: float, bins: int) -> list[float]:
 def zoomed_by_hand(scores: list[float], success: list[bool], bins: int) -> tuple[float, int]:
     """ECE and the number of queries that fall out."""
     parent = grid(min(scores), max(scores), bins)
-    members = bins_of(scores, parent)
-    for top in reversed(parent):
-        child = bins_of(scores, grid(parent[0], top, bins))
-        if len(child[-1]) > 0.001 * len(scores):
-            members = child
+    for top in reversed(parent[1:]):
+        members = bins_of(scores, grid(parent[0], top, bins))
+        if len(members[-1]) > 0.001 * len(scores):
             break
     error = 0.0
     for i, inside in enumerate(members):
@@ -93,20 +91,29 @@ def test_exactly_a_thousandth_is_not_more_than_a_thousandth() -> None:
     assert more.outside == 0
 
 
-def test_zoom_ends_at_a_crowd_on_the_lowest_score() -> None:
+def test_zoom_ends_at_the_first_inner_edge() -> None:
+    """STUN and the authors' release take at most nine steps for ten bins."""
     scores = np.array([0.0] * 1999 + [1.0])
     curve = reliability_curve(scores, np.ones(2000, bool), NO_CLAMP, zoom=True)
-    assert curve.counts.tolist() == [0] * 9 + [1999]
-    assert curve.error == pytest.approx(0.9995)
+    assert curve.edges[-1] == pytest.approx(0.1)
+    assert curve.counts.tolist() == [1999] + [0] * 9
+    assert (curve.error, curve.outside) == (0.0, 1)
+    spread = np.append(np.zeros(995), [1e2, 1e4, 1e6, 1e8, 1e10])
+    curve = reliability_curve(spread, np.ones(1000, bool), NO_CLAMP, zoom=True)
+    assert curve.counts.tolist() == [998, 1] + [0] * 8  # 1e8 is on the edge of the second bin
+    assert curve.error == pytest.approx((1 - 8 / 9) / 1000)
 
 
-def test_zoom_keeps_the_grid_where_no_edge_helps() -> None:
-    scores = np.append(
-        np.linspace(0.0, 1e-3, 4999), 1e6
-    )  # the lower bins hold all, the last of each grid none
-    success = np.arange(5000) % 2 == 0
-    curve = reliability_curve(scores, success, NO_CLAMP, zoom=True)
-    np.testing.assert_equal(tuple(curve), tuple(reliability_curve(scores, success, NO_CLAMP)))
+def test_a_percentile_on_the_crowd_opens_the_upper_side() -> None:
+    """Both percentiles are 1: the authors' release then takes the maximum as the upper limit."""
+    scores = np.append(np.ones(995), [2.0, 3.0, 4.0, 5.0, 6.0])
+    for clamp in (BOTH_TAILS, UPPER_TAIL):
+        curve = reliability_curve(scores, np.ones(1000, bool), clamp)
+        assert curve.counts.tolist() == [995, 0, 1, 0, 1, 0, 1, 0, 1, 1]
+        gaps = [2 / 9, 4 / 9, 6 / 9, 8 / 9, 1.0]  # all are correct; expected are 7/9, 5/9, 3/9, 1/9 and 0
+        assert curve.error == pytest.approx(sum(gaps) / 1000)
+        np.testing.assert_array_equal(clamp_tails(scores, clamp), scores)
+    assert reliability_curve(np.ones(9), np.ones(9, bool)).counts.tolist() == [0] * 9 + [9]
 
 
 def test_a_score_on_an_inner_edge_goes_right() -> None:

@@ -47,8 +47,8 @@ def scored() -> tuple[np.ndarray, np.ndarray]:
 
 def test_reliability_writes_the_counts_of_many_scores(scored: tuple[np.ndarray, np.ndarray]) -> None:
     curve = reliability_curve(*scored)
-    curves = {f"score {i}": curve for i in range(8)}  # more than there are colours
-    figure = reliability_figure(curves, dict.fromkeys(curves, curve.error), 1, columns=2)
+    curves = {f"score {i}": {1: curve} for i in range(8)}
+    figure = reliability_figure(curves, columns=2)
     assert len(figure.axes) == 8
     assert [text.get_text() for text in figure.axes[0].texts] == [str(count) for count in curve.counts]
     assert figure.axes[7].get_title() == f"score 7\nECE@1 {curve.error:.3f}"

@@ -19,8 +19,15 @@ from kappaplace.reports.figures import (
 def test_reliability_figure_has_a_panel_a_score_and_repeats_itself() -> None:
     rng = np.random.default_rng(0)
     curve = reliability_curve(rng.random(200), rng.random(200) < 0.5)
-    figures = [reliability_figure({"L2": curve, "PA": curve}, {"L2": 0.25, "PA": 0.5}, 1) for _ in range(2)]
-    assert [axis.get_title() for axis in figures[0].axes] == ["L2: ECE@1 0.250", "PA: ECE@1 0.500"]
+    other = reliability_curve(rng.random(200), rng.random(200) < 0.9)
+    figures = [reliability_figure({"L2": {1: curve, 5: other}, "PA": {1: curve}}) for _ in range(2)]
+    assert [axis.get_title() for axis in figures[0].axes] == [
+        f"L2: ECE@1/5 {curve.error:.3f}, {other.error:.3f}",
+        f"PA: ECE@1 {curve.error:.3f}",
+    ]
+    lines = {line.get_label(): line.get_ydata() for line in figures[0].axes[0].lines}
+    assert list(lines) == ["expected", "R@1", "R@5"]
+    np.testing.assert_array_equal(lines["R@5"], other.observed)
     assert html.png_of(figures[0]) == html.png_of(figures[1])
 
 

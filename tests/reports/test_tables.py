@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+
+import numpy as np
 
 from kappaplace.reports.groups import group_of, pooled_group
 from kappaplace.reports.score_tables import (
@@ -61,15 +64,61 @@ def test_score_table_shows_the_metrics_and_marks_the_best() -> None:
     table = score_table(group)
     scores = list(group.scores)
     for metric, pick in (("ECE@1", min), ("AUROC", max), ("AUGRC", min), ("coverage@10%", max)):
-        cells = column(table, metric)[:-1]
+        cells = column(table, metric)[:-2]
         values = [group.values[name][metric] for name in scores]
         assert [cell.text for cell in cells] == [f"{value:.3f}" for value in values]
         assert [cell.best for cell in cells] == [f"{v:.3f}" == f"{pick(values):.3f}" for v in values]
-    last = table.rows[-1]
-    assert last[0].text == "constant score"
-    assert not any(cell.best for cell in last)
-    assert column(table, "AUC-PR")[-1].text == f"{group.recall['R@1']:.3f}"  # the random baseline is R@1
-    assert column(table, "AUROC")[-1].text == "0.500"
+    assert [row[0].text for row in table.rows[-2:]] == ["constant score", "perfect ranking"]
+    assert not any(cell.best for row in table.rows[-2:] for cell in row)
+    recall = f"{group.recall['R@1']:.3f}"
+    assert column(table, "AUC-PR")[-2].text == recall  # the random baseline is R@1
+    assert column(table, "ECE@1")[-2].text == recall  # and so is the ECE of a constant
+    assert [cell.text for cell in column(table, "AUROC")[-2:]] == ["0.500", "1.000"]
+    assert column(table, "AUC-PR")[-1].text == "1.000"
+
+
+def test_every_table_of_ece_says_that_its_order_depends_on_recall() -> None:
+    result = make_result()
+    group = group_of(result, result.sets[0])
+    mean = {"scores": {"l2": {"ECE@1": 0.5}}, "baselines": {"constant score": {"ECE@1": 0.6}}}
+    tables = [score_table(group), match_table(group), mean_table(mean, {"l2": "L2"})]
+    tables.append(comparison_table({"a": group, "b": group}, "harbour"))
+    for table in tables:
+        assert table is not None
+        assert "The order of methods by ECE@K depends on R@K" in table.caption
+    assert [cell.text for cell in column(tables[2], "ECE@1")] == ["0.500", "0.600"]
+
+
+def test_the_ece_of_a_constant_score_has_a_star_and_is_never_the_best() -> None:
+    part = make_set()
+    part.scores["l2"] = replace(part.scores["l2"], query=np.ones(300), match=np.ones((300, 10)))
+    group = group_of(make_result("a", part), part)
+    table = score_table(group)
+    labels = [row[0].text for row in table.rows]
+    cell = column(table, "ECE@1")[labels.index("L2")]
+    assert cell.text == f"{part.hits[:, 0].mean():.3f}*"
+    assert not cell.best
+    assert "*" not in column(table, "AUROC")[labels.index("L2")].text
+    assert "Most queries have the same value" in table.caption
+    match = match_table(group)
+    assert match is not None
+    assert column(match, "match ECE@1")[0].text.endswith("*")
+    assert any(
+        row[0].text == "L2" and row[3].text.endswith("*") and not row[3].best
+        for row in comparison_table({"a": group, "b": group}, "harbour").rows
+    )
+
+
+def test_only_the_datasets_that_are_pooled_count() -> None:
+    """Of a set without positions, SUE is missing: it must not cost the pool a score."""
+    result = make_result()
+    everything = pooled_group(result)
+    first = pooled_group(replace(result, facts={"pool": [result.sets[0].name]}))
+    assert everything is not None
+    assert first is not None
+    assert len(first.hits) == len(result.sets[0].hits) < len(everything.hits)
+    assert set(first.scores) == set(result.sets[0].scores) > set(everything.scores)
+    assert first.title == f"pooled: {result.sets[0].name}"
 
 
 def test_given_metrics_count_and_the_rest_is_measured() -> None:

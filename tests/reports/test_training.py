@@ -46,9 +46,17 @@ def test_losses_and_metrics_are_drawn_at_their_epochs() -> None:
     np.testing.assert_array_equal(curves["AUROC"][1], [math.nan, 0.6, 0.8, 0.7])
 
 
-def test_the_best_epoch_is_one_of_training_and_knows_the_direction() -> None:
-    """The start (epoch 0) is no result of the run, even where it was better."""
-    assert stars(training_figure(EPOCHS)) == [(2, 0.6), (2, 0.3), (2, 0.8)]
+def test_the_best_epoch_knows_the_direction_and_may_be_the_start() -> None:
+    assert stars(training_figure(EPOCHS)) == [(0, 0.9), (0, 0.1), (2, 0.8)]
+    assert stars(training_figure(EPOCHS[1:])) == [(2, 0.6), (2, 0.3), (2, 0.8)]
+
+
+def test_the_ece_of_a_constant_score_is_crossed_out() -> None:
+    epochs = [{**row, "tied": 1.0 if row["epoch"] == 0 else 0.01} for row in EPOCHS]
+    figure = training_figure(epochs)
+    (cross,) = [line for line in figure.axes[1].lines if line.get_marker() == "x"]
+    assert list(cross.get_xdata()) == [0]
+    assert stars(figure)[1] == (2, 0.3)  # not the 0.1 of the constant score
 
 
 def test_a_run_without_validation_has_losses_alone() -> None:
@@ -61,4 +69,4 @@ def test_a_run_without_validation_has_losses_alone() -> None:
 def test_runs_that_broke_off_or_lack_a_metric_are_drawn_too(epochs: list[dict[str, Any]]) -> None:
     first, second = (html.png_of(training_figure(epochs)) for _ in range(2))
     assert first == second
-    assert len(stars(training_figure(epochs))) == {1: 0, 2: 3, 4: 2}[len(epochs)]
+    assert len(stars(training_figure(epochs))) == {1: 2, 2: 3, 4: 2}[len(epochs)]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import http.client
 import io
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -87,3 +89,23 @@ def encoded(kind: str = "PNG", size: tuple[int, int] = (48, 32), **options: Any)
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, kind, **options)
     return buffer.getvalue()
+
+
+def asked(url: str, path: str, image: bytes = b"", seconds: float = 30.0) -> int:
+    """Status of a request on a new connection; with an image it is a POST."""
+    link = http.client.HTTPConnection(urlsplit(url).netloc, timeout=seconds)
+    try:
+        method, headers = ("POST", {"Content-Type": "image/png"}) if image else ("GET", {})
+        link.request(method, path, image or None, headers)
+        return link.getresponse().status
+    finally:
+        link.close()
+
+
+def many_scans(scans: int, side: int = 1024) -> bytes:
+    """A small progressive JPEG of one color, whose last scan comes many times more."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (side, side), (90, 120, 60)).save(buffer, "JPEG", progressive=True)
+    data = buffer.getvalue()
+    last = data.rindex(b"\xff\xda")
+    return data[:-2] + data[last:-2] * scans + data[-2:]

@@ -221,8 +221,8 @@ def calibration(calibrated: bool) -> dict[str, Any]:
             for c, r in zip(coverage, risk, strict=True)
         ],
         "promise": [
-            "Accepted answers are wrong in at most 5% of the cases, with 95% confidence; expect 54% of the "
-            "queries to be accepted.",
+            "Accepted answers are incorrect in at most 5% of the cases, with 95% confidence; about 54% of "
+            "the queries are accepted.",
             "Holds for queries drawn like the labelled ones, independent of each other.",
         ],
     }

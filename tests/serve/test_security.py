@@ -153,7 +153,11 @@ def test_another_name_of_the_host_is_refused(serve: Serve) -> None:
     client = serve(hosts=("localhost", "127.0.0.1", "::1"))
     for host in ("localhost", "localhost:8000", "127.0.0.1:1", "[::1]:80", "LOCALHOST"):
         assert client.get("/healthz", headers={"Host": host}).status_code == 200
-    for host in ("evil.example", "localhost.evil.example:8000", "127.0.0.1.nip.io", ""):
+    for host in (
+        *("evil.example", "localhost.evil.example:8000", "127.0.0.1.nip.io", ""),
+        *("[localhost].evil.com", "localhost:80@evil.com", "[::1].evil.com", "[::1", "localhost:", "::1"),
+        *("localhost:80:80", "localhost/evil.com", "evil.com#localhost", "localhost:x", "[localhost]"),
+    ):
         assert client.get("/healthz", headers={"Host": host}).status_code == 421
 
 
@@ -198,6 +202,75 @@ def test_sentences_name_maps_and_not_paths(
     answer = serve({"one": made}).post("/v1/localize", files={"image": encoded()})
     assert answer.status_code == 422
     assert answer.json()["error"] == "The map one is empty. Add images to it first."
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Cannot decode /home/Jane Doe/My Photos/a b.jpg (truncated). Replace it.",
+        "Cannot decode 'C:\\Users\\Jane Doe\\a.jpg'.",
+        "{map}/segments/000000/poses.npy is damaged.",
+        "{map}.images/a b.jpg cannot be read.",
+        "No image (~/secret place/a.jpg).",
+    ],
+)
+def test_a_fault_of_the_server_is_500_and_names_no_path(
+    message: str, serve: Serve, opened: PlaceMap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = serve()
+
+    def broken(*_: object, **__: object) -> None:
+        raise KappaPlaceError(message.format(map=opened.folder))
+
+    monkeypatch.setattr("kappaplace.maps.place_map.PlaceMap.localize_embeddings", broken)
+    answer = client.post("/v1/localize", files={"image": encoded()})
+    assert answer.status_code == 500
+    assert answer.json() == {"error": "Internal error. The log of the service has the details."}
+
+
+def test_a_disk_error_is_a_fault_of_the_server(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = serve()
+
+    def broken(*_: object, **__: object) -> None:
+        try:
+            raise OSError(5, "Input/output error", "secret place")
+        except OSError:
+            raise KappaPlaceError("Cannot read secret place.") from None
+
+    monkeypatch.setattr("kappaplace.maps.place_map.PlaceMap.localize_embeddings", broken)
+    answer = client.post("/v1/localize", files={"image": encoded()})
+    assert (answer.status_code, "secret" in answer.text) == (500, False)
+
+
+def test_one_address_leaves_requests_to_others() -> None:
+    from kappaplace.serve.protect import Limits
+
+    async def main() -> list[int]:
+        release = asyncio.Event()
+
+        async def slow(scope: dict, receive: object, send: object) -> None:
+            await release.wait()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+
+        async def asked(host: str) -> int:
+            said: list[dict] = []
+
+            async def send(message: dict) -> None:
+                said.append(message)
+
+            scope = {"type": "http", "method": "GET", "path": "/v1/maps", "headers": [], "client": (host, 1)}
+            await limits(scope, asyncio.Event().wait, send)
+            return said[0]["status"]
+
+        limits = Limits(slow, most=1000, seconds=5.0, at_once=4)
+        pending = [
+            asyncio.create_task(asked(host)) for host in ("a", "a", "a", "b", "2001:db8::1", "2001:db8::2")
+        ]
+        await asyncio.sleep(0.05)
+        release.set()
+        return [*await asyncio.gather(*pending), await asked("a"), len(limits.running)]
+
+    assert asyncio.run(main()) == [200, 200, 503, 200, 200, 503, 200, 0]
 
 
 @pytest.mark.parametrize(

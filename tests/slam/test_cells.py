@@ -44,7 +44,7 @@ def test_agreement_is_that_of_the_maps_and_is_asked_once(matches: list[int]) -> 
     assert check.agreement(39, matches[::-1]) == pytest.approx(wanted[::-1])
     assert len(maps.asked) == asked
     # What is known needs neither images nor a model.
-    assert CellCheck(maps, check.known).agreement(39, matches) == pytest.approx(wanted)
+    assert CellCheck(maps, check.agreements).agreement(39, matches) == pytest.approx(wanted)
     assert len(maps.asked) == asked
 
 

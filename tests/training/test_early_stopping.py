@@ -104,6 +104,15 @@ def test_a_metric_that_is_never_defined_still_has_a_model() -> None:
     assert "model" in stopping.update(3, {"AUROC": 0.5})
 
 
+def test_the_start_is_a_candidate() -> None:
+    stopping = EarlyStopping(("ECE@1",), patience=2)
+    for epoch, (ece, improved) in enumerate([(0.209, True), (0.4, False), (0.363, False)]):
+        assert ("model" in stopping.update(epoch, {"R@1": 0.3, "ECE@1": ece})) is improved
+    assert (stopping.model_epoch, stopping.stopped) == (0, True)
+    old = {key: value for key, value in stopping.state_dict().items() if key != "model_epoch"}
+    EarlyStopping(("ECE@1",), patience=2).load_state_dict(old)  # a state of version 0.1.0
+
+
 def test_no_metric_keeps_every_model_and_never_stops() -> None:
     stopping = EarlyStopping((), patience=1)
     assert [stopping.update(epoch, {"R@1": 0.5}) for epoch in (1, 2)] == [["R@1", "model"], ["model"]]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
+import sys
 from pathlib import Path
 
 import pytest
 
+from kappaplace.errors import KappaPlaceError, MissingExtra
 from kappaplace.training.loop import EPOCHS, STEPS, RunLog, as_csv, epoch_line
-from kappaplace.training.start import installed_trackers
+from kappaplace.training.settings import RunSettings
+from kappaplace.training.start import Engine, installed_trackers
 
 
 def test_csv_has_all_columns_of_any_row() -> None:
@@ -41,7 +44,26 @@ def test_epoch_line_says_what_there_is() -> None:
     assert epoch_line({"epoch": 0, "seconds": 0.0}, 2) == "epoch 0/2  (0 s)"
 
 
-def test_trackers_that_are_not_installed_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_default_tracker_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that should be tracked and is not is found out hours later."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if name == "wandb" else None)
-    assert installed_trackers(["tensorboard", "wandb", "mlflow"]) == ["wandb"]
+    assert installed_trackers(["tensorboard", "wandb"]) == ["wandb"]
     assert installed_trackers([]) == []
+    with pytest.raises(KappaPlaceError, match=r"'mlflow', which is not installed\. Run `pip install mlflow`"):
+        installed_trackers(["tensorboard", "wandb", "mlflow"])
+    with pytest.raises(KappaPlaceError, match="Unknown tracker 'neptune'"):
+        installed_trackers(["neptune"])
+
+
+def test_a_tracker_without_accelerate_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    monkeypatch.setitem(sys.modules, "accelerate", None)
+    with pytest.raises(MissingExtra, match="The tracker wandb needs the extra"):
+        Engine.create(RunSettings(trackers=("tensorboard", "wandb")), "cpu", tmp_path)
+    assert Engine.create(RunSettings(), "cpu", tmp_path).main
+
+
+def test_a_constant_score_is_marked_in_the_epoch_line() -> None:
+    row = {"epoch": 1, "R@1": 0.5, "ECE@1": 0.12, "tied": 1.0, "seconds": 1.0}
+    assert epoch_line(row, 2) == "epoch 1/2  R@1 0.5  ECE@1 0.12*  (1 s)"
+    assert "*" not in epoch_line({**row, "tied": 0.1}, 2)

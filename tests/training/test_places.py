@@ -52,7 +52,7 @@ def test_trained_and_held_out_places_are_complete_and_disjoint(share: float) -> 
     for use in ("trained", "held-out", "all"):
         settings = replace(SETTINGS, hold_out=share, use=use)
         try:
-            seen[use] = find_places(grid(), None, None, settings).chosen
+            seen[use] = find_places(grid(), None, None, settings).selection
         except KappaPlaceError:  # all places on one side
             seen[use] = np.array([], np.int64)
     assert not np.intersect1d(seen["trained"], seen["held-out"]).size
@@ -61,7 +61,7 @@ def test_trained_and_held_out_places_are_complete_and_disjoint(share: float) -> 
 
 def test_whole_blocks_are_held_out_and_about_the_requested_fraction() -> None:
     places = find_places(grid(60), None, None, replace(SETTINGS, hold_out=0.4, use="held-out"))
-    held_out = places.classes.cells[places.chosen, :2] // BLOCK
+    held_out = places.classes.cells[places.selection, :2] // BLOCK
     blocks, counts = np.unique(held_out, axis=0, return_counts=True)
     assert (counts == BLOCK * BLOCK).all()
     assert len(blocks) / (60 / BLOCK) ** 2 == pytest.approx(0.4, abs=0.17)  # 144 draws: four deviations
@@ -70,8 +70,8 @@ def test_whole_blocks_are_held_out_and_about_the_requested_fraction() -> None:
 def test_the_same_places_are_held_out_whatever_else_is_in_the_table() -> None:
     settings = replace(SETTINGS, hold_out=0.5, use="held-out")
     whole, part = (find_places(positions, None, None, settings) for positions in (grid(), grid(15)))
-    inside = {tuple(cell) for cell in whole.classes.cells[whole.chosen].tolist() if max(cell[:2]) < 15}
-    assert inside == {tuple(cell) for cell in part.classes.cells[part.chosen].tolist()}
+    inside = {tuple(cell) for cell in whole.classes.cells[whole.selection].tolist() if max(cell[:2]) < 15}
+    assert inside == {tuple(cell) for cell in part.classes.cells[part.selection].tolist()}
 
 
 def test_labels_are_used_without_poses_or_on_request() -> None:

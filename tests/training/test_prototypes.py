@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.training.features import CLEAN, FeatureStore
+from kappaplace.training.images import TrainingSet
 from kappaplace.training.losses import FixedAnchors
 from kappaplace.training.places import PlaceClasses, assign_classes, classes_of_places
 from kappaplace.training.prototypes import (
     clean_anchors,
     place_anchors,
     prototype_anchors,
+    release_order,
     save_prototypes,
     view_anchors,
 )
+from kappaplace.training.recipes import ANCHORS, place_groups, settings_for
+from kappaplace.training.run import train
 from kappaplace.training.settings import ClassSettings
+from tests.training.tiny import City, tiny_settings
 
 DIM = 6
 GRID = ClassSettings()
@@ -92,33 +99,135 @@ def test_prototypes_of_labels_are_not_those_of_cells(tmp_path: Path) -> None:
         prototype_anchors(file, cells.all(), cells, replace(GRID, by="pose"), DIM)
 
 
-def release(file: Path, sizes: list[int]) -> list[Tensor]:
+def release(file: Path, matrices: list[Tensor]) -> None:
     """A file as the authors' code writes it."""
-    matrices = [torch.randn(size, DIM) for size in sizes]
     content = {"model_state_dict": {}, "classifiers_state_dict": [{"weight": matrix} for matrix in matrices]}
     torch.save(content, file)
-    return matrices
 
 
-def test_prototypes_of_the_authors_release_go_by_their_groups(tmp_path: Path) -> None:
-    classes = assign_classes(
-        np.stack([np.arange(6) * 10.0 + 5, np.full(6, 5.0)], axis=1), groups_per_axis=2, min_images=1
-    )
-    file = tmp_path / "release.pth"
-    sizes = classes.group_sizes.tolist()
-    matrices = release(file, sizes)
-    expected = {}
-    for number, matrix in enumerate(matrices):
-        for label, cell in enumerate(classes.cells[classes.group(number).classes, 0].tolist()):
-            expected[cell] = matrix[label] / matrix[label].norm()
-    directions = prototype_anchors(file, classes.all(), classes, GRID, DIM)(
-        torch.arange(6), torch.zeros(6, DIM)
-    )
-    for cell in range(6):
-        np.testing.assert_allclose(directions[cell], expected[cell], rtol=1e-5)
-    release(file, [size + 1 for size in sizes])
+def drive(count: int = 3000, seed: int = 0) -> TrainingSet:
+    """Images of a few streets on disk; the rows are not in the order of their names."""
+    rng = np.random.default_rng(seed)
+    positions = np.column_stack([rng.uniform(5e5, 5e5 + 150, count), rng.uniform(4e6, 4e6 + 90, count)])
+    heading = rng.uniform(0, 360, count)
+    names = [
+        f"part{rng.integers(3)}/@{e:.2f}@{n:.2f}@{h:.1f}@.jpg"
+        for (e, n), h in zip(positions, heading, strict=True)
+    ]
+    return TrainingSet([Path("/train") / name for name in names], positions, heading)
+
+
+def authors_classes(data: TrainingSet, least: int, apart: int = 5) -> list[list[tuple[int, int, int]]]:
+    """Classes of each group as the authors' code numbers them, image by image in the order of the names."""
+    assert data.heading is not None
+    in_memory = isinstance(data.images, Tensor)
+    paths = [f"{row:06}" if in_memory else str(image) for row, image in enumerate(data.images)]
+    members: dict[tuple[int, int, int], list[str]] = defaultdict(list)
+    names = []
+    for row in sorted(range(len(paths)), key=paths.__getitem__):
+        (east, north), turn = data.positions[row], data.heading[row]
+        names.append((int(east // 10 * 10), int(north // 10 * 10), int(turn // 30 * 30)))
+        members[names[-1]].append(paths[row])
+    groups: dict[tuple[int, int, int], set[tuple[int, int, int]]] = {}
+    for name in names:
+        if len(members[name]) >= least:
+            group = (name[0] % (10 * apart) // 10, name[1] % (10 * apart) // 10, name[2] % 60 // 30)
+            groups.setdefault(group, set()).add(name)
+    return [list(group) for group in groups.values()]
+
+
+@pytest.mark.parametrize("from_cache", [False, True])
+def test_prototypes_of_the_authors_release_go_to_their_classes(tmp_path: Path, from_cache: bool) -> None:
+    """Groups by the first of their images, and classes in the order of a Python set."""
+    data, file = drive(), tmp_path / "release.pth"
+    groups = authors_classes(data, 2)
+    assert len(groups) > 20
+    assert any(group != sorted(group) for group in groups)
+    matrices = [torch.randn(len(group), DIM) for group in groups[:8]]
+    release(file, matrices)
+    settings = settings_for("kappa-pt", options=["classes.min_images=2", f"anchors.prototypes={file}"])
+    if from_cache:  # groups in another order, as in a file of image names that is not sorted
+        groups = groups[::-1]
+        release(file, matrices := [torch.randn(len(group), DIM) for group in groups[:8]])
+        torch.save((groups, {groups[0][0]: ["a.jpg"]}), tmp_path / "cache.torch")
+        settings = settings.changed({"anchors.classes": str(tmp_path / "cache.torch")})
+    expected = {
+        name: row / row.norm()
+        for group, matrix in zip(groups, matrices, strict=False)
+        for name, row in zip(group, matrix, strict=True)
+    }
+    order = release_order(data, settings)
+    places, (group,) = ANCHORS["classifier"].places(settings, data)
+    assert len(group) == len(expected)  # the first eight groups only
+    anchors = prototype_anchors(file, group, places.classes, GRID, DIM, order)
+    directions = anchors(torch.from_numpy(group.images), torch.zeros(len(group.images), DIM))
+    for row, direction in zip(group.images, directions, strict=True):
+        (east, north), turn = data.positions[row], data.heading[row]
+        name = (int(east // 10 * 10), int(north // 10 * 10), int(turn // 30 * 30))
+        torch.testing.assert_close(direction, expected[name])
+    release(file, [torch.randn(len(matrix) + 1, DIM) for matrix in matrices])
     with pytest.raises(KappaPlaceError, match="do not match the groups"):
-        prototype_anchors(file, classes.all(), classes, GRID, DIM)
+        prototype_anchors(file, group, places.classes, GRID, DIM, order)
+
+
+def test_a_file_of_classes_of_another_kind_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "cache.torch"
+    settings = settings_for("kappa-pt", options=[f"anchors.classes={file}"])
+    for content in ({"a": 1}, [[["x"]]], 3):
+        torch.save(content, file)
+        with pytest.raises(KappaPlaceError, match="is not a file of classes of CosPlace's code"):
+            release_order(drive(50), settings)
+    plain = TrainingSet(["a.jpg"], np.zeros((1, 2)))
+    with pytest.raises(KappaPlaceError, match="need the headings of the images"):
+        release_order(plain, settings_for("kappa-pt"))
+
+
+def test_the_first_groups_are_those_of_cosplace() -> None:
+    """In the order in which they are met; by default, the largest ones in the order of their numbers."""
+    data = drive()
+    first = settings_for("retrieval", options=["classes.min_images=2", "classes.group_order=first"])
+    places, groups = place_groups(first, data)
+    assert [
+        {tuple((cell * [10, 10, 30]).tolist()) for cell in places.classes.cells[group.classes]}
+        for group in groups
+    ] == [set(names) for names in authors_classes(data, 2)[:8]]
+    largest = place_groups(settings_for("retrieval", options=["classes.min_images=2"]), data)[1]
+    sizes = sorted((len(names) for names in authors_classes(data, 2)), reverse=True)
+    assert sorted((len(group) for group in largest), reverse=True) == sizes[:8]
+
+
+def test_prototypes_of_other_classes_are_refused(tmp_path: Path, city: City) -> None:
+    """The release with its classes, then with the classes of each group in another order."""
+    start = tmp_path / "base"
+    gentle = [f"augment.{name}=0.1" for name in ("brightness", "contrast", "saturation", "hue")]
+    steps = ["optimiser.epochs=10", "optimiser.iterations=15", "optimiser.lr=3e-3", "augment.scale=0.9"]
+    options = [*steps, *gentle, "optimiser.prototype_lr=0.03"]
+    trained = train(tiny_settings("retrieval", *options), city.data, start, device="cpu")
+    classes = authors_classes(city.data, 4, apart=1)
+    with safe_open(start / "model" / "prototypes.safetensors", "pt") as content:
+        rows = {
+            tuple(cell): row
+            for cell, row in zip(
+                content.get_tensor("cells").tolist(), content.get_tensor("prototypes"), strict=True
+            )
+        }
+    groups = [[rows[east // 10, north // 10, turn // 30] for east, north, turn in group] for group in classes]
+    lines: list[str] = []
+
+    def post_train(groups: list[list[Tensor]], name: str) -> None:
+        release(tmp_path / "release.pth", [torch.stack(group) for group in groups])
+        settings = tiny_settings("kappa-pt", f"anchors.prototypes={tmp_path / 'release.pth'}")
+        train(settings, city.data, tmp_path / name, model=trained.model, device="cpu", say=lines.append)
+
+    post_train(groups, "right")
+    assert any("their own prototype" in line for line in lines)
+    with pytest.raises(
+        KappaPlaceError, match=r"in group 0, the own prototype is the most similar one for .* images"
+    ):
+        post_train([group[1:] + group[:1] for group in groups], "shifted")
+    with pytest.raises(KappaPlaceError, match=r"in group 1, .*set anchors\.classes"):
+        post_train([groups[0], groups[1][::-1]], "reversed")
+    assert not list((tmp_path / "reversed").glob("features/*"))  # refused before the long part
 
 
 def store_of(rows: np.ndarray, views: tuple[int, ...], seed: int = 0) -> FeatureStore:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from kappaplace.data.positives import Positives
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.models.place_model import PlaceModel
-from kappaplace.training.validation import ValidationSet, Validator
+from kappaplace.training.validation import ValidationSet, Validator, warnings_of, watched
 from kappaplace.types import Embeddings, Matches
 from kappaplace.uncertainty.base import Evidence
 from tests.training.tiny import City
@@ -37,7 +38,7 @@ def validator(**options: object) -> Validator:
 
 
 def test_metrics_by_hand() -> None:
-    assert validator().measure(evidence_with()) == {"R@1": 0.5}
+    assert validator().measure(evidence_with()) == {"R@1": 0.5, "mean cosine": 0.0}
     # The variance of the third (wrong) is below that of the second (right): three of four pairs are in order.
     values = validator().measure(evidence_with(variance=np.array([0.1, 0.3, 0.2, 0.4], np.float32)))
     assert values["R@1"] == 0.5
@@ -47,6 +48,27 @@ def test_metrics_by_hand() -> None:
     assert validator().measure(evidence_with(kappa=kappa))["AUROC"] == 0.75
     # The distance of the top match is the same for all four: no order at all.
     assert validator(score="l2").measure(evidence_with(kappa=kappa))["AUROC"] == 0.5
+
+
+def test_a_flawed_score_is_reported_and_is_no_candidate() -> None:
+    kappa = np.array([0.40, 0.41, 0.42, 0.43], np.float32)
+    values = validator(score="inverse-kappa").measure(evidence_with(kappa=kappa))
+    assert values["tied"] == 1  # all are floored at κ = 1
+    assert values["ECE@1"] == values["R@1"]  # which would beat many a living score
+    assert math.isnan(watched(values)["ECE@1"])
+    score, floor = warnings_of(values)
+    assert score.startswith("The score is not usable: every query has the same value.")
+    assert floor.startswith("κ is 0.40 to 0.43 for 90% of the queries, below the floor of 1")
+    living = validator().measure(evidence_with(kappa=np.array([40.0, 10.0, 20.0, 5.0], np.float32)))
+    assert warnings_of(living) == []
+    assert watched(living) == living
+
+
+def test_constant_kappa_and_coincident_descriptors_are_reported() -> None:
+    constant = validator().measure(evidence_with(kappa=np.full(4, 300.0, np.float32)))
+    assert any("κ is nearly constant, 300 to 300" in line for line in warnings_of(constant))
+    assert warnings_of({"mean cosine": 0.999})[0].startswith("The descriptors coincide")
+    assert warnings_of({"mean cosine": 0.5, "tied": 0.2}) == []
 
 
 def test_binning_follows_the_option() -> None:
@@ -65,7 +87,8 @@ def test_cached_features_equal_the_whole_model(city: City, head: str) -> None:
     model = PlaceModel.create("resnet_tiny", 32, head).eval()  # type: ignore[arg-type]
     direct, cached = (Validator(city.validation, frozen=frozen, batch_size=50) for frozen in (False, True))
     expected = direct(model)
-    assert set(expected) == {"R@1", "R@5", "R@10", "ECE@1", "AUROC"}
+    kappa = {"kappa 5%", "kappa 95%"} if head in ("mirrored", "linear") else set()
+    assert set(expected) == {"R@1", "R@5", "R@10", "ECE@1", "AUROC", "mean cosine", "tied"} | kappa
     assert cached(model) == pytest.approx(expected, abs=1e-6)
     with torch.no_grad():  # the head moves, the encoder does not
         for parameter in model.head.parameters():

@@ -103,9 +103,9 @@ def test_one_wild_value_moves_little() -> None:
         (np.zeros((3, 1)), [False] * 3, ["a"], "only incorrect ones"),
         (np.zeros((0, 1)), [], ["a"], "got none"),
         (np.array([[np.nan], [1.0]]), [True, False], ["a"], "score a is NaN or infinite"),
-        (np.zeros((3, 2)), [True, False, True], ["a"], "one column a score"),
-        (np.zeros((3, 0)), [True, False, True], [], "one column a score"),
-        (np.zeros((3, 1)), [True, False], ["a"], "one row a query"),
+        (np.zeros((3, 2)), [True, False, True], ["a"], "one column per score"),
+        (np.zeros((3, 0)), [True, False, True], [], "one column per score"),
+        (np.zeros((3, 1)), [True, False], ["a"], "one row per query"),
     ],
 )
 def test_what_cannot_be_fitted_is_refused(x: np.ndarray, right: list, names: list, sentence: str) -> None:
@@ -162,7 +162,7 @@ def test_one_impossible_scale_is_enough(scale: tuple[float, float]) -> None:
 
 def test_features_must_fit_the_combination() -> None:
     combination = fit_combination(*sample(), ["a", "b", "c"])
-    with pytest.raises(KappaPlaceError, match="takes 3 scores a query"):
+    with pytest.raises(KappaPlaceError, match="needs 3 scores per query"):
         combination.probability(np.zeros((4, 2)))
 
 
@@ -189,7 +189,7 @@ def test_a_combination_of_own_scores() -> None:
     np.testing.assert_allclose(
         fused(combination, {"mine": mine}).query(e), 1 / (1 + np.exp(0.1 - 2 * (mine.query(e) - 1) / 0.5))
     )
-    with pytest.raises(KappaPlaceError, match="unknown scores mine"):
+    with pytest.raises(KappaPlaceError, match=r"unknown scores \(mine\)"):
         fused(combination)
 
 

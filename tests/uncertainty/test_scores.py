@@ -62,7 +62,7 @@ def test_pa_is_the_ratio_of_two_distances_and_one_where_both_vanish() -> None:
     distances = score_named("l2").match(e)
     np.testing.assert_allclose(score_named("pa").query(e), distances[:, 0] / distances[:, 1])
     assert score_named("pa").query(listed([1.0, 1.0])).tolist() == [1.0]
-    with pytest.raises(KappaPlaceError, match="at least two"):
+    with pytest.raises(KappaPlaceError, match="at least 2 matches"):
         score_named("pa").query(listed([1.0]))
 
 
@@ -169,5 +169,5 @@ def test_tld_ties_and_short_lists() -> None:
     for name in ("tld-distribution", "tld-ratio-spread", "tld-statistical"):
         assert score_named(name).query(listed([0.3] * 5, [-1.0] * 5)).tolist() == [1.0, 1.0]
     assert score_named("tld-ratio-spread").query(listed([0.5, 0.2]))[0] == pytest.approx(0.8)
-    with pytest.raises(KappaPlaceError, match="at least three"):
+    with pytest.raises(KappaPlaceError, match="at least 3 matches"):
         score_named("tld-statistical").query(listed([0.5, 0.2]))

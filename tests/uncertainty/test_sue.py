@@ -101,7 +101,7 @@ def test_the_caps_differ_to_the_south_and_west_only() -> None:
 
 
 def test_one_match_has_no_spread() -> None:
-    with pytest.raises(KappaPlaceError, match="at least two"):
+    with pytest.raises(KappaPlaceError, match="at least 2 matches"):
         sue().query(pair([0.5], [[0, 0]]))
 
 
@@ -115,5 +115,5 @@ def test_without_poses_it_is_left_out() -> None:
     [{"slope": -1}, {"slope": np.nan}, {"k": 1}, {"cap": "none"}, {"distance": "L1"}, {"cap_metres": 0}],
 )
 def test_bad_settings_are_refused(options: dict) -> None:
-    with pytest.raises(KappaPlaceError, match="SUE"):
+    with pytest.raises(KappaPlaceError, match=r"slope|distance"):
         sue(**options)

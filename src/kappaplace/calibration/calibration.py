@@ -55,11 +55,11 @@ class Calibration:
     facts: Mapping[str, Json] = field(default_factory=dict)
     """How it was fitted, in plain values."""
     rerank: int = field(default=0, metadata=optional())
-    """Number of matches that were compared patch by patch when it was fitted."""
+    """Number of top matches that were re-ranked by patch matching when it was fitted."""
     domain: Domain | None = field(default=None, metadata=optional())
-    """What correctly answered calibration queries look like; None in files of earlier versions."""
+    """Appearance of correctly answered calibration queries; None in files of earlier versions."""
     plain: Calibration | None = field(default=None, metadata=optional())
-    """The same fitted without comparing patches, for queries or maps whose images are not available."""
+    """Calibration without patch matching, for queries or maps whose images are not available."""
 
     @property
     def scores(self) -> tuple[str, ...]:
@@ -158,9 +158,7 @@ class Calibration:
             What `from_dict` reads.
         """
         values = to_plain(self)
-        if (
-            RERANK in self.facts
-        ):  # of an earlier version: written as it was read, so that the fingerprint stays
+        if RERANK in self.facts:  # of an earlier version: written as it was read, to keep the fingerprint
             values.pop("rerank", None)
         return {"format": FORMAT, **values}
 
@@ -198,7 +196,7 @@ class Calibration:
 QUERY_SIGNALS = ("cosine", "pa", "margin", "aliasing", "z-score", "inverse-kappa", "kappaplace")
 PAIR_SIGNALS = ("cosine", "kappaplace")
 PATCH_SIGNALS = ("patches", "patch-margin")
-"""Available if the first matches were compared patch by patch."""
+"""Available if the top matches were re-ranked by patch matching."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,8 +214,8 @@ class Judgement:
     pairs: Floats | None = None
     """Probability that each match is correct, N×K."""
     reasons: tuple[str, ...] = ()
-    """For each query why its probability does not apply: how it differs from the calibration queries;
-    or ""."""
+    """For each query, how it differs from the calibration queries, so that its probability does not apply;
+    otherwise an empty string."""
     guaranteed: Bools | None = None
     """Whether the risk of accepting is guaranteed, N."""
 
@@ -235,8 +233,8 @@ def judge(
     probability was not calibrated on anything like it.
 
     Args:
-        evidence: Everything known after retrieval.
-        calibration: None for the plain uncertainty.
+        evidence: Results of the retrieval.
+        calibration: The calibration. None: return only the uncertainty.
         outside_rate: Expected fraction of out-of-map queries. Default: the calibration's own.
         bank: Correctly answered queries of other maps, used if the calibration has too few of its own.
             Nothing is guaranteed then.

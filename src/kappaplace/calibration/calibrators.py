@@ -1,11 +1,10 @@
-"""From an uncertainty to the probability of being right: four calibrators behind one interface.
+"""Calibrators: functions from an uncertainty to the probability of a correct answer.
 
     calibrator = Logistic.fit(uncertainty, right)          # or best_calibrator(uncertainty, right).calibrator
     calibrator.probability(new_uncertainty)
 
-The same calibrators serve both questions: "is the top match right?" (one score a query) and "is this pair
-right?" (one score a match). All of them fall, or stay level, as the uncertainty grows: a score that ranks
-the wrong way round gets one probability for all rather than a reversed one.
+They are used for top matches (one score per query) and for single matches (one score per match). None of them
+increases with the uncertainty: a score that ranks in reverse gets the same probability for all values.
 
 >>> rng = np.random.default_rng(0)
 >>> uncertainty = rng.random(400)
@@ -31,28 +30,29 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.records import kind
 
 LEAST_QUERIES = 10
-"""Fewer outcomes than this say next to nothing about a probability."""
+"""Minimum number of outcomes for a fit."""
 LEAST = 1e-9
-"""Scores that must lie in (0, 1) are kept this far from its ends, so that their logarithms are finite."""
+"""Scores between 0 and 1 are clipped to at least this distance from both ends, so that logarithms are
+finite."""
 FOLDS = 5
 
 
 @dataclass(frozen=True)
 class Calibrator(ABC):
-    """A fitted, falling function from uncertainty to probability."""
+    """A fitted, decreasing function from uncertainty to probability."""
 
     name: ClassVar[str]
 
     @classmethod
     @abstractmethod
     def fit(cls, scores: NDArray[np.floating], success: NDArray[np.bool_]) -> Calibrator:
-        """From one uncertainty and one outcome a query (or a pair)."""
+        """Fit on one uncertainty and one outcome per query (or per match)."""
 
     @abstractmethod
     def _probability(self, scores: Floats) -> Floats: ...
 
     def probability(self, scores: Any) -> Floats:
-        """Of being right, for uncertainties of any shape."""
+        """Return the probability of a correct answer, for uncertainties of any shape."""
         return self._probability(finite(scores, "uncertainties"))
 
     def __post_init__(self) -> None:
@@ -60,7 +60,7 @@ class Calibrator(ABC):
             what, several = f"{part.name} of a {self.name} calibrator", str(part.type).startswith("tuple")
             if finite(getattr(self, part.name), what).ndim != several:
                 raise KappaPlaceError(
-                    f"The {what} must be {'a list' if several else 'one number'}; fit it again."
+                    f"The {what} must be {'a list' if several else 'one number'}. Fit it again."
                 )
 
 
@@ -78,7 +78,9 @@ class Logistic(Calibrator):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.scale <= 0 or self.slope < 0:
-            raise KappaPlaceError("A logistic calibrator needs a scale above 0 and no negative slope.")
+            raise KappaPlaceError(
+                f"scale must be above 0 and slope at least 0, got {self.scale:g} and {self.slope:g}."
+            )
 
     @classmethod
     def fit(cls, scores: NDArray[np.floating], success: NDArray[np.bool_]) -> Logistic:
@@ -95,11 +97,12 @@ class Logistic(Calibrator):
 @kind(Calibrator, "isotonic")
 @dataclass(frozen=True)
 class Isotonic(Calibrator):
-    """Isotonic regression (pool adjacent violators): any falling shape, for a few hundred outcomes or more.
+    """Isotonic regression (pool adjacent violators): any decreasing shape, for a few hundred outcomes or
+    more.
 
-    Queries of equal score form one block from the start. A block of n queries that are all right says at
-    most (n + 1)/(n + 2), all wrong at least 1/(n + 2) (the rule of succession): no probability is 0 or 1
-    beyond what the counts support. Between blocks the probability runs in a straight line.
+    Queries with equal scores start as one block. A block of n queries that are all correct has a probability
+    of at most (n + 1)/(n + 2), and one of n incorrect queries at least 1/(n + 2) (rule of succession).
+    Between blocks the probability is interpolated linearly.
     """
 
     knots: tuple[float, ...]
@@ -111,7 +114,7 @@ class Isotonic(Calibrator):
         rising = np.diff(self.knots) if len(self.knots) else np.array([-1.0])
         if len(self.knots) != len(self.levels) or (rising < 0).any() or (np.diff(self.levels) > 0).any():
             raise KappaPlaceError(
-                "An isotonic calibrator needs rising knots with falling levels; fit it again."
+                "An isotonic calibrator needs increasing knots and decreasing levels. Fit it again."
             )
 
     @classmethod
@@ -121,16 +124,15 @@ class Isotonic(Calibrator):
         weights = counts.astype(np.float64)
         levels, ends = pool_adjacent_violators(np.bincount(group, right) / weights, weights)
         sizes = np.diff(np.cumsum(weights)[ends - 1], prepend=0.0)
-        # Clipping may lift a small block of wrong ones above its neighbour: pool those once more.
+        # Clipping may raise a small block of incorrect queries above its neighbor: pool these again.
         clipped = np.clip(levels, 1 / (sizes + 2), (sizes + 1) / (sizes + 2))
         levels, merged = pool_adjacent_violators(clipped, sizes)
         ends = ends[merged - 1]
         starts = np.concatenate([[0], ends[:-1]])
         knots = np.column_stack([unique[starts], unique[ends - 1]]).ravel()
         levels = np.repeat(levels, 2)
-        # A block of one score would give the same knot twice.
-        kept = np.concatenate([[True], np.diff(knots) > 0])
-        return cls(tuple(knots[kept].tolist()), tuple(levels[kept].tolist()))
+        distinct = np.concatenate([[True], np.diff(knots) > 0])  # a block of one score has two equal knots
+        return cls(tuple(knots[distinct].tolist()), tuple(levels[distinct].tolist()))
 
     def _probability(self, scores: Floats) -> Floats:
         return np.interp(scores, self.knots, self.levels)
@@ -141,8 +143,8 @@ class Isotonic(Calibrator):
 class Beta(Calibrator):
     """Beta calibration (Kull, Silva Filho, Flach 2017): σ(c + a·ln s − b·ln(1 − s)), a, b ≥ 0.
 
-    For scores between 0 and 1, with s = 1 − uncertainty. It is what logistic calibration is for scores that
-    are normal in each class, for scores that are beta-distributed in each class.
+    For scores between 0 and 1, with s = 1 − uncertainty. Logistic calibration is optimal for scores with a
+    normal distribution in each class, beta calibration for scores with a beta distribution.
     """
 
     a: float
@@ -174,7 +176,7 @@ class Beta(Calibrator):
 class Temperature(Calibrator):
     """Temperature scaling: σ(sharpness·logit(1 − uncertainty)), for scores that are 1 − a probability.
 
-    One parameter, the inverse of the temperature: it sharpens or flattens, and leaves one half where it is.
+    Its one parameter is the inverse of the temperature. A probability of one half does not change.
     """
 
     sharpness: float
@@ -198,7 +200,7 @@ class Temperature(Calibrator):
 @kind(Calibrator, "logit-temperature")
 @dataclass(frozen=True)
 class LogitTemperature(Temperature):
-    """The same for scores that are minus a logit: σ(−sharpness·uncertainty)."""
+    """Temperature scaling for scores that are the negative of a logit: σ(−sharpness·uncertainty)."""
 
     name: ClassVar[str] = "logit-temperature"
 
@@ -207,12 +209,12 @@ class LogitTemperature(Temperature):
         return -uncertainty
 
 
-# From the simplest to the most flexible: where two do as well, the first is taken.
+# From the simplest to the most flexible: of two that are equally good, the first is used.
 CALIBRATORS: dict[str, type[Calibrator]] = {
     each.name: each for each in (Logistic, Beta, Temperature, LogitTemperature, Isotonic)
 }
 CANDIDATES = (Logistic.name, Beta.name, Temperature.name, Isotonic.name)
-"""Those that `best_calibrator` tries; whether a score is a logit cannot be seen from its values."""
+"""Names that `best_calibrator` tries: whether a score is a logit cannot be detected from its values."""
 
 
 class Choice(NamedTuple):
@@ -221,16 +223,16 @@ class Choice(NamedTuple):
     calibrator: Calibrator
     """Fitted on all outcomes."""
     losses: dict[str, float]
-    """Mean log-loss a query on folds that the fit had not seen, of each candidate that fits the score."""
+    """Mean log-loss per query on held-out folds, for each candidate that can be used with the score."""
 
 
 def calibrator_named(name: str) -> type[Calibrator]:
-    """A kind of calibrator by its name; an unknown one is answered with those known."""
+    """Return a calibrator class by name; raise `KappaPlaceError` for an unknown name."""
     try:
         return CALIBRATORS[name]
     except KeyError:
         raise KappaPlaceError(
-            f"Unknown calibrator '{name}'; choose among: {', '.join(CALIBRATORS)}."
+            f"Unknown calibrator '{name}'. Choose from: {', '.join(CALIBRATORS)}."
         ) from None
 
 
@@ -242,7 +244,18 @@ def fit_calibrator(
     groups: NDArray[Any] | None = None,
     seed: int = 0,
 ) -> Calibrator:
-    """The named calibrator, or with "best" the one that `best_calibrator` chooses."""
+    """Fit a calibrator by name.
+
+    Args:
+        name: A name of `CALIBRATORS`, or "best" for the choice of `best_calibrator`.
+        scores: One uncertainty per query (or per match), N.
+        success: Whether each of them is correct, N.
+        groups: Group of each, such as the query of a match; cross-validation never splits a group.
+        seed: Random seed for cross-validation.
+
+    Returns:
+        The fitted calibrator.
+    """
     if name == "best":
         return best_calibrator(scores, success, groups=groups, seed=seed).calibrator
     return calibrator_named(name).fit(scores, success)
@@ -257,38 +270,53 @@ def best_calibrator(
     folds: int = FOLDS,
     seed: int = 0,
 ) -> Choice:
-    """Choose by cross-validated log-loss and fit the chosen one on all outcomes.
+    """Select a calibrator by cross-validated log-loss, and fit it on all outcomes.
 
-    Candidates that want scores between 0 and 1 are left out for other scores. ``groups`` keeps what belongs
-    together in one fold: the pairs of one query.
+    Args:
+        scores: One uncertainty per query (or per match), N.
+        success: Whether each of them is correct, N.
+        names: Candidates. Those for scores between 0 and 1 are skipped if there are other scores.
+        groups: Group of each, such as the query of a match; cross-validation never splits a group.
+        folds: Number of folds.
+        seed: Random seed for the folds.
+
+    Returns:
+        The fitted calibrator, and the log-loss of each candidate.
+
+    Raises:
+        KappaPlaceError: If there are too few outcomes, only one kind of outcome, a constant score, or no
+            usable candidate.
     """
     values, right = _fittable(scores, success)
     kinds = [calibrator_named(name) for name in names]
     if values.min() < 0 or values.max() > 1:
         kinds = [kind for kind in kinds if kind not in (Beta, Temperature)]
     if not kinds:
-        raise KappaPlaceError(f"None of the calibrators {', '.join(names)} fits scores outside 0 to 1.")
+        raise KappaPlaceError(
+            f"None of the calibrators {', '.join(names)} can be used for scores outside 0 to 1. Pass "
+            "logistic or isotonic."
+        )
     fold = _folds(right, groups, folds, seed)
     losses = {kind.name: _loss_on_folds(kind, values, right, fold) for kind in kinds}
-    chosen = min(kinds, key=lambda kind: losses[kind.name])  # the first of equals
-    return Choice(chosen.fit(values, right), losses)
+    best = min(kinds, key=lambda kind: losses[kind.name])  # the first of equals
+    return Choice(best.fit(values, right), losses)
 
 
 def _fittable(scores: Any, success: Any) -> tuple[Floats, Bools]:
     values, right = outcomes(scores, success)
     if len(values) < LEAST_QUERIES:
         raise KappaPlaceError(
-            f"A calibrator needs at least {LEAST_QUERIES} outcomes, got {len(values)}; label more queries."
+            f"A calibrator needs at least {LEAST_QUERIES} outcomes, got {len(values)}. Label more queries."
         )
     if right.all() or not right.any():
         raise KappaPlaceError(
-            f"All {len(right):,} outcomes are {'right' if right.all() else 'wrong'}; a calibrator needs "
-            "right and wrong ones."
+            f"All {len(right):,} outcomes are {'correct' if right.all() else 'incorrect'}. A calibrator "
+            "needs correct and incorrect ones."
         )
     if np.ptp(values) == 0:
         raise KappaPlaceError(
-            f"The uncertainty is {values[0]:g} for all {len(values):,} outcomes; a constant score cannot be "
-            "calibrated, choose another."
+            f"The uncertainty is {values[0]:g} for all {len(values):,} outcomes. A constant score cannot be "
+            "calibrated: choose another score."
         )
     return values, right
 
@@ -297,12 +325,12 @@ def _check_unit(scores: Floats, name: str) -> None:
     if scores.size and (scores.min() < 0 or scores.max() > 1):
         raise KappaPlaceError(
             f"The {name} calibrator needs uncertainties between 0 and 1, got {scores.min():g} to "
-            f"{scores.max():g}; choose logistic or isotonic."
+            f"{scores.max():g}. Choose logistic or isotonic."
         )
 
 
 def _folds(right: Bools, groups: NDArray[Any] | None, folds: int, seed: int) -> NDArray[np.int64]:
-    """The fold of each outcome. Without groups each fold holds as many right ones as any other."""
+    """Return the fold of each outcome; without groups, folds have equal numbers of correct outcomes."""
     rng = np.random.default_rng(seed)
     shuffled = rng.permutation(len(right))
     if groups is None:
@@ -312,7 +340,7 @@ def _folds(right: Bools, groups: NDArray[Any] | None, folds: int, seed: int) -> 
         return fold
     if np.shape(groups) != right.shape:
         raise KappaPlaceError(
-            f"Groups name the group of each of {len(right):,} outcomes, got {np.shape(groups)}."
+            f"groups must have one value per outcome ({len(right):,}), got shape {np.shape(groups)}."
         )
     _, number = np.unique(groups, return_inverse=True)
     return rng.permutation(int(number.max()) + 1)[number] % folds
@@ -323,7 +351,7 @@ def _loss_on_folds(kind: type[Calibrator], values: Floats, right: Bools, fold: N
     for number in np.unique(fold):
         held = fold == number
         rest = ~held
-        # A fold that leaves nothing to learn from (one wrong query in all) tells nothing about a candidate.
+        # Skip a fold if the rest cannot be fitted (for example because the only incorrect query is in it).
         if rest.sum() >= LEAST_QUERIES and 0 < right[rest].sum() < rest.sum() and np.ptp(values[rest]) > 0:
             p = np.clip(kind.fit(values[rest], right[rest]).probability(values[held]), LEAST, 1 - LEAST)
             losses[held] = -np.log(np.where(right[held], p, 1 - p))

@@ -1,20 +1,16 @@
-"""Accept, doubtful or reject: two thresholds, each with its own risk.
+"""Accept, doubtful or reject: two thresholds, each with its own risk limit.
 
-Accepted answers are wrong in at most ``max_risk`` of the cases; rejected ones would have been right in at
-most ``reject_risk`` of them; what lies between is doubtful: slow down, or ask another sensor. Both thresholds
-come from `control_risk`, the second with the roles of right and wrong, and both ends of the score, exchanged.
+At most ``max_risk`` of the accepted answers are incorrect, and at most ``reject_risk`` of the rejected ones
+would have been correct. Answers between the thresholds are doubtful: slow down, or use another sensor. Both
+thresholds come from `control_risk`; the second one with correct and incorrect swapped and the sign of the
+score reversed.
 
-What to do with the matches below the best one.
+**Matches below the best one.** The guarantee covers the answer, which is the best match. The other matches
+have a decision too, because a robot may try several of them, but without a guarantee. It is the worst of:
 
-The guarantee is about the answer: the best match, or none. The others carry a decision too, because a robot
-may try several, but none that is promised. It follows from three things, the worst of which counts:
-
-- the match's own probability: accept from 1 − max_risk, reject up to the risk of rejecting, as the answer's
-  rule states them (an estimate for each match, not a proof for all of them);
-- the answer: the query itself is what makes it doubtful (a blurred image, a place outside the map), so no
-  match of a query is decided better than its best one;
-- what excludes each other: a match so far from the best one that no query can show both is right at most
-  where the best one is wrong.
+- the decision by the probability of the match, with the risk limits of the rule;
+- the decision on the answer: if the query is doubtful (blurred, or outside the map), so are all its matches;
+- exclusion: if no query can show both this match and the best one, at most one of them is correct.
 """
 
 from __future__ import annotations
@@ -33,15 +29,15 @@ from kappaplace.checks import Floats, booleans, finite, outcomes, percent, share
 from kappaplace.errors import KappaPlaceError
 
 UNCERTAINTY, PROBABILITY = "uncertainty", "probability"
-NO_GUARANTEE = "No guarantee: these thresholds are an estimate, not a proof."
+NO_GUARANTEE = "No guarantee: these thresholds are estimates."
 SELF_CALIBRATED = (
-    "Self-calibrated on degraded images of the map itself, not on labelled queries: the share of errors in "
-    "use may be higher."
+    "Self-calibrated on degraded images of the map itself, not on labelled queries: the error rate of real "
+    "queries may be higher."
 )
 
 
 class Decision(str, Enum):
-    """What to do with an answer."""
+    """What the user should do with an answer."""
 
     ACCEPT = "accept"
     DOUBTFUL = "doubtful"
@@ -56,69 +52,67 @@ _DECISIONS = np.array([Decision.ACCEPT, Decision.DOUBTFUL, Decision.REJECT], dty
 
 @dataclass(frozen=True)
 class DecisionRule:
-    """Two thresholds and what they promise."""
+    """Two thresholds and what they guarantee."""
 
     on: str
-    """What the thresholds are on: "uncertainty" or "probability"."""
+    """Quantity that the thresholds apply to: "uncertainty" or "probability"."""
     accept_at: float
-    """Accept an uncertainty not above, or a probability not below this; infinite: accept all or none."""
+    """Accept an uncertainty up to this value, or a probability from it; infinite: accept all or none."""
     reject_at: float
-    """Reject an uncertainty not below, or a probability not above this; infinite: reject none."""
+    """Reject an uncertainty from this value, or a probability up to it; infinite: reject none."""
     accepted: RiskThreshold | None = None
-    """How the first threshold was proven; None where it was not."""
+    """Test of the first threshold; None if it was not tested."""
     rejected: RiskThreshold | None = None
-    """The same of the second: its errors are right answers, its threshold is on −uncertainty."""
+    """Test of the second threshold: its errors are correct answers, and it applies to −uncertainty."""
     guaranteed: bool = False
-    """Whether the accepted risk is promised; never for self-calibration."""
+    """Whether the accepted risk is guaranteed; never for self-calibration."""
     assumptions: tuple[str, ...] = ()
-    """What the promise rests on, or why there is none, in sentences."""
+    """Sentences: what the guarantee depends on, or why there is none."""
 
     def __post_init__(self) -> None:
         if self.on not in (UNCERTAINTY, PROBABILITY):
-            raise KappaPlaceError(f"A decision rule is on uncertainty or probability, not on '{self.on}'.")
+            raise KappaPlaceError(f"on must be uncertainty or probability, got '{self.on}'.")
         if np.isnan(self.accept_at) or np.isnan(self.reject_at):
             raise KappaPlaceError("The thresholds of a decision rule must be numbers, got NaN.")
         accept, reject = self._signed(self.accept_at), self._signed(self.reject_at)
         if accept >= reject and reject < np.inf:
             raise KappaPlaceError(
-                f"A decision rule cannot accept up to {self.accept_at:g} and reject from {self.reject_at:g} "
-                f"of {self.on}: the two overlap."
+                f"The thresholds of a decision rule overlap: it accepts up to {self.accept_at:g} and rejects "
+                f"from {self.reject_at:g} of {self.on}."
             )
         if self.guaranteed and self.accepted is None:
-            raise KappaPlaceError("A decision rule can only guarantee a risk that was tested; fit it again.")
+            raise KappaPlaceError("A decision rule can only guarantee a risk that was tested. Fit it again.")
 
     def decide(self, *, uncertainty: Any = None, probability: Any = None) -> NDArray[np.object_]:
-        """One `Decision` for each value, of the same shape; give at least what the rule is on."""
-        given = uncertainty if self.on == UNCERTAINTY else probability
-        if given is None:
-            raise KappaPlaceError(f"This rule decides by {self.on}; give that.")
-        values = self._signed(finite(given, "values to decide on"))
-        beyond = (values > self._signed(self.accept_at)).astype(int) + (
-            values >= self._signed(self.reject_at)
-        )
-        return np.asarray(_DECISIONS[beyond], dtype=object)
+        """Decide on values of any shape; only the quantity of the rule, ``on``, is required."""
+        values = uncertainty if self.on == UNCERTAINTY else probability
+        if values is None:
+            raise KappaPlaceError(f"This rule decides by {self.on}. Pass {self.on}=….")
+        values = self._signed(finite(values, "values to decide on"))
+        level = (values > self._signed(self.accept_at)).astype(int) + (values >= self._signed(self.reject_at))
+        return np.asarray(_DECISIONS[level], dtype=object)
 
     def promise(self) -> list[str]:
-        """What the rule promises and on what terms, in sentences for people."""
+        """Return sentences for the user: what the rule guarantees, and under which conditions."""
         lines = []
         if (proof := self.accepted) is not None:
-            verb = "are" if self.guaranteed else "were, on the examples it was fitted on,"
+            verb = "are" if self.guaranteed else "were, on the examples of the calibration,"
             lines.append(
-                f"Accepted answers {verb} wrong in at most {percent(proof.max_risk)} of the cases, with "
-                f"{percent(proof.confidence)} confidence; expect {percent(proof.coverage)} of the queries to "
-                "be accepted."
+                f"Accepted answers {verb} incorrect in at most {percent(proof.max_risk)} of the cases, with "
+                f"{percent(proof.confidence)} confidence; about {percent(proof.coverage)} of the queries are "
+                "accepted."
             )
         if self.rejected is not None:
             lines.append(
-                f"Rejected answers would have been right in at most {percent(self.rejected.max_risk)} of the "
-                f"cases; expect {percent(self.rejected.coverage)} of the queries to be rejected."
+                f"Rejected answers would have been correct in at most {percent(self.rejected.max_risk)} of "
+                f"the cases; about {percent(self.rejected.coverage)} of the queries are rejected."
             )
         if not self.guaranteed:
             lines.append(NO_GUARANTEE)
         return [*lines, *self.assumptions]
 
     def _signed(self, values: Any) -> Any:
-        """Higher is worse."""
+        """Return the values with a sign such that higher is worse."""
         return values if self.on == UNCERTAINTY else -values
 
 
@@ -133,10 +127,25 @@ def fit_rule(
     slack: float = 0.0,
     assumptions: tuple[str, ...] = (),
 ) -> DecisionRule:
-    """Thresholds on the uncertainty from labelled queries that nothing else was fitted on.
+    """Set both thresholds on labelled queries that nothing else was fitted on.
 
-    Refuses (`RiskRefused`) where the accepted risk cannot be supported. Where only the second threshold
-    cannot, or with ``reject_risk=None``, nothing is rejected, and the assumptions say so.
+    If the labels do not support the second threshold, nothing is rejected, and ``assumptions`` tells why.
+
+    Args:
+        uncertainty: One value per query, N; higher is less certain.
+        success: Whether each query was answered correctly, N.
+        max_risk: Maximum fraction of errors among the accepted.
+        confidence: Confidence level of each guarantee.
+        reject_risk: Maximum fraction of correct answers among the rejected. None: reject nothing.
+        method: How thresholds are tested, see `control_risk`.
+        slack: The part of 1 − confidence that was spent elsewhere.
+        assumptions: Sentences to add to those of the rule.
+
+    Returns:
+        The rule, on the uncertainty.
+
+    Raises:
+        RiskRefused: If the labels do not support the first threshold.
     """
     scores, right = outcomes(uncertainty, success)
     accepted = control_risk(scores, right, max_risk, confidence, method, slack=slack)
@@ -144,15 +153,16 @@ def fit_rule(
     rejected = None
     if reject_risk is not None and accepted.accepted < len(scores):
         try:
-            # Strictly beyond what is accepted: the walk may stop earlier, all that passed holds.
+            # Strictly beyond the accepted values: all thresholds that passed hold, so the walk may stop
+            # early.
             rejected = control_risk(
                 -scores, ~right, reject_risk, confidence, method, below=-accepted.threshold, slack=slack
             )
         except RiskRefused as refusal:
-            enough = f"; about {refusal.needed:,} would be needed" if refusal.needed else ""
+            enough = f" (about {refusal.needed:,} are needed)" if refusal.needed else ""
             notes.append(
-                f"Nothing is rejected: that at most {percent(reject_risk)} of the rejected would have been "
-                f"right cannot be promised from these {len(right):,} labelled queries{enough}."
+                f"Nothing is rejected: {len(right):,} labelled queries{enough} cannot guarantee that at most "
+                f"{percent(reject_risk)} of the rejected answers would have been correct."
             )
     return DecisionRule(
         UNCERTAINTY,
@@ -168,16 +178,27 @@ def fit_rule(
 def rule_by_probability(
     max_risk: float = 0.05, reject_risk: float | None = REJECT_RISK, *, assumptions: tuple[str, ...] = ()
 ) -> DecisionRule:
-    """Without a proof: accept each answer whose own probability is at least 1 − ``max_risk``.
+    """Return a rule without a guarantee: accept an answer if its probability is at least 1 − ``max_risk``.
 
-    That is stricter than it need be (each answer, not their average, keeps to the limit), and as good as the
-    probabilities are.
+    This is stricter than necessary, because each answer, not only their average, stays within the limit. It
+    is as reliable as the probabilities are.
+
+    Args:
+        max_risk: Maximum probability that an accepted answer is incorrect.
+        reject_risk: Reject up to this probability. None: reject nothing.
+        assumptions: Sentences that the rule reports.
+
+    Returns:
+        The rule, on the probability.
+
+    Raises:
+        KappaPlaceError: If the two thresholds overlap, or a risk is not between 0 and 1.
     """
     share(max_risk, "risk")
     if reject_risk is not None and not share(reject_risk, "risk of rejecting") < 1 - max_risk:
         raise KappaPlaceError(
-            f"Accepting from a probability of {1 - max_risk:g} and rejecting up to {reject_risk:g} overlap; "
-            "choose a lower risk."
+            f"The thresholds overlap: answers are accepted from a probability of {1 - max_risk:g} and "
+            f"rejected up to {reject_risk:g}. Pass a lower risk."
         )
     reject_at = -np.inf if reject_risk is None else float(reject_risk)
     return DecisionRule(PROBABILITY, 1 - max_risk, reject_at, assumptions=assumptions)
@@ -188,26 +209,29 @@ _ORDER = np.array(list(_WORSE), dtype=object)
 
 
 def pair_rule(rule: DecisionRule) -> DecisionRule:
-    """Thresholds on the probability of one match, at the risks that the answer's rule states."""
+    """Return a rule for the probability of single matches, with the risk limits of the answer's rule."""
     if rule.on == PROBABILITY:
         return rule
     assert rule.accepted is not None  # thresholds on the uncertainty are always tested
     max_risk = rule.accepted.max_risk
     reject_risk = REJECT_RISK if rule.rejected is None else rule.rejected.max_risk
-    # A user may allow so many errors that both thresholds would cross: then nothing is rejected.
+    # With a high risk limit the two thresholds would overlap: then nothing is rejected.
     return rule_by_probability(max_risk, reject_risk if reject_risk < 1 - max_risk else None)
 
 
 def match_probabilities(probability: ArrayLike, pairs: ArrayLike, apart: ArrayLike) -> Floats:
-    """Return one probability per match: the one that decides.
+    """Return one probability per match, consistent with the probability of the answer.
 
     Args:
         probability: Probability that each answer, the best match, is correct, N.
-        pairs: Probability of each match by itself, N×K.
+        pairs: Probability of each single match, N×K.
         apart: Matches that cannot be correct if the best one is, N×K.
 
     Returns:
-        N×K: that of the answer for the best match; a match elsewhere has at most what the answer leaves.
+        N×K. The best match has the probability p of the answer, a match elsewhere at most 1 − p.
+
+    Raises:
+        KappaPlaceError: If shapes disagree.
     """
     own = finite(pairs, "probabilities of matches")
     top = finite(probability, "probabilities of answers")
@@ -227,7 +251,7 @@ def decide_matches(
     """Decide on every match.
 
     Args:
-        rule: That of the answers.
+        rule: Rule for the answers.
         decisions: Decisions on the answers, N.
         probability: Probability that each answer is correct, N.
         pairs: Probability of each match, N×K.
@@ -235,6 +259,9 @@ def decide_matches(
 
     Returns:
         One `Decision` per match, N×K. The first column has the decisions on the answers; no other is better.
+
+    Raises:
+        KappaPlaceError: If shapes disagree.
     """
     bounded = match_probabilities(probability, pairs, apart)
     if np.shape(decisions) != bounded.shape[:1]:

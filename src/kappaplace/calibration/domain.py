@@ -1,14 +1,15 @@
 """Whether a query is like the correctly answered queries of a calibration.
 
-A probability holds for queries like those it was fitted on. `Domain` keeps the correctly answered ones and
-tests a query against them by split conformal prediction: half of the rows give centre and covariance, the
-distances of the other half are what the distance of the query is compared with. With m rows in that half,
+A probability is valid for queries like those it was fitted on. `Domain` contains the correctly answered ones
+and tests a query against them by split conformal prediction: center and covariance come from one half of the
+rows, and the distance of the query is compared with the distances of the other half. With m rows in that
+half,
 
     p = (1 + number of distances ≥ that of the query) / (m + 1)
 
-is at most ``level`` for at most that fraction of queries that are drawn like the rows, whatever their
-distribution. So a guard at this level costs that fraction of the correct answers. Signals of a match count in
-one direction only: a match that is better than those seen is not suspicious.
+is at most ``level`` for at most this fraction of queries with the same distribution as the rows, for any
+distribution. So the test rejects this fraction of correct answers. Signals of a match are tested in one
+direction only, because a better match than those of the rows is not suspicious.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from kappaplace.uncertainty import SCORES
 LEVEL = 0.02
 """Fraction of correct answers that the guard may cost."""
 MOST_ROWS = 400
-"""Rows that are kept, at most: two hundred distances resolve one percent."""
+"""Maximum number of stored rows: two hundred distances resolve one percent."""
 DIGITS = 5
 SHRINKAGE = 0.1
 """Weight of the diagonal in the covariance, so that few rows do not make it singular."""
@@ -34,7 +35,8 @@ MATCH_SIGNALS = ("cosine", "margin", "patches", "patch-margin")
 """Scores of the match, higher = worse; only values beyond the centre count."""
 KAPPA = "log kappa"
 LEAST_DEVIATION = {KAPPA: 0.05, "brightness": 0.01, "contrast": 0.01}
-"""Smallest standard deviation of a column, so that one that hardly varied is no knife edge. Default: 0.02."""
+"""Minimum standard deviation per column, so that a nearly constant column is not too strict. Default:
+0.02."""
 WORDS = {
     "cosine": "the match is less similar",
     "margin": "the match stands out less from other places",
@@ -58,7 +60,7 @@ class Verdict:
     inside: Bools
     """N."""
     reasons: tuple[str, ...]
-    """For each query what sets it apart most; empty for those inside."""
+    """For each query its largest difference; empty for queries inside."""
 
 
 @dataclass(frozen=True)
@@ -76,19 +78,19 @@ class Domain:
 
     def only(self, columns: Sequence[str]) -> Domain:
         """Return the same rows with these columns only."""
-        kept = [number for number, name in enumerate(self.columns) if name in columns]
-        names = tuple(self.columns[number] for number in kept)
-        return replace(self, columns=names, rows=tuple(tuple(row[n] for n in kept) for row in self.rows))
+        numbers = [number for number, name in enumerate(self.columns) if name in columns]
+        names = tuple(self.columns[number] for number in numbers)
+        return replace(self, columns=names, rows=tuple(tuple(row[n] for n in numbers) for row in self.rows))
 
     def test(self, signals: Mapping[str, Floats]) -> Verdict:
         """Test queries.
 
         Args:
-            signals: Columns of the queries, N each; those that are missing here or there do not count.
+            signals: Columns of the queries, N each. Columns that only one of the two has are ignored.
 
         Returns:
-            Which queries are like the rows. With too few rows for the level, the test is as strict as they
-            allow: a query is outside if it is farther than each of them.
+            Which queries are like the rows. If there are too few rows for the level, a query is outside if it
+            is farther away than every row.
         """
         names = [name for name in self.columns if name in signals]
         count = len(next(iter(signals.values()))) if signals else 0
@@ -114,7 +116,7 @@ class Domain:
 
 
 def domain_signals(evidence: Evidence) -> dict[str, Floats]:
-    """Return what `Domain` looks at, N per column, as far as the evidence has it."""
+    """Return the signals that `Domain` uses, N per column, as far as the evidence contains them."""
     names = [*MATCH_SIGNALS[:2], *(MATCH_SIGNALS[2:] if evidence.agreement is not None else ())]
     signals = {name: SCORES[name].query(evidence) for name in names if SCORES[name].reason(evidence) is None}
     if SCORES["inverse-kappa"].reason(evidence) is None:

@@ -1,9 +1,10 @@
-"""What to expect of a calibration at another risk than its own: no proof, but the curve it implies itself.
+"""Expected risk and coverage of a calibration for any risk limit: an estimate, not a guarantee.
 
-The drift sketch keeps percentiles of the uncertainty at calibration; the calibrator says how probable a right
-answer is at each. Accepting the most certain share c of the queries, the share of errors among them is the
-mean of 1 − P(right | u) over it. Where the share b of queries from outside differs from the share a at
-calibration, a query of P(inside | u) = q counts q·(1 − b)/(1 − a) + (1 − q)·b/a times.
+The drift sketch of a calibration contains percentiles of the uncertainty u, and the calibrator gives the
+probability of a correct answer at each of them. If the most certain fraction of the queries is accepted, the
+expected fraction of errors is the mean of 1 − P(correct | u) over them. If the fraction b of out-of-map
+queries differs from the fraction a at calibration, a query with P(inside | u) = q has the weight
+q·(1 − b)/(1 − a) + (1 − q)·b/a.
 """
 
 from __future__ import annotations
@@ -21,22 +22,24 @@ from kappaplace.calibration.options import REJECT_RISK
 from kappaplace.checks import Floats, share
 
 LEAST_INSIDE = 0.01
-ESTIMATED = "Thresholds for this risk are estimated from the calibration's own probabilities, not proven."
+ESTIMATED = (
+    "Thresholds for this risk are estimated from the probabilities of the calibration, not guaranteed."
+)
 
 
 class ExpectedCurve(NamedTuple):
-    """Risk and coverage as the threshold grows, most certain first."""
+    """Risk and coverage as functions of the threshold, most certain first."""
 
     uncertainty: Floats
     probability: Floats
-    """That an answer of just this uncertainty is right."""
+    """Probability that an answer with this uncertainty is correct."""
     coverage: Floats
-    """Share of queries that are not more uncertain."""
+    """Fraction of queries that are at most this uncertain."""
     risk: Floats
-    """Share of errors to expect among these."""
+    """Expected fraction of errors among them."""
 
     def at(self, accepted: Floats) -> tuple[float, float | None]:
-        """Coverage and risk where these points are accepted, as booleans; no risk where none is."""
+        """Return coverage and risk if the points of this mask are accepted; the risk of none is None."""
         if not accepted.any():
             return 0.0, None
         last = int(np.flatnonzero(accepted)[-1])
@@ -44,7 +47,7 @@ class ExpectedCurve(NamedTuple):
 
 
 def expected_curve(calibration: Calibration) -> ExpectedCurve | None:
-    """The curve that a calibration implies; None where it keeps no sketch."""
+    """Return the expected curve of a calibration; None if it has no sketch."""
     sketch = calibration.sketch
     if sketch is None or SKETCHED not in sketch.values:
         return None
@@ -64,12 +67,12 @@ def expected_curve(calibration: Calibration) -> ExpectedCurve | None:
 
 
 def stated_risk(rule: DecisionRule) -> float:
-    """The risk that a rule decides for."""
+    """Return the risk limit of a rule."""
     return 1 - rule.accept_at if rule.accepted is None else rule.accepted.max_risk
 
 
 def reject_risk(rule: DecisionRule | None) -> float | None:
-    """Share of right answers that a rule allows among the rejected; None where nothing is rejected."""
+    """Return the fraction of correct answers that a rule allows among the rejected; None: rejects none."""
     if rule is None or (rule.on == UNCERTAINTY and rule.rejected is None):
         return REJECT_RISK
     if rule.on == PROBABILITY:
@@ -79,9 +82,9 @@ def reject_risk(rule: DecisionRule | None) -> float | None:
 
 
 def rule_for(calibration: Calibration, max_risk: float) -> DecisionRule:
-    """The calibration's own rule where it states this risk, else one that is estimated.
+    """Return the rule of the calibration if it has this risk limit; otherwise estimate one.
 
-    A lower risk never accepts more than a higher one, the proven one included.
+    A lower risk limit never accepts more than a higher one.
     """
     share(max_risk, "risk")
     own = calibration.rule
@@ -92,16 +95,15 @@ def rule_for(calibration: Calibration, max_risk: float) -> DecisionRule:
         rejecting = reject_risk(own)
         fits = rejecting is not None and rejecting < 1 - max_risk
         return by_probability(max_risk, rejecting if fits else None, assumptions=(ESTIMATED,))
-    held = np.flatnonzero(curve.risk <= max_risk)
-    found = float(curve.uncertainty[held[-1]]) if len(held) else -math.inf
-    found = min(found, own.accept_at) if max_risk < stated_risk(own) else max(found, own.accept_at)
-    # Where more is accepted than was to be rejected, what is left is rejected.
-    reject = max(own.reject_at, math.nextafter(found, math.inf))
-    return DecisionRule(UNCERTAINTY, found, reject, assumptions=(ESTIMATED,))
+    safe = np.flatnonzero(curve.risk <= max_risk)
+    accept = float(curve.uncertainty[safe[-1]]) if len(safe) else -math.inf
+    accept = min(accept, own.accept_at) if max_risk < stated_risk(own) else max(accept, own.accept_at)
+    reject = max(own.reject_at, math.nextafter(accept, math.inf))  # the two thresholds must not overlap
+    return DecisionRule(UNCERTAINTY, accept, reject, assumptions=(ESTIMATED,))
 
 
 def expected_at(calibration: Calibration, rule: DecisionRule) -> tuple[float, float | None] | None:
-    """Coverage and risk to expect of a rule; None where nothing is known of either."""
+    """Return the expected coverage and risk of a rule; None if the calibration has no sketch."""
     curve = expected_curve(calibration)
     if curve is None:
         return None

@@ -3,10 +3,10 @@
 blocks.append(examples_of(evidence, right, outside))      # for every block of queries
 calibration = fit_calibration(join(blocks), CalibrateOptions(max_risk=0.05))
 
-**Queries with counterparts.** If no labelled query is from outside the map, each one is searched twice: in
-the whole map, and with its own place left out. The second is a true out-of-map query of the same camera.
-Score and probabilities are fitted on both. Thresholds are set on one of the two, drawn at random with the
-expected fraction of out-of-map queries, so that the queries remain independent and the guarantee exact.
+**Queries with counterparts.** If no labelled query is out-of-map, each one is searched twice: in the whole
+map, and in the map without the query's place. The second search is a real out-of-map query of the same
+camera. Score and probabilities are fitted on both. Thresholds are set on one of the two, drawn at random with
+the expected fraction of out-of-map queries, so that the queries remain independent and the guarantee exact.
 """
 
 from __future__ import annotations
@@ -50,16 +50,15 @@ from kappaplace.uncertainty import SCORES
 
 Number = TypeVar("Number", bound=np.generic)
 SCORES_FOR_TOP = ("cosine", "margin", "aliasing", "z-score", "inverse-kappa")
-"""What the best combination is made of; κ is omitted if the model has none."""
+"""Scores in the best combination; κ is omitted if the model has none."""
 EACH_BIN = 20
 """Queries per bin of the reliability curve that is stored with a calibration."""
 FEW_INCORRECT = (
     "Probabilities are those of other places, because only {count} of the labelled answers are incorrect. "
-    "Label at "
-    "least {needed} incorrect or out-of-map queries for your own."
+    "Label at least {needed} incorrect or out-of-map queries for your own."
 )
 DISTANCE = "cosine distance"
-"""The score `cosine` by a name that tells people which direction is worse."""
+"""Name of the score `cosine` for the user, which shows that higher is worse."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,13 +75,13 @@ class Examples:
         outside: Which queries have no correct reference at all, N.
         groups: Place, route or day of each query; groups are never split.
         signals: Values of each query to watch for drift, such as κ.
-        domain: Values of each query that tell whether another one is like it; see `domain_signals`.
+        domain: Values of each query that show whether another one is like it; see `domain_signals`.
         counterparts: Whether queries of the same group are the same image, with and without its place in the
             map.
         names: Names of the queries, for messages.
         labelled: False for self-calibration, which never has a guarantee.
-        facts: What else to store: the date, the model, where the queries came from.
-        rerank: Number of matches that were compared patch by patch.
+        facts: Further values to store, such as the date, the model and the origin of the queries.
+        rerank: Number of top matches that were re-ranked by patch matching.
     """
 
     features: Floats
@@ -112,7 +111,7 @@ def examples_of(
     """Return the scores of queries with their outcomes.
 
     Args:
-        evidence: Everything known of the queries after retrieval.
+        evidence: Results of the retrieval.
         right: Whether each match is correct, N×K, or only the top match, N.
         outside: Which queries have no correct reference at all, N.
         groups: Place of each query, N.
@@ -152,7 +151,7 @@ def join(blocks: Sequence[Examples]) -> Examples:
         blocks: One or more.
 
     Returns:
-        All queries in this order, with what the first block states of all.
+        All queries in this order. Fields that are not per query come from the first block.
     """
     first = blocks[0]
     return replace(
@@ -212,7 +211,7 @@ def fit_calibration(
     if not right.any():
         raise KappaPlaceError(
             f"None of the {len(right):,} queries was answered correctly. Label more queries, or check the "
-            f"map."
+            "map."
         )
     if prior is not None and int((~right).sum()) < LEAST_QUERIES:
         return _with_prior(examples, options, prior)
@@ -273,7 +272,7 @@ def fit_calibration(
 
 
 def _with_rate(examples: Examples, options: CalibrateOptions) -> CalibrateOptions:
-    """Return the options with a rate of out-of-map queries if the examples made those themselves."""
+    """Return the options with a rate of out-of-map queries if these are counterparts of the others."""
     if not examples.counterparts or options.outside_rate is not None:
         return options
     return replace(options, outside_rate=OUTSIDE_RATE)
@@ -347,14 +346,14 @@ def _drawn(examples: Examples, rate: float, seed: int, slack: float) -> Rows:
 def _fit_rule(part: Examples, options: CalibrateOptions, max_risk: float, queries: int) -> DecisionRule:
     """Set thresholds for the expected fraction of out-of-map queries.
 
-    The risk of a threshold grows with that fraction, because all those queries are incorrect. Without an
-    expected fraction, the guarantee holds up to the fraction of the sample. For a given one, the sample is
-    reduced to it. Without labels, the rule uses the probability if nothing can be guaranteed.
+    The risk of a threshold grows with that fraction, because all out-of-map queries are incorrect. If it is
+    not specified, the guarantee holds up to the fraction of the sample; otherwise the sample is reduced to
+    it. Without labels, the rule uses the probability if nothing can be guaranteed.
 
     Args:
         part: Queries that nothing was fitted on; ``features`` is their uncertainty.
         options: What is guaranteed and how.
-        max_risk: The risk that ``options`` state.
+        max_risk: The risk limit of ``options``.
         queries: Number of all labelled queries, for messages.
     """
     outside, rate = part.outside, options.outside_rate
@@ -368,9 +367,8 @@ def _fit_rule(part: Examples, options: CalibrateOptions, max_risk: float, querie
         if rate > 0:
             guaranteed = False
             notes.append(
-                "None of the queries at calibration was out-of-map, so nothing is guaranteed for a "
-                "fraction of "
-                f"{percent(rate)} that is."
+                "None of the queries at calibration was out-of-map, so nothing is guaranteed if "
+                f"{percent(rate)} of the queries are."
             )
         else:
             notes.append("Holds for in-map queries only.")
@@ -385,7 +383,8 @@ def _fit_rule(part: Examples, options: CalibrateOptions, max_risk: float, querie
         notes.append(f"At most {percent(rate)} of the queries may be out-of-map.")
         if part.counterparts:
             notes.append(
-                "Out-of-map queries at calibration were labelled queries whose own place was left out."
+                "Out-of-map queries at calibration were labelled queries whose place was removed from the "
+                "map."
             )
     try:
         rule = fit_rule(
@@ -408,8 +407,7 @@ def _fit_rule(part: Examples, options: CalibrateOptions, max_risk: float, querie
 def _in_all(
     refusal: RiskRefused, part: Examples, rows: Rows, options: CalibrateOptions, queries: int
 ) -> RiskRefused:
-    """Return the same refusal, counted in all labelled queries, with the label that is worth a second
-    look."""
+    """Return the error with the number of all labelled queries, and the label that should be checked."""
     needed = None if refusal.needed is None else int(np.ceil(refusal.needed / (1 - options.fit_share)))
     max_risk = options.max_risk or 0.0
     subject, advice = claim(max_risk, options.confidence), ["allow a higher risk"]
@@ -444,9 +442,8 @@ def check_label_count(queries: int, options: CalibrateOptions) -> None:
     if queries < needed:
         raise RiskRefused(
             f"A risk of at most {percent(options.max_risk)} with {percent(options.confidence)} confidence "
-            f"needs at "
-            f"least {needed:,} labelled queries, got {queries:,}. Label more, allow a higher risk, or pass "
-            "--no-decisions to fit probabilities only.",
+            f"needs at least {needed:,} labelled queries, got {queries:,}. Label more, or allow a higher "
+            "risk.",
             needed,
         )
 
@@ -454,12 +451,12 @@ def check_label_count(queries: int, options: CalibrateOptions) -> None:
 def judged(examples: Examples, options: CalibrateOptions, calibration: Calibration) -> tuple[Floats, Bools]:
     """Return probabilities and outcomes of the queries that the probabilities were not fitted on.
 
-    Those from outside are reduced to the fraction that the options expect, so that both belong together.
+    Out-of-map queries are reduced to the fraction that the options specify.
 
     Args:
         examples: All queries of the calibration.
-        options: Those it was fitted with.
-        calibration: What was fitted.
+        options: Options of the calibration.
+        calibration: The fitted calibration.
 
     Returns:
         One probability and one outcome per query.

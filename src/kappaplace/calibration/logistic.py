@@ -1,4 +1,4 @@
-"""The two optimisers behind the calibrators: logistic regression without negative slopes, and PAV."""
+"""Logistic regression, optionally with a penalty or without negative slopes, and isotonic regression."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from scipy.special import expit
 from kappaplace.checks import Bools, Floats, Rows
 
 NEWTON_STEPS = 100
-TOLERANCE = 1e-10  # of the gradient, a query
+TOLERANCE = 1e-10
+"""Largest gradient per query at which the fit stops."""
 
 
 def smoothed_targets(success: Bools) -> Floats:
-    """Platt's targets: (N₊ + 1)/(N₊ + 2) for right and 1/(N₋ + 2) for wrong, instead of 1 and 0.
+    """Return Platt's targets: (N₊ + 1)/(N₊ + 2) for correct and 1/(N₋ + 2) for incorrect outcomes.
 
-    They are the rule of succession for each class. A score that separates the classes perfectly then still
-    gets a finite slope, and no probability beyond what the counts support.
+    They follow the rule of succession for each class. So the slope stays finite for a score that separates
+    the classes perfectly, and no probability is more extreme than the counts support.
     """
     right = int(success.sum())
     wrong = len(success) - right
@@ -25,28 +26,29 @@ def smoothed_targets(success: Bools) -> Floats:
 
 
 def fit_logistic(columns: Floats, targets: Floats, free: int = 1) -> Floats:
-    """Coefficients of σ(columns @ c) that minimise the log-loss; all but the first ``free`` are ≥ 0.
+    """Return the coefficients of σ(columns @ c) that minimize the log-loss; all but the first ``free`` are ≥
+    0.
 
-    The loss is convex, so its minimum over non-negative slopes lies inside some face: every choice of slopes
-    that are held at 0 is tried (there are at most two slopes), the best feasible one is the answer.
+    The loss is convex, so at its minimum over non-negative slopes some slopes are 0 and the others are free.
+    Every such choice is tried (there are at most two slopes), and the best feasible one is returned.
     """
     slopes = columns.shape[1] - free
     best, best_loss = np.zeros(columns.shape[1]), np.inf
-    for kept in product((True, False), repeat=slopes):
-        used = np.array([True] * free + list(kept))
+    for choice in product((True, False), repeat=slopes):
+        used = np.array([True] * free + list(choice))
         coefficients = np.zeros(columns.shape[1])
         if used.any():
-            coefficients[used] = _newton(columns[:, used], targets)
+            coefficients[used] = newton(columns[:, used], targets)
         if (coefficients[free:] >= 0).all() and (loss := _loss(columns @ coefficients, targets)) < best_loss:
             best, best_loss = coefficients, loss
     return best
 
 
 def pool_adjacent_violators(values: Floats, weights: Floats) -> tuple[Floats, Rows]:
-    """Weighted isotonic regression, falling: the pooled blocks as (their values, their last positions + 1).
+    """Return the blocks of a decreasing, weighted isotonic regression: their values and last positions + 1.
 
-    Each round pools every run of rising values at once, so the rounds are few. In which order neighbours
-    are pooled does not matter: the result is the same.
+    Each round pools every run of increasing values at once, so few rounds are needed. The order in which
+    neighbors are pooled does not change the result.
 
     >>> pool_adjacent_violators(np.array([0.9, 0.2, 0.4, 0.1]), np.ones(4))
     (array([0.9, 0.3, 0.1]), array([1, 3, 4]))
@@ -67,23 +69,37 @@ def _loss(logits: Floats, targets: Floats) -> float:
     return float(np.logaddexp(0.0, logits).sum() - targets @ logits)
 
 
-def _newton(x: Floats, targets: Floats) -> Floats:
-    """Newton's method with halved steps."""
+def newton(x: Floats, targets: Floats, ridge: Floats | None = None) -> Floats:
+    """Minimize the log-loss plus Σ ridge/2·c² by Newton's method; steps are halved until the loss decreases.
+
+    Args:
+        x: Columns, N×F.
+        targets: Targets between 0 and 1, N.
+        ridge: Penalty per coefficient, F. Default: none.
+
+    Returns:
+        Coefficients of σ(x @ c), F.
+    """
     beta = np.zeros(x.shape[1])
-    current = _loss(x @ beta, targets)
+    penalty = np.zeros(x.shape[1]) if ridge is None else ridge
+
+    def loss(coefficients: Floats) -> float:
+        return _loss(x @ coefficients, targets) + float(penalty @ coefficients**2) / 2
+
+    current = loss(beta)
     for _ in range(NEWTON_STEPS):
         p = expit(x @ beta)
-        gradient = x.T @ (p - targets)
+        gradient = x.T @ (p - targets) + penalty * beta
         if np.abs(gradient).max() <= TOLERANCE * len(targets):
             break
-        hessian = (x * (p * (1 - p))[:, None]).T @ x
-        # A hair on the diagonal: two columns may be all but parallel.
+        hessian = (x * (p * (1 - p))[:, None]).T @ x + np.diag(penalty)
+        # Slightly larger diagonal: two columns may be nearly parallel, and the curvature may vanish.
         step = np.linalg.solve(hessian + 1e-12 * len(targets) * np.eye(len(beta)), gradient)
-        length, following = 1.0, _loss(x @ (beta - step), targets)
+        length, following = 1.0, loss(beta - step)
         while following > current and length > 1e-10:
             length /= 2
-            following = _loss(x @ (beta - length * step), targets)
+            following = loss(beta - length * step)
         if following >= current:
-            break  # rounding: no step lowers the loss any further
+            break  # rounding: no step decreases the loss
         beta, current = beta - length * step, following
     return beta

@@ -1,4 +1,5 @@
-"""Options of a calibration, for Python and the command line alike. Nothing heavy is loaded here."""
+"""Options of a calibration, for Python and the command line; this module imports nothing that loads
+slowly."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ REJECT_RISK = 0.2
 OUTSIDE_RATE = 0.1
 """Expected fraction of out-of-map queries if those at calibration were made from the labelled ones."""
 RERANK = 10
-"""Matches that are compared patch by patch by default, if the model and the images allow it."""
+"""Default number of matches to re-rank by patch matching, if the model and the images allow it."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,7 @@ class CalibrateOptions:
         int | None,
         Help(
             "Number of top matches to re-rank by patch matching, now and whenever the map is queried; 0: "
-            "none. "
-            "Default: the number used for the labels, or 10 if the model allows it.",
+            "none. Default: the number used for the labels, or 10 if the model allows it.",
             ("--rerank", "--verify"),
         ),
     ] = None
@@ -46,9 +46,7 @@ class CalibrateOptions:
     """Neighbouring queries fail together; the guarantee counts independent ones."""
     keep_twins: Annotated[
         bool,
-        Help(
-            "Use labelled queries that are nearly copies of map images, too; they make every map look better."
-        ),
+        Help("Also use labelled queries that are near-copies of map images, although they are too easy."),
     ] = False
     seed: Annotated[int, Help("Random seed for the data split and the image degradation.")] = 0
     calibrator: str = "best"
@@ -65,6 +63,6 @@ class CalibrateOptions:
             share(self.max_risk, "risk")
         share(self.confidence, "confidence")
         if self.outside_rate is not None:
-            share(self.outside_rate, "stated share", ends=True)
+            share(self.outside_rate, "expected fraction of out-of-map queries", ends=True)
         checked_seed(self.seed)
         check_compared(self.rerank or 0)

@@ -1,22 +1,20 @@
-"""Queries from outside the map: from the share a among the calibration queries to a stated share b.
+"""Out-of-map queries: convert probabilities from the fraction a at calibration to an expected fraction b.
 
-A query from outside is always wrong, one from inside may be. With f_in and f_out the densities of the score s
-of both kinds and r(s) = P(right | s, inside), at a share a of queries from outside
+An out-of-map query is always answered incorrectly, an in-map query sometimes. Let f_in and f_out be the
+densities of the score s of the two kinds, and r(s) = P(correct | s, inside). At a fraction a,
 
-    P_a(right | s) = (1 − a) f_in r / ((1 − a) f_in + a f_out) = r(s) · q_a(s),    q_a(s) = P_a(inside | s).
+    P_a(correct | s) = (1 − a) f_in r / ((1 − a) f_in + a f_out) = r(s) · q_a(s),  q_a(s) = P_a(inside | s).
 
-What changes with the share is q alone; f_in, f_out and r stay, which is the assumption ("the same robot, but
-it leaves the map more often"). Bayes' rule gives odds q_b = odds q_a · ((1 − b)/b)/((1 − a)/a), hence
+Only q depends on the fraction, if f_in, f_out and r do not change ("the same robot leaves the map more
+often"). Bayes' rule gives odds q_b = odds q_a · ((1 − b)/b)/((1 − a)/a), and so
 
-    P_b(right | s) = r(s) · q_b(s)                                                      (exact)
+    P_b(correct | s) = r(s) · q_b(s)                                                    (exact)
 
-With labelled queries of both kinds, r is calibrated on those from inside and q on all. Both fall with the
-uncertainty, so their product does. Without queries from outside, f_out is unknown; it is then taken to be the
-density of wrong queries from inside, and the same rule is applied to right against wrong, with the shares of
-right ones ρ(1 − a) and ρ(1 − b), where ρ = P(right | inside)                             (approximate)
-
-That is the better guess of the two at hand: the other, that they look like right ones, would make
-the score useless.
+If there are labelled queries of both kinds, r is calibrated on in-map queries and q on all queries. Both
+decrease with the uncertainty, and so does their product. Without out-of-map queries, f_out is unknown. It is
+then replaced by the density of incorrect in-map queries: the same rule is applied to correct against
+incorrect answers, with the fractions ρ(1 − a) and ρ(1 − b) of correct ones, where ρ = P(correct | inside)
+                                                                                        (approximate)
 """
 
 from __future__ import annotations
@@ -34,40 +32,51 @@ from kappaplace.errors import KappaPlaceError
 
 
 def shift_prior(probability: Any, fitted: float, stated: float) -> Floats:
-    """The probability of a class whose share was ``fitted`` and is ``stated``, by Bayes' rule.
+    """Convert the probability of a class to another prior, by Bayes' rule.
+
+    Args:
+        probability: Probabilities of the class, any shape.
+        fitted: Fraction of the class for which they were fitted.
+        stated: Fraction of the class to convert to.
+
+    Returns:
+        Probabilities of the same shape.
+
+    Raises:
+        KappaPlaceError: If a value is not between 0 and 1.
 
     >>> shift_prior(np.array([0.5, 0.9]), 0.5, 0.1).round(3)
     array([0.1, 0.5])
     """
     p = finite(probability, "probabilities")
     if p.size and (p.min() < 0 or p.max() > 1):
-        raise KappaPlaceError(f"Probabilities lie between 0 and 1, got {p.min():g} to {p.max():g}.")
-    share(fitted, "share at calibration")
-    share(stated, "stated share", ends=True)
+        raise KappaPlaceError(f"Probabilities must be between 0 and 1, got {p.min():g} to {p.max():g}.")
+    share(fitted, "fraction at calibration")
+    share(stated, "expected fraction", ends=True)
     up, down = p * (stated / fitted), (1 - p) * ((1 - stated) / (1 - fitted))
-    total = up + down  # 0 only where a sure class is said never to occur
+    total = up + down  # 0 only if the probability is 1 and the expected fraction 0
     return np.divide(up, total, out=np.full_like(p, stated), where=total > 0)
 
 
 @dataclass(frozen=True)
 class OutsideAware:
-    """Probability of being right, for any share of queries (or pairs of such) from outside the map."""
+    """Probability of a correct answer (or match), for any fraction of out-of-map queries."""
 
     right: Calibrator
-    """Of being right; among queries from inside where ``inside`` is given, else among all."""
+    """Calibrator of correctness: on in-map queries if there is ``inside``, otherwise on all queries."""
     inside: Calibrator | None
-    """Of being inside the map; None without examples of both kinds."""
+    """Calibrator of being inside the map; None without examples of both kinds."""
     fitted_rate: float
-    """Share of queries from outside among those that were fitted on."""
+    """Fraction of out-of-map queries for which they were fitted."""
     right_rate: float
-    """Share of right ones among the queries from inside."""
+    """Fraction of correct answers among in-map queries."""
 
     def __post_init__(self) -> None:
-        share(self.fitted_rate, "share of queries from outside", ends=True)
-        share(self.right_rate, "share of right queries", ends=True)
+        share(self.fitted_rate, "fraction of out-of-map queries", ends=True)
+        share(self.right_rate, "fraction of correct answers", ends=True)
 
     def probability(self, uncertainty: Any, rate: float | None = None) -> Floats:
-        """Of being right; ``rate`` is the share of queries from outside, None: as fitted."""
+        """Return the probability of being correct if ``rate`` queries are out-of-map; None: as fitted."""
         right = self.right.probability(uncertainty)
         if self.inside is not None:
             inside = self.inside_probability(uncertainty, rate)
@@ -79,9 +88,9 @@ class OutsideAware:
         return shift_prior(right, fitted, self.right_rate * (1 - _rate(rate)))
 
     def inside_probability(self, uncertainty: Any, rate: float | None = None) -> Floats | None:
-        """Of having been taken inside the map; None where that was not learnt."""
+        """Return the probability of being inside the map; None if it was not fitted."""
         if self.inside is None:
-            # Where every query from inside was right, being right and being inside are one and the same.
+            # If every in-map query was correct, "correct" and "inside" are the same event.
             alike = self.right_rate == 1 and self.fitted_rate > 0
             return self.probability(uncertainty, rate) if alike else None
         q = self.inside.probability(uncertainty)
@@ -97,25 +106,35 @@ def fit_outside_aware(
     groups: NDArray[Any] | None = None,
     seed: int = 0,
 ) -> OutsideAware:
-    """From one uncertainty and outcome a query; ``outside`` marks those without any positive in the map.
+    """Fit probabilities of queries, or of single matches.
 
-    The same for pairs: ``groups`` then names the query of each, which cross-validation keeps together.
+    Args:
+        uncertainty: One value per query, N; higher is less certain.
+        success: Whether each query was answered correctly, N.
+        outside: Which queries have no correct reference in the map, N. Default: none.
+        calibrator: A name of `CALIBRATORS`, or "best".
+        groups: For matches: the query of each, which cross-validation never splits.
+        seed: Random seed for cross-validation.
+
+    Returns:
+        The fitted probabilities.
+
+    Raises:
+        KappaPlaceError: If an out-of-map query is marked as correct, or all queries are out-of-map.
     """
     values, right = outcomes(uncertainty, success)
-    out = (
-        np.zeros(len(right), bool) if outside is None else booleans(outside, right.shape, "marks of outside")
-    )
+    out = np.zeros(len(right), bool) if outside is None else booleans(outside, right.shape, "out-of-map mask")
     if (right & out).any():
         raise KappaPlaceError(
-            f"{int((right & out).sum()):,} queries are marked as right and as outside the map; "
-            "a query without any positive cannot be right."
+            f"{int((right & out).sum()):,} queries are marked as correct and as out-of-map. "
+            "A query without a correct reference cannot be correct."
         )
     if out.all():
-        raise KappaPlaceError("All queries are from outside the map; calibration needs some from inside.")
+        raise KappaPlaceError("All queries are out-of-map. Calibration needs in-map queries, too.")
     rate, right_rate = float(out.mean()), float(right[~out].mean())
     wrong_inside = int((~right & ~out).sum())
     few = min(int(out.sum()), int((~out).sum())) < LEAST_QUERIES
-    # With no wrong query from inside, right and inside are one and the same: one calibrator says it all.
+    # Without incorrect in-map queries, "correct" and "inside" are the same event: one calibrator is enough.
     if few or not wrong_inside or not right.any():
         fitted = fit_calibrator(calibrator, values, right, groups=groups, seed=seed)
         return OutsideAware(fitted, None, rate, right_rate)
@@ -129,15 +148,24 @@ def fit_outside_aware(
 
 
 def thin_to_rate(outside: NDArray[np.bool_], rate: float, seed: int = 0, *, slack: float = 1e-4) -> Rows:
-    """Rows, ascending, that look like a random sample with this share of queries from outside the map.
+    """Draw a random sample with this expected fraction of out-of-map queries.
 
-    How many come from outside is drawn as it would be in such a sample (binomial, not fixed), so that the
-    exact tests of `control_risk` remain exact; the sample is as large as both kinds allow but for a chance of
-    ``slack``, which a guarantee must add to its own.
+    The number of out-of-map queries is random (binomial), as in a real sample, so that the tests of
+    `control_risk` remain exact. The sample is as large as the two kinds allow, except with probability
+    ``slack``, which a guarantee must subtract from its confidence.
+
+    Args:
+        outside: Which queries are out-of-map, N.
+        rate: Expected fraction of out-of-map queries.
+        seed: Random seed.
+        slack: Probability that there are too few queries of one kind.
+
+    Returns:
+        Rows of the sample, ascending.
     """
-    out = booleans(outside, np.shape(outside), "marks of outside")
+    out = booleans(outside, np.shape(outside), "out-of-map mask")
     if out.ndim != 1 or not len(out):
-        raise KappaPlaceError(f"Marks of outside are one boolean a query, got the shape {out.shape}.")
+        raise KappaPlaceError(f"The out-of-map mask must be 1-D and not empty, got shape {out.shape}.")
     b = _rate(rate)
     rng = np.random.default_rng(seed)
     from_outside, from_inside = (rng.permutation(np.flatnonzero(kind)) for kind in (out, ~out))
@@ -153,6 +181,6 @@ def thin_to_rate(outside: NDArray[np.bool_], rate: float, seed: int = 0, *, slac
 def _rate(rate: float) -> float:
     if not 0 <= float(rate) < 1:
         raise KappaPlaceError(
-            f"The share of queries from outside the map must be at least 0 and below 1, got {rate}."
+            f"The fraction of out-of-map queries must be at least 0 and below 1, got {rate}."
         )
     return float(rate)

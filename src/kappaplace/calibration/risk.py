@@ -57,7 +57,13 @@ ONE_CROSSING = "Assumes that the error rate among the accepted crosses the limit
 
 
 class RiskRefused(KappaPlaceError):
-    """The sample cannot support the guarantee."""
+    """The sample cannot support the guarantee.
+
+    Args:
+        message: The message.
+        needed: Number of queries that might support it.
+        row: Row of the most confident incorrect query.
+    """
 
     def __init__(self, message: str, needed: int | None, row: int | None = None) -> None:
         super().__init__(message)

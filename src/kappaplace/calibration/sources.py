@@ -1,10 +1,8 @@
-"""Probabilities for a map that nobody has calibrated yet: those that came with the model it was made with.
+"""Calibration files, and the calibrations that are shipped with models.
 
-They were fitted on other places, so they are better than none and promise nothing. They are lent only where
-scores mean the same as there: to maps of the very model, with its own preprocessing, whose descriptors are
-not coarsely rounded.
-
-Where the probabilities of closures come from: a file, a calibrated map, or the model itself.
+A map without its own calibration uses the shipped calibration of its model. That one was fitted on other
+places, so it guarantees nothing. It is used only if scores have the same meaning: for exactly this model with
+its own preprocessing, and descriptors that are not coarsely rounded.
 """
 
 from __future__ import annotations
@@ -20,42 +18,41 @@ from kappaplace.calibration.domain import KAPPA, Domain
 from kappaplace.data.appearance import APPEARANCE
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
-from kappaplace.files import replace_file
+from kappaplace.files import replace_file, sealed, unsealed
 from kappaplace.models.checkpoint import read_card
 from kappaplace.models.shipped import CALIBRATION, installed, shipped_folder
 
 ACCEPT_RISK, REJECT_RISK = 0.1, 0.2
 """Accept from a probability of 1 − the first, reject up to the second."""
 MODEL = "model"
-"""The fact of a calibration that says which model it belongs to, by fingerprint."""
+"""Key of the fact that contains the fingerprint of the model."""
 ORIGIN = "origin"
-"""The fact that says in words what it was fitted on."""
+"""Key of the fact that describes the data it was fitted on."""
 
 
 def calibration_with(fingerprint: str, preprocessing: Preprocessing) -> Calibration | None:
-    """Return what came with a model, with a rule by probability; None where nothing fits.
+    """Return the shipped calibration of a model, with a rule by probability; None if there is none.
 
     Args:
-        fingerprint: Of the model.
-        preprocessing: How images are prepared for it.
+        fingerprint: Fingerprint of the model.
+        preprocessing: How images are prepared for the model.
     """
     for name in installed():
-        made, its_own = read_shipped(shipped_folder(name))
-        if made is not None and made.facts.get(MODEL) == fingerprint and its_own == preprocessing:
-            return made
+        shipped, own = read_shipped(shipped_folder(name))
+        if shipped is not None and shipped.facts.get(MODEL) == fingerprint and own == preprocessing:
+            return shipped
     return None
 
 
 def bank_for(
     fingerprint: str, preprocessing: Preprocessing, rerank: int, *, coarse: bool = False
 ) -> Domain | None:
-    """Return what correctly answered queries of other places look like, for calibrations with too few
-    queries.
+    """Return the domain of the shipped calibration, for calibrations with too few queries.
 
     Args:
-        fingerprint: That of the model.
-        preprocessing: How images are prepared for it.
-        rerank: Number of matches that the calibration compares patch by patch.
+        fingerprint: Fingerprint of the model.
+        preprocessing: How images are prepared for the model.
+        rerank: Number of top matches that the calibration re-ranks by patch matching.
         coarse: Whether descriptors are rounded, which changes similarities.
 
     Returns:
@@ -72,53 +69,66 @@ def bank_for(
 
 
 def borrowed_note(calibration: Calibration) -> str:
-    """What every answer must say that rests on such a calibration."""
+    """Return the note for answers that use a shipped calibration."""
     assert calibration.rule is not None  # see `read_shipped`
     origin = calibration.facts.get(ORIGIN, "")
     return (
-        f"Calibrated on other places{f' ({origin})' if origin else ''}: accepted from a probability of "
-        f"{calibration.rule.accept_at:.2f}, rejected up to {calibration.rule.reject_at:.2f}; no risk is "
-        "guaranteed; calibrate on yours with `kappaplace calibrate`."
+        f"Calibrated on other places{f' ({origin})' if origin else ''}, so no risk is guaranteed: accepted "
+        f"from a probability of {calibration.rule.accept_at:.2f}, rejected up to "
+        f"{calibration.rule.reject_at:.2f}. To use your own places, run `kappaplace map calibrate`."
     )
 
 
 @lru_cache(maxsize=8)
 def read_shipped(folder: Path) -> tuple[Calibration | None, Preprocessing]:
-    """Calibration (None: the folder has none) and preprocessing of a model of ours, read once."""
+    """Return calibration (None if there is none) and preprocessing of a shipped model; read once."""
     file = folder / CALIBRATION
     preprocessing = Preprocessing.from_dict(read_card(folder)["preprocessing"])
     if not file.exists():
         return None, preprocessing
     try:
-        made = Calibration.from_dict(json.loads(file.read_text(encoding="utf-8")))
+        calibration = Calibration.from_dict(json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError, KappaPlaceError) as error:
         raise KappaPlaceError(
-            f"The calibration {file} cannot be read ({str(error).rstrip('.')}); install kappaplace again."
+            f"The calibration {file} cannot be read ({str(error).rstrip('.')}). Install kappaplace again."
         ) from None
-    # Whatever rule it was fitted with, nothing was proven for these places.
-    return replace(made, rule=rule_by_probability(ACCEPT_RISK, REJECT_RISK)), preprocessing
-
-
-"""The fact that says which model a calibration belongs to, by fingerprint."""
+    # Its own rule has no guarantee for other places.
+    return replace(calibration, rule=rule_by_probability(ACCEPT_RISK, REJECT_RISK)), preprocessing
 
 
 def load_calibration(file: str | Path, fingerprint: str = "") -> Calibration:
-    """What `save_calibration` wrote; refused where it states another model than the one given."""
+    """Read a calibration that `save_calibration` wrote.
+
+    Args:
+        file: The file (.json).
+        fingerprint: Fingerprint of the model to use it with. Default: do not check.
+
+    Returns:
+        The calibration.
+
+    Raises:
+        KappaPlaceError: If the file is missing or not valid, or belongs to another model.
+    """
     file = Path(file)
     if not file.is_file():
-        raise KappaPlaceError(f"There is no calibration {file}.")
+        raise KappaPlaceError(f"The calibration {file} does not exist.")
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise KappaPlaceError(f"{file} cannot be read as a calibration ({error}).") from None
-    made = Calibration.from_dict(values)
-    stated = made.facts.get(MODEL)
-    if stated and fingerprint and stated != fingerprint:
-        raise KappaPlaceError(f"The calibration {file} belongs to another model; calibrate with this one.")
-    return made
+        values = unsealed(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise KappaPlaceError(f"{file} is not a valid calibration ({error}).") from None
+    calibration = Calibration.from_dict(values)
+    model = calibration.facts.get(MODEL)
+    if model and fingerprint and model != fingerprint:
+        raise KappaPlaceError(f"The calibration {file} belongs to another model. Calibrate with this model.")
+    return calibration
 
 
 def save_calibration(calibration: Calibration, file: str | Path) -> None:
-    """As JSON."""
-    text = json.dumps(calibration.to_dict(), indent=1)
+    """Write a calibration to a JSON file with a checksum.
+
+    Args:
+        calibration: The calibration.
+        file: The file.
+    """
+    text = json.dumps(sealed(calibration.to_dict()), indent=1)
     replace_file(Path(file), lambda part: part.write_text(text, encoding="utf-8"))

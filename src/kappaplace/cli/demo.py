@@ -233,10 +233,10 @@ def write_results(result: DemoResult, folder: Path) -> dict[str, Path]:
 
     folder, evaluation = make_folder(folder), result.evaluation
     scores = {each.score.label: each for each in evaluation.scores}
-    curves = {label: each.curves[1] for label, each in scores.items()}
+    curves = {label: {1: each.curves[1]} for label, each in scores.items()}
     damage, best = result.queries.conditions.damage, evaluation.hits[:, 0]
     figures = {
-        "reliability": reliability_figure(curves, {label: each.ece[1] for label, each in scores.items()}, 1),
+        "reliability": reliability_figure(curves),
         "kappa": kappa_figure(result.kappa_curves, damage, result.kappa, best),
         "gallery": gallery_figure(gallery(result)),
     }

@@ -35,7 +35,7 @@ class Check:
 
     name: str
     state: State
-    found: str
+    detail: str
     fix: str = ""
     """What to do about it; empty if nothing has to be done."""
 
@@ -54,12 +54,12 @@ def doctor(as_json: AsJson = False) -> None:
     checks = examine()
     usable = is_usable(checks)
     if as_json:
-        typer.echo(json.dumps({"sound": usable, "checks": [asdict(check) for check in checks]}, indent=2))
+        typer.echo(json.dumps({"usable": usable, "checks": [asdict(check) for check in checks]}, indent=2))
     else:
         width = max(len(check.name) for check in checks)
         for check in checks:
             mark, color = MARKS[check.state]
-            typer.echo(f"{typer.style(mark, fg=color)} {check.name:<{width}}  {check.found}")
+            typer.echo(f"{typer.style(mark, fg=color)} {check.name:<{width}}  {check.detail}")
             if check.fix:
                 typer.echo(f"  {'':<{width}}  → {check.fix}")
         typer.echo("All required checks passed." if usable else "Some required checks failed: see ✗ above.")

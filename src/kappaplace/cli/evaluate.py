@@ -87,8 +87,8 @@ class Output:
         """Write the results to the folder, or several to one subfolder each, and print them."""
         from rich.console import Console
 
-        from kappaplace.cli.show import set_tables
-        from kappaplace.evaluation import plain
+        from kappaplace.cli.show import ece_notes, set_tables
+        from kappaplace.evaluation import plain, warnings_of
 
         console = Console()
         answers = []
@@ -96,10 +96,11 @@ class Output:
             folder = self.out if len(results) == 1 else self.out / result.name.replace("/", "_")
             (folder / "report.html").unlink(missing_ok=True)  # it would show earlier results
             files = self.write(result, folder)
-            answers.append({"name": result.name, "metrics": plain(result.metrics), "files": files})
+            answer = {"name": result.name, "metrics": plain(result.metrics), "files": files}
+            answers.append({**answer, "warnings": warnings_of(result)})
             if not self.as_json:
-                for table in set_tables(result):
-                    console.print(table)
+                for text in (*set_tables(result), *ece_notes([result])):
+                    console.print(text)
                 console.print(f"{result.name}: results written to [bold]{folder}[/bold].")
         if self.as_json:
             typer.echo(json.dumps(answers[0] if len(answers) == 1 else {"evaluations": answers}))
@@ -417,12 +418,19 @@ def compare(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help=_SEED)] = 0,
     report: Annotated[bool, typer.Option(help="Write report.html to the folder --out.")] = True,
+    spread: Annotated[
+        bool,
+        typer.Option(
+            "--seeds", help="The folders are runs with different seeds: print mean ± std over them."
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Test which evaluation is better, per dataset and pooled.
 
     Every evaluation is compared with the first one on the same queries (paired bootstrap with Holm's
-    correction). For a single evaluation, its scores are compared with one of them.
+    correction). For a single evaluation, its scores are compared with one of them. With --seeds, the
+    evaluations are runs of one method, and the result is mean ± std of every score.
 
     Examples:
 
@@ -431,13 +439,17 @@ def compare(
         kappaplace compare results/mine --against mine
 
         kappaplace compare results/pt results/jt --metric AURC --metric ECE@1 --out results/pt-or-jt
+
+        kappaplace compare results/seed-0 results/seed-1 results/seed-2 --seeds --out results/seeds
     """
     from rich.console import Console
 
-    from kappaplace.cli.show import comparison_table
+    from kappaplace.cli.show import comparison_table, ece_notes
     from kappaplace.evaluation import compare, comparison_rows, plain, read_result, write_comparison
 
     results = [read_result(folder) for folder in folders]
+    if spread:
+        return _seeds(results, metric or [], out, as_json)
     tables = [
         compare(results, each, against=against, resamples=resamples, seed=seed)
         for each in metric or ["AUROC", "R@1"]
@@ -455,5 +467,28 @@ def compare(
     for table in tables:
         for compared in table.sets:
             console.print(comparison_table(compared, table.names))
+    if any("ECE@" in each for each in metric or []):
+        for text in ece_notes(results):
+            console.print(text)
     if out is not None:
         console.print(f"Comparison written to [bold]{out}[/bold].")
+
+
+def _seeds(results: list[EvaluationResult], metrics: list[str], out: Path | None, as_json: bool) -> None:
+    from rich.console import Console
+
+    from kappaplace.cli.show import ece_notes, seed_tables
+    from kappaplace.evaluation import plain, seeds, write_rows
+
+    rows = [row._asdict() for row in seeds(results, metrics)]
+    if out is not None:
+        write_rows(make_folder(out) / "seeds.csv", rows, list(rows[0]))
+    if as_json:
+        typer.echo(json.dumps(plain({"rows": rows})))
+        return
+    console = Console()
+    labels = {name: score.label for each in results[0].sets for name, score in each.scores.items()}
+    for text in (*seed_tables(rows, labels, metrics), *ece_notes(results)):
+        console.print(text)
+    if out is not None:
+        console.print(f"Mean and standard deviation of every metric written to [bold]{out}[/bold].")

@@ -302,7 +302,7 @@ def _show_export(export: Exported, as_json: bool) -> None:
         loss, model = export.quantised.loss, export.quantised
         typer.echo(
             f"  int8        mean cosine {loss.cosine:.4f}, rank correlation of κ {loss.ranks:.3f} on "
-            f"{model.images} images; {model.kept} of {model.layers} layers stay in float32"
+            f"{model.images} images; {model.float_layers} of {model.layers} layers stay in float32"
         )
         typer.echo(
             "  maps        not compatible with maps of the original model: build a new map with this file"

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from rich import box
 from rich.table import Table
 
-from kappaplace.evaluation import MEAN, POOLED, EvaluationResult, SetResult
+from kappaplace.evaluation import MEAN, POOLED, EvaluationResult, SetResult, flaws_of, warnings_of
+from kappaplace.metrics import ECE_NOTE
 
 if TYPE_CHECKING:
     from kappaplace.evaluation import Cell, ComparedSet
@@ -49,15 +50,31 @@ def set_tables(result: EvaluationResult) -> Iterator[Table | str]:
         for metric in shown:
             table.add_column(SHOWN[metric], justify="right", no_wrap=True)
         intervals = metrics.get("intervals", {}).get("scores", {})
+        flaws = _flaws(result, name)
         for score, values in metrics["scores"].items():
             limits = intervals.get(score, {}).get("AUROC")
-            cells = [number(values.get(metric)) for metric in shown]
+            star = {metric: "*" for metric in shown if metric.startswith("ECE@") and score in flaws}
+            cells = [number(values.get(metric)) + star.get(metric, "") for metric in shown]
             if limits is not None and not math.isnan(limits[0]):
                 cells[0] += f" ({number(limits[0])}–{number(limits[1])})"
             table.add_row(labels.get(score, score), *cells)
+        table.add_section()
+        for baseline, values in metrics.get("baselines", {}).items():
+            table.add_row(baseline, *(number(values.get(metric)) for metric in shown))
         yield table
         if name in by_name:
             yield _caption(by_name[name])
+
+
+def _flaws(result: EvaluationResult, name: str) -> set[str]:
+    """Return the scores whose ECE says nothing: on a dataset, or on any of those that are pooled."""
+    return {score for each in result.sets if name in (each.name, POOLED, MEAN) for score in flaws_of(each)}
+
+
+def ece_notes(results: Sequence[EvaluationResult]) -> list[str]:
+    """Return what to know about the ECE of evaluations, and what makes their metrics meaningless."""
+    warnings = [f"Warning: {text}" for result in results for text in warnings_of(result)]
+    return [ECE_NOTE, *warnings]
 
 
 def _caption(each: SetResult) -> str:
@@ -78,10 +95,39 @@ def comparison_table(compared: ComparedSet, names: tuple[str, ...]) -> Table:
     return table
 
 
+SEED_METRICS = ("R@1", "AUROC", "ECE@1", "ECE@5", "ECE@10")
+
+
+def seed_tables(
+    rows: Sequence[Row], labels: Mapping[str, str], metrics: Sequence[str] = ()
+) -> Iterator[Table]:
+    """Yield mean ± std over seeds, one table per dataset with one row per score.
+
+    Args:
+        rows: Rows of `kappaplace.evaluation.seeds`.
+        labels: Names of the scores.
+        metrics: Metrics to show. Default: the most important ones.
+    """
+    for name in dict.fromkeys(row["set"] for row in rows):
+        part = {(row["score"], row["metric"]): row for row in rows if row["set"] == name}
+        shown = [each for each in metrics or SEED_METRICS if any(metric == each for _, metric in part)]
+        runs = rows[0]["runs"]
+        table = Table(title=f"{name}: mean ± std over {runs} runs", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        table.add_column("score", no_wrap=True)
+        for metric in shown:
+            table.add_column(metric, justify="right", no_wrap=True)
+        for score in dict.fromkeys(score for score, _ in part):
+            cells = [part.get((score, metric)) for metric in shown]
+            if any(cells):
+                values = ("–" if c is None else f"{number(c['mean'])} ± {number(c['std'])}" for c in cells)
+                table.add_row(labels.get(score, score) or "retrieval", *values)
+        yield table
+
+
 def _cell(cell: Cell | None) -> str:
     if cell is None:
         return "–"
-    text = f"{number(cell.value)} ({number(cell.low)}–{number(cell.high)})"
+    text = f"{number(cell.value)}{'*' * bool(cell.flaw)} ({number(cell.low)}–{number(cell.high)})"
     if not math.isnan(cell.p_value):
         text += f"\n{cell.difference:+.3f}, p {cell.p_value:.3f}{' ✓' if cell.p_value < 0.05 else ''}"
     return text

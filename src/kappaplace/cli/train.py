@@ -46,7 +46,8 @@ def train(
         ),
     ] = None,
     show: Annotated[
-        bool, typer.Option("--show-settings", help="Print all settings as TOML without training.")
+        bool,
+        typer.Option("--show-settings", help="Print all settings as TOML with comments, without training."),
     ] = False,
 ) -> None:
     """Train an encoder, a κ head, or both.
@@ -74,7 +75,7 @@ def train(
     start_from = [f"model.start={start}"] if start else []
     settings = settings_for(recipe, config, [*(changes or []), *start_from])
     if show:
-        typer.echo(settings.to_toml(), nl=False)
+        typer.echo(settings.to_toml(comments=True), nl=False)
         return
     _run(settings, options)
 
@@ -95,8 +96,12 @@ def _run(settings: Settings, options: RunOptions) -> None:
         device="cpu" if options.cpu else "",
         say=typer.echo,
     )
-    if trained.epochs and trained.main:
+    if not trained.main:  # with several processes, one of them writes and prints
+        return
+    curves = ""
+    if trained.epochs:
         from kappaplace.reports import write_training
 
         write_training(trained.epochs, trained.folder)
-    typer.echo(f"Model saved to {trained.folder / 'model'}; training curves are in training.png.")
+        curves = "; training curves are in training.png"
+    typer.echo(f"Model saved to {trained.folder / 'model'}{curves}.")

@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     from kappaplace.evaluation.comparison import Cell as Cell
     from kappaplace.evaluation.comparison import ComparedSet as ComparedSet
     from kappaplace.evaluation.comparison import ComparisonTable as ComparisonTable
+    from kappaplace.evaluation.comparison import SeedRow as SeedRow
     from kappaplace.evaluation.comparison import compare as compare
     from kappaplace.evaluation.comparison import comparison_rows as comparison_rows
+    from kappaplace.evaluation.comparison import seeds as seeds
     from kappaplace.evaluation.comparison import write_comparison as write_comparison
     from kappaplace.evaluation.inputs import Retrieved as Retrieved
     from kappaplace.evaluation.inputs import from_table as from_table
@@ -23,8 +25,10 @@ if TYPE_CHECKING:
     from kappaplace.evaluation.measuring import Evaluation as Evaluation
     from kappaplace.evaluation.measuring import ScoreResult as ScoreResult
     from kappaplace.evaluation.measuring import evaluate_scores as evaluate_scores
+    from kappaplace.evaluation.measuring import flaws_of as flaws_of
     from kappaplace.evaluation.measuring import measure as measure
     from kappaplace.evaluation.measuring import measure_set as measure_set
+    from kappaplace.evaluation.measuring import warnings_of as warnings_of
     from kappaplace.evaluation.paper import compare_with_paper as compare_with_paper
     from kappaplace.evaluation.paper import paper_rows as paper_rows
     from kappaplace.evaluation.paper import write_paper as write_paper
@@ -34,6 +38,7 @@ if TYPE_CHECKING:
     from kappaplace.evaluation.results import plain as plain
     from kappaplace.evaluation.results import read_result as read_result
     from kappaplace.evaluation.results import write_result as write_result
+    from kappaplace.evaluation.results import write_rows as write_rows
     from kappaplace.evaluation.run import Choices as Choices
     from kappaplace.evaluation.run import Machine as Machine
     from kappaplace.evaluation.run import evaluate as evaluate

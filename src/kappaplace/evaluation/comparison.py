@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 from kappaplace.errors import KappaPlaceError
 from kappaplace.evaluation.measuring import (
     POOLED,
+    flaws_of,
     plan_of,
     pooled_column,
     pooled_hits,
     recall_metrics,
     score_metrics,
 )
-from kappaplace.evaluation.results import EvaluationResult, ScoreColumns, SetResult, write_rows
+from kappaplace.evaluation.results import EvaluationResult, ScoreColumns, SetResult, metric_rows, write_rows
 from kappaplace.files import make_folder
 from kappaplace.metrics.bootstrap import Replicates, Resampling, bootstrap, holm
 from kappaplace.metrics.bootstrap import compare as compare_replicates
@@ -49,6 +50,8 @@ class Cell(NamedTuple):
     """Value minus that of the first evaluation. NaN if there is no test."""
     p_value: float = math.nan
     """Two-sided p-value, Holm-corrected over the table of the dataset. NaN if there is no test."""
+    flaw: str = ""
+    """Why the metric says nothing: an ECE of a score that is constant or nearly so."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,17 +123,78 @@ def compare(
             f"against='{against}' must be a score of a single evaluation. Pass one folder, and choose from: "
             f"{', '.join(results[0].sets[0].scores)}."
         )
-    groups = [[name] for name in shared] + ([shared] if len(shared) > 1 else [])
+    together = [name for name in shared if name in results[0].facts.get("pool", shared)]
+    groups = [[name] for name in shared] + ([together] if len(shared) > 1 and together else [])
     tables = []
     for group in groups:
         sets = [[each for name in group for each in result.sets if each.name == name] for result in results]
-        name = group[0] if len(group) == 1 else POOLED
+        name = POOLED if group is together else group[0]
         tables.append(_compare(name, metric, sets, against, resamples, seed))
     if not any(cell for each in tables for row in each.rows.values() for cell in row):
         raise KappaPlaceError(
             f"No score has the metric '{metric}'. Choose from: {', '.join(_metrics_of(results))}."
         )
     return ComparisonTable(_distinct_names(results), tuple(tables))
+
+
+class SeedRow(NamedTuple):
+    """One metric of one score over several runs that differ only in their random seed."""
+
+    set: str
+    """Name of the dataset, "pooled" or "mean"."""
+    score: str
+    """Name of the score. Empty for metrics of the retrieval."""
+    metric: str
+    """Name of the metric."""
+    mean: float
+    """Mean over the runs."""
+    std: float
+    """Sample standard deviation over the runs (divisor n − 1)."""
+    runs: int
+    """Number of runs."""
+
+
+def seeds(results: Sequence[EvaluationResult], metrics: Sequence[str] = ()) -> list[SeedRow]:
+    """Compute mean and standard deviation of every metric over runs with different random seeds.
+
+    Args:
+        results: One evaluation per seed, of the same datasets.
+        metrics: Names of the metrics. Default: all.
+
+    Returns:
+        One row per dataset, score and metric that all runs have.
+
+    Raises:
+        KappaPlaceError: If there are fewer than two runs, two of them have the same model, their queries
+            differ, or no metric has this name.
+    """
+    if len(results) < 2:
+        raise KappaPlaceError(f"The spread over seeds needs at least two runs, got {len(results)}.")
+    models = [result.facts.get("fingerprint") for result in results]
+    if None not in models and len(set(models)) < len(models):
+        raise KappaPlaceError("Two runs evaluate the same model. Pass one run per seed.")
+    note = (
+        _why_unpaired([list(result.sets) for result in results]) if _same_sets(results) else "datasets differ"
+    )
+    if note:
+        raise KappaPlaceError(f"Runs of different seeds must have the same queries ({note.rstrip('.')}).")
+    cells: dict[tuple[str, str, str], list[float]] = {}
+    for result in results:
+        for row in metric_rows(result):
+            key = str(row["set"]), str(row["score"]), str(row["metric"])
+            if not metrics or key[2] in metrics:
+                cells.setdefault(key, []).append(float(row["value"]))
+    if not cells:
+        raise KappaPlaceError(f"No metric has the name {', '.join(metrics)}. See metrics.csv of a run.")
+    complete = {key: values for key, values in cells.items() if len(values) == len(results)}
+    return [
+        SeedRow(*key, float(np.mean(values)), float(np.std(values, ddof=1)), len(values))
+        for key, values in complete.items()
+    ]
+
+
+def _same_sets(results: Sequence[EvaluationResult]) -> bool:
+    return all(_names(result) == _names(results[0]) for result in results)
 
 
 def _names(result: EvaluationResult) -> list[str]:
@@ -160,7 +224,21 @@ def _compare(
     columns = [_replicates(sets, metric, plan) for sets, plan in zip(evaluations, plans, strict=True)]
     names = list(dict.fromkeys(score for column in columns for score in column))
     rows = {score: [column.get(score) for column in columns] for score in names}
-    return ComparedSet(name, metric, shared_plan.queries, _cells(rows, not note, against), note)
+    cells = _cells(rows, not note, against)
+    if "ECE@" in metric:
+        flaws = [_flaws(sets) for sets in evaluations]
+        cells = {
+            score: [
+                cell and cell._replace(flaw=each.get(score, ""))
+                for cell, each in zip(row, flaws, strict=True)
+            ]
+            for score, row in cells.items()
+        }
+    return ComparedSet(name, metric, shared_plan.queries, cells, note)
+
+
+def _flaws(sets: Sequence[SetResult]) -> dict[str, str]:
+    return {name: flaw for each in sets for name, flaw in flaws_of(each).items()}
 
 
 def _replicates(sets: list[SetResult], metric: str, plan: Resampling) -> dict[str, Replicates]:
@@ -264,8 +342,8 @@ def comparison_rows(tables: Sequence[ComparisonTable]) -> list[dict[str, str | f
             "set": compared.name,
             "score": score,
             "evaluation": name,
-            **cell._asdict(),
-            "note": compared.note,
+            **{name: value for name, value in cell._asdict().items() if name != "flaw"},
+            "note": compared.note or cell.flaw,
         }
         for table in tables
         for compared in table.sets

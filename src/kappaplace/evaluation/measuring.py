@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.evaluation.results import Metrics, ScoreColumns, SetResult
+from kappaplace.evaluation.results import EvaluationResult, Metrics, ScoreColumns, SetResult
 from kappaplace.metrics.bootstrap import Resampling, bootstrap_many
 from kappaplace.metrics.calibration import (
     BOTH_TAILS,
@@ -23,7 +23,14 @@ from kappaplace.metrics.calibration import (
 )
 from kappaplace.metrics.retrieval import KS, average_precision_at, recall_at, success_at
 from kappaplace.metrics.selective import auroc
-from kappaplace.metrics.summary import pool, probability_summary, score_summary
+from kappaplace.metrics.summary import (
+    TIED,
+    pool,
+    probability_summary,
+    reference_metrics,
+    score_flaw,
+    score_summary,
+)
 from kappaplace.progress import track
 from kappaplace.types import Json
 from kappaplace.uncertainty.base import Evidence, Score, Scores
@@ -36,13 +43,16 @@ Values = dict[str, float]
 Intervals = dict[str, tuple[float, float]]
 
 
-def measure(sets: Sequence[SetResult], *, resamples: int = RESAMPLES, seed: int = 0) -> dict[str, Metrics]:
+def measure(
+    sets: Sequence[SetResult], *, resamples: int = RESAMPLES, seed: int = 0, pooled: Sequence[str] = ()
+) -> dict[str, Metrics]:
     """Compute the metrics of every dataset; for several datasets also pooled, and their mean.
 
     Args:
         sets: Results of the datasets, as `score_set` returns them.
         resamples: Number of bootstrap resamples for the intervals. 0 omits the intervals.
         seed: Random seed for the bootstrap.
+        pooled: Names of the datasets to pool. Default: all.
 
     Returns:
         Metrics by the name of the dataset, "pooled" and "mean". Pooled are the scores of every dataset.
@@ -55,7 +65,7 @@ def measure(sets: Sequence[SetResult], *, resamples: int = RESAMPLES, seed: int 
     metrics = {each.name: measure_set(each, resamples=resamples, seed=seed) for each in sets}
     if len(sets) > 1:
         mean = _mean(list(metrics.values()))
-        metrics[POOLED] = _measure(sets, resamples, seed)
+        metrics[POOLED] = _measure([s for s in sets if s.name in pooled] or sets, resamples, seed)
         metrics[MEAN] = mean
     return metrics
 
@@ -157,7 +167,12 @@ def _measure(sets: Sequence[SetResult], resamples: int, seed: int) -> Metrics:
     hits, positives = pooled_hits(sets)
     columns = {name: pooled_column(sets, name) for name in sets[0].scores}
     scores = {name: score_metrics(each, hits) for name, each in columns.items() if each is not None}
-    metrics: Metrics = {"queries": len(hits), "recall": recall_metrics(hits, positives), "scores": scores}
+    metrics: Metrics = {
+        "queries": len(hits),
+        "recall": recall_metrics(hits, positives),
+        "scores": scores,
+        "baselines": reference_metrics(hits),
+    }
     if not resamples:
         return metrics
     plan = plan_of(sets, resamples, seed)
@@ -171,6 +186,42 @@ def _measure(sets: Sequence[SetResult], resamples: int, seed: int) -> Metrics:
         lambda rows: recall_metrics(hits[rows], None if positives is None else positives[rows]), plan
     )
     return {**metrics, "intervals": {"level": LEVEL, "recall": recall, "scores": intervals}}
+
+
+def flaws_of(part: SetResult) -> dict[str, str]:
+    """Return the scores that cannot rank queries, by name, with the reason; see `score_flaw`."""
+    flaws = {name: score_flaw(column.query) for name, column in part.scores.items()}
+    return {name: flaw for name, flaw in flaws.items() if flaw}
+
+
+def warnings_of(result: EvaluationResult) -> list[str]:
+    """Return what makes metrics of an evaluation meaningless: flawed scores, a floored κ, equal descriptors.
+
+    Args:
+        result: The evaluation.
+
+    Returns:
+        One message per dataset and problem.
+    """
+    warnings = []
+    for part in result.sets:
+        found = [f"{part.scores[name].label} ({flaw})" for name, flaw in flaws_of(part).items()]
+        if found:
+            warnings.append(
+                f"{part.name}: queries have the same value of {', '.join(found)}. The ECE marked with * says "
+                "nothing: a constant score gets R@K."
+            )
+        kappa = part.query_kappa
+        if kappa is not None and len(kappa) > 1:
+            low, high = np.percentile(kappa, (5, 95))
+            text = f"{part.name}: κ is {low:.3g} to {high:.3g} for 90% of the queries"
+            if float(np.mean(kappa <= 1)) >= TIED:
+                warnings.append(f"{text}, and 1/κ is floored at κ = 1. Train the head longer.")
+            elif score_flaw(kappa):
+                warnings.append(f"{text}, so it carries no information. Train the head longer.")
+        if part.facts.get("coincident"):
+            warnings.append(f"{part.name}: {part.facts['coincident']}")
+    return warnings
 
 
 # Queries appear twice in a resample, which these take for miscalibration: intervals would exceed the value.
@@ -193,6 +244,9 @@ def _mean(parts: Sequence[Metrics]) -> Metrics:
     """Return the mean over datasets, each with the same weight, of the metrics that all of them have."""
     return {
         "queries": sum(each["queries"] for each in parts),
+        "baselines": {
+            name: _mean_of([each["baselines"][name] for each in parts]) for name in parts[0]["baselines"]
+        },
         "recall": _mean_of([each["recall"] for each in parts]),
         "scores": {
             name: _mean_of([each["scores"][name] for each in parts])

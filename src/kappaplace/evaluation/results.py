@@ -374,7 +374,7 @@ def _by_set(file: Path) -> dict[str, pa.Table]:
 
 
 def _set_of(facts: dict[str, Any], queries: pa.Table, matches: pa.Table, references: pa.Table) -> SetResult:
-    n, k, known = facts["queries"], facts["k"], facts["known"]
+    n, k, available = facts["queries"], facts["k"], facts["known"]
 
     def column(name: str, table: pa.Table = queries) -> NDArray[Any]:
         return table[name].combine_chunks().to_numpy(zero_copy_only=False)
@@ -399,21 +399,23 @@ def _set_of(facts: dict[str, Any], queries: pa.Table, matches: pa.Table, referen
         for name, score in facts["scores"].items()
     }
     root = str(facts["facts"].get("root", ""))
-    paths = np.full(facts["references"] if known["images"] else 0, "", np.dtypes.StringDType())
-    if known["images"]:
+    paths = np.full(facts["references"] if available["images"] else 0, "", np.dtypes.StringDType())
+    if available["images"]:
         paths[column("reference", references)] = references["image"].to_pylist()
-    query_paths = queries["image"].to_pylist() if known["images"] else []
+    query_paths = queries["image"].to_pylist() if available["images"] else []
     return SetResult(
         name=facts["name"],
         hits=pairs("hit"),
         matches=Matches(pairs("reference"), pairs("similarity")),
         scores=scores,
-        positives=column("positives") if known["positives"] else None,
-        query_kappa=column("kappa") if known["kappa"] else None,
-        reference_kappa=of_references("kappa") if known["reference_kappa"] else None,
-        query_positions=np.stack([column("x"), column("y")], 1) if known["positions"] else None,
+        positives=column("positives") if available["positives"] else None,
+        query_kappa=column("kappa") if available["kappa"] else None,
+        reference_kappa=of_references("kappa") if available["reference_kappa"] else None,
+        query_positions=np.stack([column("x"), column("y")], 1) if available["positions"] else None,
         reference_positions=(
-            np.stack([of_references("x"), of_references("y")], 1) if known["reference_positions"] else None
+            np.stack([of_references("x"), of_references("y")], 1)
+            if available["reference_positions"]
+            else None
         ),
         query_images=ImageNames(np.array(query_paths, np.dtypes.StringDType()), root),
         reference_images=ImageNames(paths, root),

@@ -18,11 +18,12 @@ from kappaplace.evaluation.inputs import Retrieved, from_descriptors, from_table
 from kappaplace.evaluation.measuring import MEAN, POOLED, RESAMPLES, measure
 from kappaplace.evaluation.own_scores import check_own_score, read_own_score
 from kappaplace.evaluation.results import EvaluationResult, SetResult
-from kappaplace.evaluation.scoring import Fitted, chosen_scores, fit, score_set
+from kappaplace.evaluation.scoring import Fitted, fit, score_set, select_scores
 from kappaplace.metrics import MOST_RESAMPLES
 from kappaplace.models.checkpoint import AnyModel, load_model
 from kappaplace.models.embedding import usable_device
 from kappaplace.models.embedding.store import EmbeddingStore
+from kappaplace.models.place_model import PlaceModel
 from kappaplace.records import to_plain
 from kappaplace.types import Embeddings, Json
 from kappaplace.uncertainty import score_named
@@ -47,9 +48,11 @@ class Choices:
     """Random seed for the bootstrap."""
     fuse: tuple[str, ...] = ()
     """Names of scores to combine."""
+    pool: tuple[str, ...] = ()
+    """Names of the datasets to pool. Default: all."""
 
     def __post_init__(self) -> None:
-        chosen_scores(self.scores)  # so that an unknown name fails before anything is embedded
+        select_scores(self.scores)  # so that an unknown name fails before anything is embedded
         for name in self.fuse:
             score_named(name)
         policies = [each.value for each in NoPositives]
@@ -106,10 +109,12 @@ def evaluate_sets(
         results.append(_score(retrieved, choices, fitted, own))
     if not results:
         raise KappaPlaceError("There is no dataset to evaluate. Pass at least one.")
-    metrics = measure(results, resamples=choices.resamples, seed=choices.seed)
+    metrics = measure(results, resamples=choices.resamples, seed=choices.seed, pooled=choices.pool)
     times = {"started": started.isoformat(timespec="seconds"), "seconds": round(time.monotonic() - clock, 3)}
     policy = "" if choices.policy is None else choices.policy.value
-    options = asdict(choices) | {"policy": policy, "fuse": list(choices.fuse)}
+    options = asdict(choices) | {"policy": policy, "fuse": list(choices.fuse), "pool": list(choices.pool)}
+    if not choices.pool:
+        del options["pool"]
     record = {"version": package_version(), **options, **(facts or {})}
     if fitted is not None and fitted.combination is not None:
         record["fused"] = to_plain(fitted.combination)
@@ -118,7 +123,7 @@ def evaluate_sets(
 
 def fit_on(retrieved: Retrieved, choices: Choices) -> Fitted:
     """Fit probabilities, and the combination of ``choices.fuse``, on a validation set after retrieval."""
-    return fit(retrieved, chosen_scores(choices.scores)[0], choices.fuse)
+    return fit(retrieved, select_scores(choices.scores)[0], choices.fuse)
 
 
 def preprocessing_for(model: AnyModel, table: PlaceImages, resize: Resize) -> Preprocessing:
@@ -137,7 +142,7 @@ def preprocessing_for(model: AnyModel, table: PlaceImages, resize: Resize) -> Pr
 
 
 def _score(retrieved: Retrieved, choices: Choices, fitted: Fitted | None, own: Sequence[Path]) -> SetResult:
-    scores, not_asked = chosen_scores(choices.scores)
+    scores, not_asked = select_scores(choices.scores)
     if fitted is not None and fitted.combined is not None:
         scores = [*scores, fitted.combined]
     return score_set(
@@ -266,12 +271,23 @@ def evaluate_model(
         return from_table(table, _store(model, fingerprint, machine, size), choices.k, title)
 
     fitted: Fitted | None = None
-    facts: dict[str, Json] = {"model": source, "fingerprint": fingerprint, "resize": resize}
+    facts: dict[str, Json] = {
+        "model": source,
+        "fingerprint": fingerprint,
+        "resize": resize,
+        **_encoder(model),
+    }
     if fitting is not None:
         fitted = fit_on(retrieve(fitting), choices)
         facts |= {"fitted on": fitting.name, "fitted on hash": fitting.content_hash}
     sets = (retrieve(PlaceImages.open(each.path, machine.root), each.name) for each in named)
     return evaluate_sets(name or Path(source).name, sets, choices, fitted=fitted, own=own, facts=facts)
+
+
+def _encoder(model: AnyModel) -> dict[str, Json]:
+    """Return backbone and dimension of a model; the backbone of an exported model is unknown."""
+    name = model.architecture.backbone if isinstance(model, PlaceModel) else getattr(model, "name", "")
+    return {"backbone": name, "dim": model.dim}
 
 
 class NamedTable(NamedTuple):

@@ -15,13 +15,15 @@ from kappaplace.data.table import ImageNames, PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.evaluation.inputs import Retrieved
 from kappaplace.evaluation.results import MOST_REFERENCES, ScoreColumns, SetResult, references_to_store
-from kappaplace.metrics import ROUTE_BLOCK, success_at
+from kappaplace.metrics import ROUTE_BLOCK, mean_cosine, success_at
 from kappaplace.retrieval.references import References
 from kappaplace.types import Embeddings, Matches
 from kappaplace.uncertainty import SCORES, available, score_named
 from kappaplace.uncertainty.base import Evidence, Score
 
 FUSED = "fused"
+COINCIDENT, ROUNDING = 0.98, 1e-6
+"""Mean cosine of different references, and difference of cosines, from which descriptors coincide."""
 _PATCHES = "Patch matching needs a second pass over the images. Pass --scores all to include it."
 SLOW = {
     "patches": _PATCHES,
@@ -30,7 +32,7 @@ SLOW = {
 }
 
 
-def chosen_scores(text: str = "") -> tuple[list[Score], dict[str, str]]:
+def select_scores(text: str = "") -> tuple[list[Score], dict[str, str]]:
     """Parse ``--scores``: "all", a comma-separated list, or "" for every score that needs no extra pass.
 
     Args:
@@ -98,7 +100,12 @@ def score_set(
         reference_kappa=_kappa(evidence.references),
         block=block,
         queries=rows,
-        facts={**retrieved.facts, "queries": selection.total, "counted": str(selection)},
+        facts={
+            **retrieved.facts,
+            "queries": selection.total,
+            "counted": str(selection),
+            **_coincident(evidence),
+        },
         **_of_table(retrieved.table, rows, matches.indices),
     )
 
@@ -111,6 +118,24 @@ def _columns(score: Score, evidence: Evidence, calibrations: Mapping[str, Combin
     if score.name == FUSED:  # the score already is a probability
         probability = 1.0 - query
     return ScoreColumns(score.name, score.label, query, match, score.one_sided, probability)
+
+
+def _coincident(evidence: Evidence) -> dict[str, str]:
+    """Return a fact if the descriptors do not tell references apart."""
+    descriptors = evidence.references.descriptors
+    cosine = 0.0
+    if descriptors is not None:
+        cosine = mean_cosine(np.asarray(descriptors[evidence.references.sample()]))
+    similarities = evidence.matches.similarities
+    equal = similarities.shape[1] > 1 and np.median(similarities[:, 0] - similarities[:, -1]) <= ROUNDING
+    if cosine < COINCIDENT and not equal:
+        return {}
+    reason = (
+        f"their mean cosine is {cosine:.3f}" if cosine >= COINCIDENT else "all matches are equally similar"
+    )
+    return {
+        "coincident": f"the descriptors of different references coincide: {reason}. Train the encoder again."
+    }
 
 
 def _finite(values: NDArray[np.floating], name: str) -> NDArray[np.float64]:

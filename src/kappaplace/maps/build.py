@@ -123,9 +123,9 @@ def extend(writer: MapWriter, images: ReferenceList, model: AnyModel, options: A
                     waiting = _write_full(append, waiting, options.segment_rows, pending)
         if waiting:
             append(Rows.join(waiting))
-        pending.clear()
         report.added = blocks.added
         report.unposed = blocks.unposed
+    writer.clean(pending=True)
     if not writer.manifest.count and report.skipped:
         name, reason = report.skipped[0]
         raise KappaPlaceError(
@@ -261,7 +261,7 @@ def build_map(
     manifest = new_manifest(table, record_of(ready, source, options.preprocessing), out.stem, options)
     references, fresh = reference_list(table, options.prefix), not out.exists()
     try:
-        with writer_of(out, create=manifest) as writer:
+        with writer_of(out, create=manifest, resume=True) as writer:
             ready = with_fitted_kappa(out, writer.manifest.model, ready)
             _check_same(out, manifest, writer.manifest)
             keep_model(out, writer.manifest.model, ready)
@@ -293,7 +293,7 @@ def add_images(
     """
     table = as_table(images, options.layout, skip_unreadable=options.on_error == "skip")
     references = reference_list(table, options.prefix)
-    with writer_of(folder) as writer:
+    with writer_of(folder, resume=True) as writer:
         if writer.manifest.model.fingerprint != fingerprint:
             raise KappaPlaceError(f"Another process changed the model of {folder}. Open the map again.")
         return extend(writer, _in_frame(writer, table, options.prefix, references), model, options)

@@ -31,16 +31,18 @@ REEMBED = "reembed"
 
 
 def remove_names(folder: Path, names: Sequence[str]) -> int:
-    """Remove references by name, all of them or none, and return their number."""
+    """Remove references by name, all of them or none, and return the number of those not removed before."""
     with writer_of(folder) as writer:
         unique = list(dict.fromkeys(names))
         references = writer.store.find(unique)
-        if (references < 0).any():
-            missing = unique[int(np.argmax(references < 0))]
+        # A killed command may have removed them before: their rows are on disk until the map is compacted.
+        unknown = np.flatnonzero((references < 0) & (writer.store.with_removed().find(unique) < 0))
+        if len(unknown):
             raise KappaPlaceError(
-                f"The map {folder} has no reference {missing!r} ({int((references < 0).sum()):,} of "
+                f"The map {folder} has no reference {unique[unknown[0]]!r} ({len(unknown):,} of "
                 f"{len(unique):,} names are unknown). Nothing was removed."
             )
+        references = references[references >= 0]
         writer.remove(references)
         writer.clean()
         return len(references)
@@ -148,7 +150,7 @@ def reembed_map(folder: Path, model: AnyModel | str | Path, options: AddOptions)
         if inner.is_dir() and _other_model(inner, record):
             shutil.rmtree(inner)
         sources = stored_references(writer.store)
-        with writer_of(inner, create=draft) as fresh:
+        with writer_of(inner, create=draft, resume=True) as fresh:
             for images in sources:
                 part = extend(fresh, images, ready, options)
                 report.added += part.added

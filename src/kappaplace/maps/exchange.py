@@ -22,8 +22,9 @@ from kappaplace.maps.models import loaded, record_of
 from kappaplace.maps.references import finish
 from kappaplace.maps.store.manifest import MODEL_FOLDER, Manifest, of_this_protocol
 from kappaplace.maps.store.reader import MapStore
-from kappaplace.maps.store.segments import POSE, Blobs, Column, Rows
-from kappaplace.maps.store.verify import UNIT, has_half_positions
+from kappaplace.maps.store.schema import Column, has_half_positions
+from kappaplace.maps.store.segments import POSE, Blobs, Rows
+from kappaplace.maps.store.verify import UNIT
 from kappaplace.maps.store.writer import writer_of
 from kappaplace.models.checkpoint import AnyModel
 from kappaplace.records import from_plain, to_plain

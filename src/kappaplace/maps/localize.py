@@ -287,7 +287,7 @@ def _answers(
     answers = []
     for row, name in enumerate(names):
         reason = judgement.reasons[row] if judgement.reasons else ""
-        known = judgement.probability is not None and not reason
+        valid = judgement.probability is not None and not reason
         inside = None if judgement.inside is None or reason else float(judgement.inside[row])
         agreeing = np.array([decision != Decision.REJECT for decision in decisions[row]])
         answers.append(
@@ -295,7 +295,7 @@ def _answers(
                 query=name,
                 kappa=kappas[row],
                 uncertainty=float(judgement.uncertainty[row]),
-                probability=probabilities[row][0] if known else None,
+                probability=probabilities[row][0] if valid else None,
                 inside=inside,
                 decision=None if judgement.decision is None else judgement.decision[row],
                 in_map=None if inside is None else inside >= SAME_PLACE,

@@ -379,6 +379,7 @@ class OpenMap:
         while True:
             try:
                 self._store = MapStore(self.folder, manifest)
+                self._store.check()
                 break
             except StaleMap:  # another process compacted the map after its manifest was read
                 before, manifest = manifest, read_manifest(self.folder)

@@ -10,23 +10,28 @@ comparison uses a fixed random sample, which gives a lower bound; the manifest r
 
 from __future__ import annotations
 
+import os
 from functools import cached_property
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from torch import Tensor
-
 from kappaplace.data.near import Circle, Near
+from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.store.manifest import Extra
 from kappaplace.maps.store.reader import Indices, MapStore, Selection
+from kappaplace.maps.store.schema import Column
 from kappaplace.maps.store.writer import MapWriter
 from kappaplace.progress import track
 from kappaplace.retrieval import exact
 from kappaplace.retrieval.columns import Columns
 from kappaplace.retrieval.exact import best_outside, of_descriptors, row_moments
 from kappaplace.retrieval.map_search import Search
+from kappaplace.retrieval.patch_codes import LocalFeatures, PatchCodebook
 from kappaplace.retrieval.references import Floats, PatchMaps
 from kappaplace.types import Matches
+
+REEMBED = "kappaplace map reembed {} --patches compact"
 
 
 class _Kappa:
@@ -105,8 +110,38 @@ class MapReferences:
     def images(self, rows: Indices) -> list[str]:
         return [self.store.image_path(row) for row in rows.tolist()]
 
-    def local(self, rows: Indices, kind: str = "patches") -> Tensor:
-        return self.patch_maps(self.images(rows))
+    def local(self, rows: Indices, kind: str = "patches") -> LocalFeatures:
+        """Return the stored patches; compute them from the images for references that have none."""
+        stored, book = self.store.has_patches(rows), self.store.patch_codebook
+        parts, coded, missing = [], rows[stored], rows[~stored]
+        if len(coded):
+            parts.append(self._stored_patches(self.store.gather("patches", coded), book))
+        if len(missing):
+            features = LocalFeatures.of(self.patch_maps(self._image_files(missing)))
+            parts.append(features.within(None if book is None else book.basis))
+        order = np.concatenate([np.flatnonzero(stored), np.flatnonzero(~stored)])
+        return LocalFeatures.join(parts).take(np.argsort(order))
+
+    def _stored_patches(self, values: Column, book: PatchCodebook | None) -> LocalFeatures:
+        if values.ndim == 4:
+            return LocalFeatures.of(torch.from_numpy(values))
+        if book is None or values.shape[1] != book.width:
+            raise KappaPlaceError(
+                f"The patches of the map {self.store.folder} do not fit its codebook. Restore the map from a "
+                f"copy, or run `{REEMBED.format(self.store.folder)}` where the images are."
+            )
+        return book.decode(values)
+
+    def _image_files(self, rows: Indices) -> list[str]:
+        """Return the images of references without stored patches; raise an error if one does not exist."""
+        files = self.images(rows)
+        for row, file in zip(rows.tolist(), files, strict=True):
+            if not os.path.isfile(file):
+                raise KappaPlaceError(
+                    f"The map has no patches of {self.store.name(row)!r}, and its image {file!r} does not "
+                    f"exist. Run `{REEMBED.format(self.store.folder)}` where the images are, or pass rerank=0."
+                )
+        return files
 
     @cached_property
     def _sample(self) -> NDArray[np.float32]:

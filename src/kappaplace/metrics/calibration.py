@@ -48,6 +48,9 @@ class ReliabilityCurve(NamedTuple):
 def clamp_tails(uncertainty: NDArray[np.float64], clamp: Clamp) -> NDArray[np.float64]:
     """Clamp scores to percentiles; clamped scores stay in the end bins, so every query counts.
 
+    If the upper percentile is not above the lower limit, because most scores are equal, the upper side stays
+    open: otherwise the few larger scores would be lost.
+
     Args:
         uncertainty: Scores.
         clamp: Lower and upper percentile; None leaves a side open.
@@ -71,8 +74,8 @@ def reliability_curve(
     A constant score contains no information, so all queries are in the last, least certain bin.
 
     Zoom binning lowers the top edge along the grid until the last bin contains more than 0.1% of the queries,
-    and spreads the bins below the new edge. Queries above it leave the sum but still count in N. If no edge
-    of the grid is low enough, the grid is unchanged; many queries at the lowest score may remain alone.
+    and spreads the bins below the new edge. Queries above it leave the sum but still count in N. The lowest
+    top edge is the first inner edge of the grid, even if the last bin then still contains too few queries.
 
     Args:
         uncertainty: Uncertainty of each query, N; higher means less certain.
@@ -234,7 +237,7 @@ def _limits(ordered: NDArray[np.float64], clamp: Clamp) -> tuple[float, float]:
     lower, upper = clamp
     low = -np.inf if lower is None else _percentile(ordered, lower)
     high = np.inf if upper is None else _percentile(ordered, upper)
-    return low, high
+    return low, high if high > max(low, ordered[0]) else np.inf
 
 
 def _percentile(ordered: NDArray[np.float64], percent: float) -> float:
@@ -268,9 +271,9 @@ def _below(scores: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArray[n
 
 
 def _zoomed(every: NDArray[np.float64], parent: NDArray[np.float64]) -> NDArray[np.float64]:
-    for top in parent[::-1]:
+    for top in parent[:0:-1]:  # without the lowest edge: all bins would be a single point
         edges = np.linspace(parent[0], top, len(parent))
         before, end = _below(every, edges)[-2:]
         if (end - before) * 1000 > ZOOM_PER_MILLE * len(every):
-            return edges
-    return parent
+            break
+    return edges

@@ -13,9 +13,21 @@ from numpy.typing import NDArray
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.metrics.bootstrap import Arrays
+from kappaplace.metrics.calibration import expected_calibration_error
 from kappaplace.metrics.probability import BINS, brier_parts, debiased_ece, equal_mass_ece, log_loss
+from kappaplace.metrics.retrieval import KS, success_at
 from kappaplace.metrics.selective import RISKS, acceptance_curve
 from kappaplace.metrics.smooth import smooth_ece
+
+CONSTANT, PERFECT = "constant score", "perfect ranking"
+ECE_NOTE = (
+    "The order of methods by ECE@K depends on R@K, so compare ECE@K only between methods of similar recall. "
+    "A constant score gets R@K, and a perfect ranking with evenly spread values gets 0.17 to 0.5."
+)
+"""What to know next to every table of ECE@K."""
+TIED = 0.5
+"""Fraction of queries with the same value from which a score is flawed."""
+_SAME = 1e-6  # of the median magnitude: values this close differ by rounding
 
 
 def score_summary(uncertainty: NDArray[np.floating], success: NDArray[np.bool_]) -> dict[str, float]:
@@ -129,3 +141,88 @@ def pooled(metric: Callable[..., float], sets: Sequence[Arrays]) -> float:
     0.75
     """
     return float(metric(*pool(sets).arrays))
+
+
+def tied_fraction(uncertainty: NDArray[np.floating]) -> float:
+    """Compute the largest fraction of queries that have the same value, up to rounding.
+
+    Args:
+        uncertainty: Uncertainty of each query, N.
+
+    Returns:
+        A fraction: 1 for a constant score, 0 for no query.
+
+    >>> tied_fraction(np.array([1.0, 1.0, 1.0, 2.0]))
+    0.75
+    """
+    ordered = np.sort(np.asarray(uncertainty, np.float64))
+    if not len(ordered):
+        return 0.0
+    width = _SAME * float(np.median(np.abs(ordered)))
+    ends = np.searchsorted(ordered, ordered + width, side="right")
+    return float((ends - np.arange(len(ordered))).max() / len(ordered))
+
+
+def score_flaw(uncertainty: NDArray[np.floating]) -> str:
+    """Return why a score cannot rank queries; an empty text if it can.
+
+    ECE@K does not detect this: a constant score gets R@K, which can be lower than the ECE of a good score.
+
+    Args:
+        uncertainty: Uncertainty of each query, N.
+
+    Returns:
+        "constant", or such as "63% tied" if this many queries have the same value.
+
+    >>> score_flaw(np.array([0.1, 0.2, 0.3])), score_flaw(np.ones(3)), score_flaw(np.array([1, 1, 1, 2.0]))
+    ('', 'constant', '75% tied')
+    """
+    tied = tied_fraction(uncertainty) if len(uncertainty) > 1 else 0.0
+    return "" if tied < TIED else "constant" if tied == 1 else f"{tied:.0%} tied"
+
+
+def mean_cosine(descriptors: NDArray[np.floating]) -> float:
+    """Compute the mean cosine over all pairs of different images.
+
+    Args:
+        descriptors: Unit descriptors, N×d.
+
+    Returns:
+        The mean. 0 if there are fewer than two images.
+
+    >>> mean_cosine(np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])).__round__(3)
+    0.333
+    """
+    count = len(descriptors)
+    if count < 2:
+        return 0.0
+    total = np.asarray(descriptors).sum(axis=0, dtype=np.float64)
+    return float((total @ total - count) / (count * (count - 1)))
+
+
+def reference_metrics(hits: NDArray[np.bool_]) -> dict[str, dict[str, float]]:
+    """Compute the metrics that a constant score and a perfect ranking would get on the same retrieval.
+
+    The perfect ranking sorts the queries by the rank of their first positive, and spreads them evenly.
+
+    Args:
+        hits: Whether each match is a positive, N×K booleans, best match first.
+
+    Returns:
+        ECE@K and the metrics of `score_summary`, for "constant score" and "perfect ranking".
+
+    >>> rows = reference_metrics(np.array([[True], [False]]))
+    >>> rows["constant score"]["ECE@1"], rows["perfect ranking"]["AUROC"]
+    (0.5, 1.0)
+    """
+    first = np.where(hits.any(axis=1), hits.argmax(axis=1), hits.shape[1])
+    order = np.empty(len(hits))
+    order[np.argsort(first, kind="stable")] = np.arange(len(hits))
+    success = {k: success_at(hits, k) for k in KS if k <= hits.shape[1]}
+    return {
+        name: {
+            **{f"ECE@{k}": expected_calibration_error(values, each) for k, each in success.items()},
+            **score_summary(values, success[1]),
+        }
+        for name, values in ((CONSTANT, np.zeros(len(hits))), (PERFECT, order))
+    }

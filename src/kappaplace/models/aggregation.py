@@ -74,3 +74,15 @@ class Aggregation(nn.Module):
 
     def forward(self, normalized: Tensor) -> Tensor:
         return self.from_pooled(self.gem(normalized))
+
+
+class PlainAggregation(nn.Module):
+    """GeM of the map itself, without normalization of channels and without a projection, as in STUN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gem = GeM()
+
+    def from_pooled(self, pooled: Tensor) -> Tensor:
+        """Return the descriptor before its normalization."""
+        return pooled

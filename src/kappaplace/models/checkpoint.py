@@ -117,6 +117,7 @@ def load_model(
     *,
     dim: int | None = None,
     backbone: str | None = None,
+    head: str | None = None,
     encoder: nn.Module | None = None,
 ) -> AnyModel:
     """Load a model for inference.
@@ -127,6 +128,8 @@ def load_model(
         dim: Expected dimension of the descriptor. Default: any.
         backbone: Backbone of a weights file of another project, if it cannot be detected (``resnet50_v1`` has
             the same weights as ``resnet50``).
+        head: Head of a weights file of another project, if its keys allow several; the message names them.
+            ``none`` omits the head.
         encoder: The encoder that a saved `FrozenEncoder` belongs to.
 
     Returns:
@@ -143,11 +146,11 @@ def load_model(
     # The name of a shipped model has priority over a folder of this name; pass ./NAME for the folder.
     path = shipped_folder(source) if isinstance(source, str) and is_shipped(source) else Path(source)
     if path.is_file() and kind_of(path) is None:
-        return load_foreign(path, dim=dim, backbone=backbone)
-    if backbone is not None:
+        return load_foreign(path, dim=dim, backbone=backbone, head=head)
+    if backbone is not None or head is not None:
         raise KappaPlaceError(
-            f"backbone is only for weights files of other projects, but '{source}' specifies its own. Omit "
-            "it."
+            f"{'head' if backbone is None else 'backbone'} is only for weights files of other projects, but "
+            f"'{source}' specifies its own. Omit it."
         )
     if path.is_file():
         exported = load_exported(path)

@@ -233,7 +233,13 @@ class ExportRecord:
 
 
 class ExportedModel(EncoderModule):
-    """An exported model on the CPU, with the same forward, ``embed`` and ``patch_maps`` as a `PlaceModel`."""
+    """An exported model on the CPU, with the same forward, ``embed`` and ``patch_maps`` as a `PlaceModel`.
+
+    Args:
+        runtime: The file, opened by its runtime.
+        record: What the file contains besides the graph.
+        file: Path of the file.
+    """
 
     head: None = None  # the head is part of the graph
 

@@ -37,6 +37,10 @@ HeadName = Literal[
     "layers-mlp",
     "linear",
     "variance",
+    "variance-linear",
+    "variance-each",
+    "variance-each-aggregation",
+    "variance-each-linear",
     "stun",
     "dropout",
     "none",
@@ -45,7 +49,7 @@ Spread = Literal["kappa", "variance", "log-variance"]
 
 
 def positive(x: Tensor) -> Tensor:
-    """Apply Softplus and add the floor, so that κ > 0; B×1 → B."""
+    """Apply Softplus and add the floor, so that κ > 0; B×1 → B, B×d → B×d."""
     x = x.squeeze(-1)
     return F.softplus(x if x.dtype == torch.float64 else x.float()).add_(KAPPA_FLOOR)
 
@@ -229,6 +233,38 @@ class VarianceHead(MirroredKappaHead):
     spread: Spread = "variance"
 
 
+class LinearVarianceHead(LinearKappaHead):
+    """The variance of a Gaussian from the descriptor before its normalization."""
+
+    spread: Spread = "variance"
+
+
+class EachVarianceHead(Head):
+    """The variance of every dimension of a Gaussian, as in the GNLL ablations of the authors' release.
+
+    Args:
+        channels: Channels of the feature map. 0: the head reads the descriptor before its normalization.
+        dim: Dimension of the descriptor.
+        linear: Whether there is a Linear(d, d) before the Softplus.
+    """
+
+    spread: Spread = "variance"
+
+    def __init__(self, channels: int, dim: int, linear: bool) -> None:
+        super().__init__()
+        self.aggregation = Aggregation(channels, dim) if channels else None
+        self.last = nn.Linear(dim, dim) if linear else None
+
+    def reduce(self, normalized: Tensor, pooled: Tensor, raw: Tensor, stages: Tensor | None = None) -> Tensor:
+        return raw if self.aggregation is None else self.aggregation.gem(normalized)
+
+    def from_reduced(self, reduced: Tensor) -> Tensor:
+        parts = [None if self.aggregation is None else self.aggregation.project, self.last]
+        for layer in parts:
+            reduced = reduced if layer is None else exact_linear(layer, reduced)
+        return positive(reduced)
+
+
 class StunHead(Head):
     """The student of STUN: one sigmoid output s per dimension; the variance is exp(s)."""
 
@@ -305,6 +341,10 @@ def build_head(name: HeadName, channels: int, dim: int, statistics: int = 0) -> 
         "layers-mlp": lambda: LayersKappaHead(channels, statistics, hidden=64),
         "linear": lambda: LinearKappaHead(dim),
         "variance": lambda: VarianceHead(channels, dim),
+        "variance-linear": lambda: LinearVarianceHead(dim),
+        "variance-each": lambda: EachVarianceHead(channels, dim, linear=True),
+        "variance-each-aggregation": lambda: EachVarianceHead(channels, dim, linear=False),
+        "variance-each-linear": lambda: EachVarianceHead(0, dim, linear=True),
         "stun": lambda: StunHead(dim),
         "dropout": lambda: DropoutHead(channels),
         "none": lambda: None,

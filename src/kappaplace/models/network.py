@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
-from kappaplace.models.aggregation import Aggregation, normalize_channels
+from kappaplace.models.aggregation import Aggregation, PlainAggregation, normalize_channels
 from kappaplace.models.backbones import backbone_spec, build_backbone
 from kappaplace.models.embedding import check_images
 from kappaplace.models.encoder import EncoderModule
@@ -64,7 +64,11 @@ class Network(EncoderModule):
         self.architecture = architecture
         self.preprocessing = preprocessing or default_preprocessing(architecture.backbone)
         self.backbone = build_backbone(architecture.backbone)
-        self.aggregation = Aggregation(spec.channels, architecture.dim)
+        self.aggregation: Aggregation | PlainAggregation = Aggregation(spec.channels, architecture.dim)
+        if spec.plain:
+            if architecture.dim != spec.channels:
+                raise KappaPlaceError(f"dim must be {spec.channels} for {spec.name}, got {architecture.dim}.")
+            self.aggregation = PlainAggregation()
         self.head = self.new_head(architecture.head)
 
     @property
@@ -103,7 +107,7 @@ class Network(EncoderModule):
 
     def _features(self, last: Tensor, maps: list[Tensor]) -> Features:
         stages = stage_statistics(maps) if isinstance(self.head, LayersKappaHead) else None
-        normalized = normalize_channels(last)
+        normalized = normalize_channels(last) if isinstance(self.aggregation, Aggregation) else last
         pooled = self.aggregation.gem(normalized)
         if isinstance(self.head, DropoutHead):
             pooled = self.head.drop(pooled)
@@ -203,8 +207,8 @@ def with_spread(descriptor: Tensor, head: nn.Module | None, spread: Tensor | Non
         return Embeddings(descriptor)
     if head.spread == "kappa":
         return Embeddings(descriptor, spread)
-    variance = spread.float().exp().mean(-1) if head.spread == "log-variance" else spread
-    return Embeddings(descriptor, variance=variance)
+    variance = spread.float().exp() if head.spread == "log-variance" else spread
+    return Embeddings(descriptor, variance=variance.mean(-1) if variance.ndim == 2 else variance)
 
 
 def default_preprocessing(backbone: str) -> Preprocessing:

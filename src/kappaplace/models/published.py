@@ -3,12 +3,14 @@
 The checksum of a file is recorded at its first download and verified at every use, so a damaged or replaced
 file is detected; the first download is trusted.
 
-Weights files have one of three layouts. Only tensors are read (``weights_only``), never code:
+Weights files have one of four layouts. Only tensors and numbers are read (``weights_only``), never code:
 
-* published files of CosPlace and EigenPlaces: ``backbone.N…``, ``aggregation.1.p``, ``aggregation.3.weight``;
-* the release of the KappaPlace authors: the same under ``model_state_dict``, with ``var_head.*`` and
-  ``classifiers_state_dict``;
+* files of CosPlace and EigenPlaces: ``backbone.N…``, ``aggregation.1.p``, ``aggregation.3.weight``;
+* the release of the KappaPlace authors: the same with ``var_head.*``, and with ``classifiers_state_dict``;
+* STUN's teacher and student: ``backbone.N…``, ``backbone.8.p``, ``var_head.0.weight``;
 * plain torchvision ResNets: ``conv1.weight``, ``layer1.0…``, with or without ``fc``.
+
+Each can be a state dict, or a training checkpoint with one under ``model_state_dict`` or ``state_dict``.
 """
 
 from __future__ import annotations
@@ -17,13 +19,14 @@ import os
 import pickle
 import re
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 from urllib.error import URLError
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
@@ -233,6 +236,17 @@ State = dict[str, Tensor]
 # Position of each child of a torchvision ResNet in CosPlace's Sequential.
 _RESNET_CHILDREN = {"0": "conv1", "1": "bn1", "4": "layer1", "5": "layer2", "6": "layer3", "7": "layer4"}
 _BLOCKS_IN_LAYER3 = {6: "resnet50", 23: "resnet101", 36: "resnet152"}
+_EFFICIENTNETS = {1408: 2, 1536: 3, 1792: 4, 2048: 5, 2304: 6, 2560: 7}  # number by channels
+_WRAPPERS = ("model_state_dict", "state_dict", "model")
+_PREFIX = re.compile(r"^(?:(?:module|model|_orig_mod)\.)+")  # of several processes, wrappers, torch.compile
+_SCALAR: Any = np.float64().__reduce__()[0]
+# NumPy numbers, which training checkpoints of CosPlace contain; the first name is that of NumPy 1.
+_NUMBERS = [
+    (_SCALAR, "numpy.core.multiarray.scalar"),
+    (_SCALAR, "numpy._core.multiarray.scalar"),
+    np.dtype,
+    *{type(np.dtype(code)) for code in "?bhilqBHILQefd"},
+]
 
 
 def read_tensors(file: str | Path) -> Any:
@@ -241,7 +255,8 @@ def read_tensors(file: str | Path) -> Any:
     try:
         if file.suffix == ".safetensors":
             return load_file(file)
-        return torch.load(file, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals(_NUMBERS):
+            return torch.load(file, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise KappaPlaceError(f"No weights file at {file}. Check the path.") from None
     except pickle.UnpicklingError:
@@ -254,7 +269,9 @@ def read_tensors(file: str | Path) -> Any:
         raise KappaPlaceError(f"The weights file {file} cannot be read: {reason}.") from None
 
 
-def load_foreign(file: str | Path, *, dim: int | None = None, backbone: str | None = None) -> PlaceModel:
+def load_foreign(
+    file: str | Path, *, dim: int | None = None, backbone: str | None = None, head: str | None = None
+) -> PlaceModel:
     """Load a weights file of another project; its keys determine the layout.
 
     Args:
@@ -262,23 +279,32 @@ def load_foreign(file: str | Path, *, dim: int | None = None, backbone: str | No
         dim: Expected dimension of the descriptor. For a torchvision ResNet, which has no aggregation, the
             dimension of a new one (default: 512).
         backbone: Name of the backbone. Default: detected; variants with other strides have the same weights.
+        head: Name of the head, if the keys allow several; ``none`` omits it. Default: detected.
 
     Returns:
         The model in evaluation mode.
+
+    Raises:
+        KappaPlaceError: If the layout is unknown, or the keys allow several heads and ``head`` is missing.
     """
     content = read_tensors(file)
-    release = isinstance(content, dict) and "model_state_dict" in content
-    state: State = content["model_state_dict"] if release else content
+    state: State = content
+    for wrapper in _WRAPPERS:
+        if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
+            state = content[wrapper]
+            break
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise KappaPlaceError(f"The layout of {file} is unknown: it is not a state dict of tensors.")
-    state = {re.sub(r"^module\.", "", key): value for key, value in state.items()}
+    state = {_PREFIX.sub("", key): value for key, value in state.items()}
     if "aggregation.3.weight" in state:
-        return _from_cosplace(state, str(file), dim, backbone)
+        return _from_cosplace(state, str(file), dim, backbone, head)
+    if "backbone.8.p" in state:
+        return _from_stun(state, str(file), dim, head)
     if "conv1.weight" in state and "layer1.0.conv1.weight" in state:
         return _from_torchvision(state, str(file), dim or 512, backbone)
     raise KappaPlaceError(
         f"The layout of {file} is unknown (first key: '{next(iter(state), 'none')}'). Use a file of "
-        "CosPlace, of the KappaPlace authors or a torchvision ResNet, or wrap the model with "
+        "CosPlace, STUN or the KappaPlace authors or a torchvision ResNet, or wrap the model with "
         "kappaplace.FrozenEncoder."
     )
 
@@ -296,11 +322,13 @@ def read_prototypes(file: str | Path) -> list[Tensor]:
     return [torch.nn.functional.normalize(matrix.float(), dim=1) for matrix in matrices]
 
 
-def _from_cosplace(state: State, source: str, dim: int | None, name: str | None) -> PlaceModel:
+def _from_cosplace(
+    state: State, source: str, dim: int | None, name: str | None, head_name: str | None
+) -> PlaceModel:
     own_dim = state["aggregation.3.weight"].shape[0]
     check_dim(own_dim, dim, source)
     backbone = _sequential_backbone(state)
-    head, head_state = _head(state, own_dim, source)
+    head, head_state = _head(state, own_dim, source, head_name)
     own = {f"backbone.{key}": value for key, value in backbone.items()}
     own["aggregation.gem.p"] = _tensor(state, "aggregation.1.p", source).reshape(1)
     own["aggregation.project.weight"] = state["aggregation.3.weight"]
@@ -313,11 +341,25 @@ def _from_cosplace(state: State, source: str, dim: int | None, name: str | None)
     return model.eval()
 
 
+def _from_stun(state: State, source: str, dim: int | None, head: str | None) -> PlaceModel:
+    """Load STUN's teacher or student: GeM of a ResNet-50 without a projection, for images of 200 × 200."""
+    check_dim(2048, dim, source)
+    own = {"aggregation.gem.p": state["backbone.8.p"].reshape(1)}
+    backbone = _sequential_backbone({key: value for key, value in state.items() if key != "backbone.8.p"})
+    name, head_state = _head(state, 2048, source, head or "stun")
+    model = PlaceModel(Architecture("resnet50_gem", 2048, name), Preprocessing(200, "exact"))
+    own |= {f"backbone.{key}": value for key, value in backbone.items()}
+    load_state(model, {**own, **head_state}, source)
+    return model.eval()
+
+
 def _sequential_backbone(state: State) -> State:
     """Restore the names of a torchvision model's children, which CosPlace numbers."""
     numbered = {key[len("backbone.") :]: value for key, value in state.items() if key.startswith("backbone.")}
     if "0.bias" in numbered:  # VGG's convolutions have biases, a ResNet's stem has none
         return {f"features.{key}": value for key, value in numbered.items()}
+    if "0.0.0.weight" in numbered:  # of an EfficientNet, the only child is "features"
+        return {f"features.{key[2:]}": value for key, value in numbered.items()}
     renamed: State = {}
     for key, value in numbered.items():
         child, _, rest = key.partition(".")
@@ -326,6 +368,10 @@ def _sequential_backbone(state: State) -> State:
 
 
 def _name_of(backbone: State, source: str) -> str:
+    if "features.0.0.weight" in backbone:
+        channels = len(_tensor(backbone, "features.8.0.weight", source))
+        small = 1 if "features.1.1.block.0.0.weight" in backbone else 0  # B0 and B1 have the same channels
+        return f"torchvision_efficientnet_b{_EFFICIENTNETS.get(channels, small)}"
     if any(key.startswith("features.") for key in backbone):
         return "vgg16"
     if "layer1.0.conv3.weight" not in backbone:
@@ -337,25 +383,51 @@ def _name_of(backbone: State, source: str) -> str:
         raise KappaPlaceError(f"The checkpoint {source} contains a ResNet of unknown depth.") from None
 
 
-def _head(state: State, dim: int, source: str) -> tuple[HeadName, State]:
+# Heads of the release by whether there is an aggregation, and whether Linear(d, 1) or Linear(d, d) follows
+# (1, 2; 0: neither). Where there are two, keys and shapes are the same, and only loss or activation differ.
+_HEADS: dict[tuple[bool, int], tuple[HeadName, ...]] = {
+    (True, 0): ("variance-each-aggregation",),
+    (True, 1): ("mirrored", "variance"),
+    (True, 2): ("variance-each",),
+    (False, 1): ("linear", "variance-linear"),
+    (False, 2): ("stun", "variance-each-linear"),
+}
+
+
+def _head(state: State, dim: int, source: str, name: str | None) -> tuple[HeadName, State]:
     """Detect a head by the shapes under ``var_head``; its numbering differs between versions."""
     part = {key: value for key, value in state.items() if key.startswith("var_head.")}
-    if not part:
+    if not part or name == "none":
         return "none", {}
     weights = [key for key, value in part.items() if value.ndim == 2]
     shapes = [tuple(part[key].shape) for key in weights]
-    if shapes == [(1, dim)]:
-        return "linear", _linear(part, weights[0], "head.last", source)
-    if shapes == [(dim, dim)]:
-        return "stun", _linear(part, weights[0], "head.last", source)
     exponents = [key for key in part if key.endswith(".p")]
-    if len(shapes) == 2 and shapes[1] == (1, dim) and shapes[0][0] == dim and len(exponents) == 1:
-        return "mirrored", {
-            "head.aggregation.gem.p": part[exponents[0]].reshape(1),
-            **_linear(part, weights[0], "head.aggregation.project", source),
-            **_linear(part, weights[1], "head.last", source),
-        }
-    raise KappaPlaceError(f"The checkpoint {source} has an unknown uncertainty head with weights {shapes}.")
+    rest = tuple(shapes[bool(exponents) :])
+    layer = {(): 0, ((1, dim),): 1, ((dim, dim),): 2}.get(rest, -1)
+    names = _HEADS.get((bool(exponents), layer))
+    # GeM comes second in an aggregation; in the release's "mlp", which is not read, it comes first.
+    if names is None or (exponents and not (shapes[0][0] == dim and exponents[0].endswith(".1.p"))):
+        raise KappaPlaceError(
+            f"The checkpoint {source} has an unknown uncertainty head with weights {shapes}."
+        )
+    own = _linear(part, weights[-1], "head.last", source) if rest else {}
+    if exponents:
+        own["head.aggregation.gem.p"] = part[exponents[0]].reshape(1)
+        own |= _linear(part, weights[0], "head.aggregation.project", source)
+    return _named(names, name, source), own
+
+
+def _named(names: Sequence[str], name: str | None, source: str) -> HeadName:
+    """Return the head of a file out of those that its keys allow."""
+    if name is None and len(names) == 1:
+        return names[0]  # type: ignore[return-value]
+    if name not in names:
+        raise KappaPlaceError(
+            f"The keys of {source} allow the heads {' and '.join(map(repr, names))}, and head is {name!r}. "
+            "Pass the one it was trained as: load_model(file, head=…), or model.start_head for training; "
+            "save_model then records it."
+        )
+    return name  # type: ignore[return-value]
 
 
 def _linear(part: State, weight: str, target: str, source: str) -> State:

@@ -94,11 +94,15 @@ def _verdict(files: Artifacts, group: Group, result: EvaluationResult) -> list[s
     """Return the tables and figures of all queries together."""
     if not group.scores:
         return [html.paragraph("No score could be computed on every dataset.")]
-    pieces = score_pieces(files, group)
+    from kappaplace.evaluation import flaws_of, warnings_of  # on call: it loads torch
+
+    pieces = [html.paragraph(f"Warning: {text}") for text in warnings_of(result)]
+    pieces += score_pieces(files, group)
     several = len(result.sets) > 1
     if several and result.metrics.get("mean"):
         labels = {name: column.label for name, column in group.scores.items()}
-        pieces.append(files.table("scores-mean", mean_table(result.metrics["mean"], labels)))
+        flaws = {name for part in result.sets for name in flaws_of(part)}
+        pieces.append(files.table("scores-mean", mean_table(result.metrics["mean"], labels, flaws)))
     figures = [groups.ece_bars(files, group), groups.risk_coverage(files, group)]
     if several:  # a single dataset has them in its own chapter
         figures += [groups.reliability(files, group), groups.histograms(files, group)]

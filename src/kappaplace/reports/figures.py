@@ -95,17 +95,12 @@ def line_style(position: int) -> dict[str, str]:
 
 @styled
 def reliability_figure(
-    curves: Mapping[str, ReliabilityCurve],
-    errors: Mapping[str, float],
-    k: int,
-    columns: int | None = None,
+    curves: Mapping[str, Mapping[int, ReliabilityCurve]], columns: int | None = None
 ) -> Figure:
-    """Draw one reliability curve per score: observed success against the expected success of each bin.
+    """Draw one plot per score: observed success at each K against the expected success of each bin.
 
     Args:
-        curves: Curve of each score.
-        errors: ECE@K of each score.
-        k: The K.
+        curves: Curve of each score at each K.
         columns: Number of plots per row, with the counts below the bars. Default: all plots in one row,
             without counts.
 
@@ -116,23 +111,26 @@ def reliability_figure(
         figure, axes, starts = panels(len(curves), len(curves), 2.6, 3.2, sharey=True)
     else:
         figure, axes, starts = panels(len(curves), columns, WIDTH / columns, 2.1, sharey=True)
-    for position, (axis, (label, curve)) in enumerate(zip(axes, curves.items(), strict=True)):
+    for axis, (label, by_k) in zip(axes, curves.items(), strict=True):
+        curve = next(iter(by_k.values()))  # the bins are those of the score, the same at each K
         bins = np.arange(1, len(curve.counts) + 1)
         fractions = curve.counts / curve.counts.sum()
         axis.bar(bins, fractions, color="#bbbbbb", width=0.9, label="fraction of queries")
         axis.plot(bins, curve.expected, "--", color="#666666", label="expected")
-        color = COLOURS[position % len(COLOURS)]
-        # Empty bins are NaN and interrupt the line: nothing was observed there.
-        axis.plot(bins, curve.observed, "o-", color=color, label="observed")
-        title = f"{plain(label)}{': ' if columns is None else chr(10)}ECE@{k} {errors[label]:.3f}"
+        for (k, each), color, marker in zip(by_k.items(), COLOURS, "os^", strict=False):
+            # Empty bins are NaN and interrupt the line: nothing was observed there.
+            axis.plot(bins, each.observed, f"{marker}-", ms=4, color=color, label=f"R@{k}")
+        errors = ", ".join(f"{each.error:.3f}" for each in by_k.values())
+        names = "/".join(map(str, by_k))
+        title = f"{plain(label)}{': ' if columns is None else chr(10)}ECE@{names} {errors}"
         axis.set(title=title, xlabel="bin, certain → uncertain", ylim=(0, 1.04))
         axis.set_xticks(bins[::3])
         if columns is not None:
-            axis.title.set_fontsize(8)
+            axis.title.set_fontsize(7.5)
             axis.xaxis.label.set_fontsize(8)
             _counts_below(axis, bins, curve.counts)
     for axis in starts:
-        axis.set_ylabel(f"R@{k}")
+        axis.set_ylabel("recall")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
     return figure
 

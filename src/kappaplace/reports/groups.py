@@ -23,7 +23,9 @@ from kappaplace.metrics import (
     pool,
     probability_summary,
     recall_at,
+    reference_metrics,
     reliability_curve,
+    score_flaw,
     score_summary,
     success_at,
 )
@@ -93,9 +95,15 @@ class Group:
         return {name: self._values(name) for name in self.scores}
 
     @cached_property
-    def constant_score(self) -> dict[str, float]:
-        """Metrics of a constant score, the baseline for every score."""
-        return score_summary(np.zeros(len(self.success)), self.success)
+    def baselines(self) -> dict[str, dict[str, float]]:
+        """Metrics of a constant score and of a perfect ranking, the limits for every score."""
+        return reference_metrics(self.hits)
+
+    @cached_property
+    def flaws(self) -> dict[str, str]:
+        """Why a score cannot rank queries, by name; scores without a flaw are missing."""
+        flaws = {name: score_flaw(column.query) for name, column in self.scores.items()}
+        return {name: flaw for name, flaw in flaws.items() if flaw}
 
     def interval(self, score: str, metric: str) -> Sequence[float] | None:
         """Return the bootstrap interval of a metric, if the evaluation has one."""
@@ -148,17 +156,22 @@ def group_of(result: EvaluationResult, part: SetResult) -> Group:
 
 
 def pooled_group(result: EvaluationResult) -> Group | None:
-    """Return all queries with the scores that every dataset has; None if there is only one dataset."""
+    """Return the queries of all datasets, or of those that the evaluation pools, with their common scores.
+
+    None if there is only one dataset.
+    """
     if len(result.sets) < 2:
         return None
-    parts = [group_of(result, part) for part in result.sets]
+    names = result.facts.get("pool") or [part.name for part in result.sets]
+    parts = [group_of(result, part) for part in result.sets if part.name in names]
     k = min(part.hits.shape[1] for part in parts)
     columns = {}
     for name in parts[0].scores:
         if all(name in part.scores for part in parts):
             columns[name] = _joined([part.scores[name] for part in parts], k)
     hits = pool([(part.hits[:, :k],) for part in parts]).arrays[0]
-    return Group(POOLED, "all datasets pooled", hits, columns, result.metrics.get(POOLED) or {})
+    title = "all datasets pooled" if len(parts) == len(result.sets) else f"pooled: {', '.join(names)}"
+    return Group(POOLED, title, hits, columns, result.metrics.get(POOLED) or {})
 
 
 def _joined(columns: list[Column], k: int) -> Column:
@@ -196,10 +209,12 @@ def risk_coverage(files: Artifacts, group: Group) -> str:
 
 
 def reliability(files: Artifacts, group: Group) -> str:
-    """Write the reliability curves, one plot per score."""
-    curves = {column.label: group.reliability(name) for name, column in group.scores.items()}
-    errors = {column.label: group.values[name]["ECE@1"] for name, column in group.scores.items()}
-    figure = reliability_figure(curves, errors, 1, columns=min(2, len(curves)))
+    """Write the reliability curves at every K, one plot per score."""
+    curves = {
+        column.label: {k: group.reliability(name, k) for k in group.ks}
+        for name, column in group.scores.items()
+    }
+    figure = reliability_figure(curves, columns=min(2, len(curves)))
     alternative = f"Reliability curves of {', '.join(curves)}, {group.title}"
     return files.figure(f"reliability-{group.name}", figure, alternative, how_to_read.RELIABILITY)
 

@@ -27,6 +27,9 @@ def page(title: str, lead: str, sections: Sequence[str]) -> str:
         title: Title of the page.
         lead: Text below the title.
         sections: HTML of the content, from the functions below.
+
+    Returns:
+        The whole page.
     """
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -75,6 +78,9 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, words: bool =
         header: Column names.
         rows: Text of the cells, row by row.
         words: Whether the cells contain text instead of numbers.
+
+    Returns:
+        HTML of the table.
     """
     top = "".join(f'<th scope="col">{html.escape(cell)}</th>' for cell in header)
     body = "".join(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from kappaplace.metrics import ECE_NOTE
 from kappaplace.reports.groups import NAN, Group, Metrics
 from kappaplace.reports.tables import MISSING, Cell, Table, interval, mark_best, number
 
@@ -51,18 +52,22 @@ def retrieval_table(result: EvaluationResult, groups: Sequence[Group]) -> Table:
 
 
 def score_table(group: Group) -> Table:
-    """Return the calibration and ranking metrics of every score; the last row is a constant score."""
+    """Return the metrics of every score; the last rows are a constant score and a perfect ranking."""
     metrics = [*(f"ECE@{k}" for k in group.ks), *RANKING]
-    constant = tuple(Cell(number(group.constant_score.get(name))) for name in metrics)
-    table = _metrics_table(group, metrics, list(group.scores), f"Scores, {group.title}.")
-    return Table(table.header, (*table.rows, (Cell("constant score"), *constant)), table.caption)
+    limits = tuple(
+        (Cell(name), *(Cell(number(values.get(metric))) for metric in metrics))
+        for name, values in group.baselines.items()
+    )
+    table = _metrics_table(group, metrics, list(group.scores), f"Scores, {group.title}. {ECE_NOTE}")
+    return Table(table.header, (*table.rows, *limits), table.caption)
 
 
 def match_table(group: Group) -> Table | None:
     """Return the calibration of the K·N pairs of a query and a match; None if no score evaluates pairs."""
     scores = [name for name, column in group.scores.items() if column.match is not None]
     metrics = [f"match ECE@{k}" for k in group.ks]
-    return _metrics_table(group, metrics, scores, f"Match level, {group.title}.") if scores else None
+    caption = f"Match level, {group.title}. {ECE_NOTE}"
+    return _metrics_table(group, metrics, scores, caption) if scores else None
 
 
 def probability_table(group: Group) -> Table | None:
@@ -71,8 +76,14 @@ def probability_table(group: Group) -> Table | None:
     return _metrics_table(group, PROBABILITY, scores, f"Probabilities, {group.title}.") if scores else None
 
 
-def mean_table(mean: Metrics, labels: Mapping[str, str]) -> Table:
-    """Return the unweighted mean over datasets, as the evaluation measured it."""
+def mean_table(mean: Metrics, labels: Mapping[str, str], flaws: Collection[str] = ()) -> Table:
+    """Return the unweighted mean over datasets, as the evaluation measured it.
+
+    Args:
+        mean: Metrics of the mean.
+        labels: Names of the scores in tables.
+        flaws: Scores that cannot rank the queries of some dataset.
+    """
     scores = {name: values for name, values in (mean.get("scores") or {}).items() if name in labels}
     metrics = [
         name for name in ("ECE@1", "ECE@5", "ECE@10", *RANKING) if any(name in v for v in scores.values())
@@ -80,10 +91,13 @@ def mean_table(mean: Metrics, labels: Mapping[str, str]) -> Table:
     columns = []
     for name in metrics:
         values = [_float(row.get(name)) for row in scores.values()]
-        best = mark_best(values, name in LARGER_IS_BETTER)
-        columns.append([Cell(number(v), best=b) for v, b in zip(values, best, strict=True)])
-    rows = tuple(zip([Cell(labels[name]) for name in scores], *columns, strict=True))
-    return Table(("score", *map(_arrow, metrics)), rows, "Scores, unweighted mean over datasets.")
+        marks = [_is_ece(name) and score in flaws for score in scores]
+        columns.append(_column(values, marks, name))
+    rows = [list(row) for row in zip([Cell(labels[name]) for name in scores], *columns, strict=True)]
+    for name, baseline in (mean.get("baselines") or {}).items():
+        rows.append([Cell(name), *(Cell(number(_float(baseline.get(metric)))) for metric in metrics)])
+    caption = f"Scores, unweighted mean over datasets. {ECE_NOTE}{_STARS if flaws else ''}"
+    return Table(("score", *map(_arrow, metrics)), tuple(map(tuple, rows)), caption)
 
 
 def left_out_table(result: EvaluationResult) -> Table | None:
@@ -112,25 +126,45 @@ def comparison_table(runs: Mapping[str, Group], title: str) -> Table:
         columns = []
         for metric in ("R@1", *metrics):
             values = [_of(group, name, metric) for group in having.values()]
-            limits = [_limits(group, name, metric) for group in having.values()]
-            marks = mark_best(values, metric in LARGER_IS_BETTER)
-            columns.append(
-                [Cell(number(v), interval(i), b) for v, i, b in zip(values, limits, marks, strict=True)]
-            )
+            marks = [_is_ece(metric) and name in group.flaws for group in having.values()]
+            small = [interval(_limits(group, name, metric)) for group in having.values()]
+            columns.append(_column(values, marks, metric, small))
         for run, *cells in zip(having, *columns, strict=True):
             rows.append((Cell(label), Cell(run), *cells))
-    return Table(("score", "run", *map(_arrow, ["R@1", *metrics])), tuple(rows), f"Comparison, {title}.")
+    stars = _STARS if any(group.flaws for group in runs.values()) else ""
+    caption = f"Comparison, {title}. {ECE_NOTE}{stars}"
+    return Table(("score", "run", *map(_arrow, ["R@1", *metrics])), tuple(rows), caption)
 
 
 def _metrics_table(group: Group, metrics: Sequence[str], scores: Sequence[str], caption: str) -> Table:
     columns = []
     for metric in metrics:
         values = [group.values[name].get(metric, NAN) for name in scores]
-        best = mark_best(values, metric in LARGER_IS_BETTER)
+        marks = [_is_ece(metric) and name in group.flaws for name in scores]
         small = [interval(group.interval(name, metric)) for name in scores]
-        columns.append([Cell(number(v), i, b) for v, i, b in zip(values, small, best, strict=True)])
+        columns.append(_column(values, marks, metric, small))
     names = [Cell(group.scores[name].label) for name in scores]
+    caption += _STARS if any(_is_ece(each) for each in metrics) and group.flaws.keys() & set(scores) else ""
     return Table(("score", *map(_arrow, metrics)), tuple(zip(names, *columns, strict=True)), caption)
+
+
+_STARS = " * Most queries have the same value of this score, so its ECE says nothing."
+
+
+def _is_ece(metric: str) -> bool:
+    """Return whether a constant score can get a good value of this metric."""
+    return metric.startswith(("ECE@", "match ECE@"))
+
+
+def _column(
+    values: Sequence[float], flawed: Sequence[bool], metric: str, small: Sequence[str] | None = None
+) -> list[Cell]:
+    """Return the cells of a metric; a flawed score has a star and is never the best."""
+    compared = [NAN if flaw else value for value, flaw in zip(values, flawed, strict=True)]
+    best = mark_best(compared, metric in LARGER_IS_BETTER)
+    print_ = small or [""] * len(values)
+    texts = [number(value) + "*" * flaw for value, flaw in zip(values, flawed, strict=True)]
+    return [Cell(*each) for each in zip(texts, print_, best, strict=True)]
 
 
 def _arrow(metric: str) -> str:

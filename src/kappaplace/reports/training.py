@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.files import make_folder, write_file
+from kappaplace.metrics import TIED
 from kappaplace.reports.figures import COLOURS, new_figure, styled
 from kappaplace.reports.html import png_of
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 Epoch: TypeAlias = Mapping[str, Any]
 """One row of a training log: epoch, loss and validation metrics."""
+_FLAWED = "constant score"
 METRICS = ("R@1", "R@5", "R@10", "ECE@1", "AUROC")
 
 
@@ -34,11 +36,14 @@ def training_figure(epochs: Sequence[Epoch]) -> Figure:
     for color, name in zip(COLOURS, measured, strict=False):
         number, values = _series(epochs, name)
         axes[1].plot(number, values, "o-", ms=3, color=color, label=name)
-        after = number > 0
-        if name in ("R@1", "ECE@1", "AUROC") and after.any() and np.isfinite(values[after]).any():
-            pick = np.nanargmin if name == "ECE@1" else np.nanargmax
-            best = pick(values[after])
-            axes[1].plot(number[after][best], values[after][best], "*", ms=11, color=color)
+        if name == "ECE@1":
+            tied = np.array([float(row.get("tied", 0.0)) for row in epochs if name in row]) >= TIED
+            if tied.any():
+                axes[1].plot(number[tied], values[tied], "x", ms=8, color="black", label=_FLAWED)
+            values = np.where(tied, np.nan, values)
+        if name in ("R@1", "ECE@1", "AUROC") and np.isfinite(values).any():
+            best = (np.nanargmin if name == "ECE@1" else np.nanargmax)(values)
+            axes[1].plot(number[best], values[best], "*", ms=11, color=color)
     if measured:
         axes[1].set(xlabel="epoch", ylabel="validation (★ best epoch)", ylim=(0, 1.02))
         axes[1].set_xlim(left=0)

@@ -8,8 +8,9 @@ as a whole and that skips removed rows.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple, TypeAlias, cast
 
 import numpy as np
@@ -122,6 +123,7 @@ class Columns:
         descriptors: Segments in order.
         live: Rows that are references, ascending; the others were removed and are skipped. Default: all.
         dim: Dimension of the descriptors, if there may be no segment.
+        checks: Function per segment that is called with its rows before they are read. Default: none.
         turned: Read in the space of the codes; all segments must be codes of the same codebook.
 
     Raises:
@@ -137,6 +139,7 @@ class Columns:
         live: NDArray[np.int64] | None = None,
         *,
         dim: int | None = None,
+        checks: Sequence[Callable[[Rows], None]] | None = None,
         turned: bool = False,
     ) -> None:
         if isinstance(descriptors, Quantized | Coded) or not isinstance(descriptors, Sequence):
@@ -149,7 +152,7 @@ class Columns:
             numbers = " and ".join(map(str, sorted(dims)))
             raise KappaPlaceError(f"Descriptors of {numbers} dimensions cannot be searched together.")
         self.starts = np.cumsum([0, *(len(_array(segment)) for segment in self.segments)]).astype(np.int64)
-        self.live, self.turned, self.whole = live, turned, True
+        self.live, self.turned, self.whole, self.checks = live, turned, True, checks
         self.shape = (int(self.starts[-1]) if live is None else len(live), dims.pop())
 
     def __len__(self) -> int:
@@ -166,17 +169,17 @@ class Columns:
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray:
         return np.asarray(self[:], dtype)
 
-    def only(self, chosen: NDArray[np.int64]) -> Columns:
+    def only(self, rows: NDArray[np.int64]) -> Columns:
         """Select references.
 
         Args:
-            chosen: Numbers of the references.
+            rows: Numbers of the references.
 
         Returns:
             These references as a separate array.
         """
-        live = chosen if self.live is None else self.live[chosen]
-        part = Columns(self.segments, live, dim=self.shape[1], turned=self.turned)
+        live = rows if self.live is None else self.live[rows]
+        part = self._with(live, self.turned)
         part.whole = False
         return part
 
@@ -186,7 +189,10 @@ class Columns:
         Returns:
             All rows as a separate array.
         """
-        return Columns(self.segments, dim=self.shape[1], turned=self.turned)
+        return self._with(None, self.turned)
+
+    def _with(self, live: NDArray[np.int64] | None, turned: bool) -> Columns:
+        return Columns(self.segments, live, dim=self.shape[1], checks=self.checks, turned=turned)
 
     def blocks(self, size: int = BLOCK) -> Iterator[tuple[int, NDArray[np.float32]]]:
         """Iterate over blocks of rows.
@@ -223,7 +229,7 @@ class Columns:
         mixed = len(books) < len(self.segments) or any(book is not books[0] for book in books)
         if self.turned or not books or mixed:
             return None
-        columns = Columns(self.segments, self.live, turned=True)
+        columns = self._with(self.live, True)
         columns.whole = self.whole
         return books[0], columns
 
@@ -237,6 +243,8 @@ class Columns:
             Products, N×R.
         """
         assert self.turned
+        for check in self.checks or ():
+            check(slice(None))
         segments = [segment for segment in self.segments if isinstance(segment, Coded)]
         parts = [[part.codebook.products(query, part.codes) for query in queries] for part in segments]
         whole = np.concatenate(parts, axis=1)
@@ -258,10 +266,10 @@ class Columns:
 
     def _slice(self, start: int, stop: int) -> NDArray[np.float32]:
         parts = []
-        for segment, first, end in zip(self.segments, self.starts[:-1], self.starts[1:], strict=True):
+        for number, (first, end) in enumerate(pairwise(self.starts)):
             low, high = max(start, first), min(stop, end)
             if low < high:
-                parts.append(decode(segment, slice(low - first, high - first), turned=self.turned))
+                parts.append(self._decode(number, slice(low - first, high - first)))
         if len(parts) == 1:
             return parts[0]
         return np.concatenate(parts) if parts else np.empty((0, self.shape[1]), np.float32)
@@ -269,13 +277,18 @@ class Columns:
     def _take(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         flat, shape = rows.reshape(-1), (*rows.shape, self.shape[1])
         if len(self.segments) == 1:
-            return decode(self.segments[0], flat, turned=self.turned).reshape(shape)
+            return self._decode(0, flat).reshape(shape)
         values = np.empty((len(flat), self.shape[1]), np.float32)
         owner = np.searchsorted(self.starts, flat, side="right") - 1
         for number in np.unique(owner).tolist():
             mine = owner == number
-            values[mine] = decode(self.segments[number], flat[mine] - self.starts[number], turned=self.turned)
+            values[mine] = self._decode(number, flat[mine] - self.starts[number])
         return values.reshape(shape)
+
+    def _decode(self, number: int, rows: Rows) -> NDArray[np.float32]:
+        if self.checks is not None:
+            self.checks[number](rows)
+        return decode(self.segments[number], rows, turned=self.turned)
 
 
 def as_columns(descriptors: Descriptors | Columns) -> Columns:

@@ -7,6 +7,7 @@ the exact engine; the index can only miss references.
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -35,7 +36,7 @@ CANDIDATES = 200  # proposals per query that are compared exactly; 100 lost 0.00
 FEWEST = 1000  # fewest references: with fewer, codes cannot be fitted and exact search takes no time
 PAIRS = 3200  # pairs of query and candidate per step of the exact comparison: 6.5 MB of 512 floats
 PROBES = 350  # per 1,000 lists; 192 gave recall 0.980 at 2.8 million references, 300 gave 0.990
-FORMAT = "kappaplace faiss 1"
+FORMAT = "kappaplace faiss 2"
 
 
 class FaissEngine(BaseEngine):
@@ -237,16 +238,33 @@ def save(index: Index, file: Path, fingerprint: str) -> None:
 
     def write(part: Path) -> None:
         failures: list[OSError] = []
-        with part.open("wb") as stream:
-            stream.write(json.dumps({"format": FORMAT, "fingerprint": fingerprint}).encode() + b"\n")
+        with part.open("w+b") as stream:
+            start = stream.write(_header_line(fingerprint, 0))
             try:
                 faiss.write_index(index, faiss.PyCallbackIOWriter(_recorder(stream.write, failures)))
             except Exception:
                 if failures:  # faiss replaces the error of a full disk by its own
                     raise failures[0] from None
                 raise
+            stream.seek(start)
+            checksum = _checksum(stream)
+            stream.seek(0)
+            stream.write(_header_line(fingerprint, checksum))
 
     replace_file(file, write)
+
+
+def _header_line(fingerprint: str, checksum: int) -> bytes:
+    header = {"format": FORMAT, "fingerprint": fingerprint, "crc32": f"{checksum:08x}"}
+    return json.dumps(header).encode() + b"\n"
+
+
+def _checksum(stream: BinaryIO) -> int:
+    """Return the CRC-32 of the rest of a file."""
+    checksum = 0
+    while block := stream.read(1 << 20):
+        checksum = zlib.crc32(block, checksum)
+    return checksum
 
 
 def _recorder(write: Callable[[bytes], int], failures: list[OSError]) -> Callable[[bytes], int]:
@@ -265,15 +283,16 @@ def _recorder(write: Callable[[bytes], int], failures: list[OSError]) -> Callabl
 def built_from(file: Path) -> str | None:
     """Return the checksum of the descriptors that an index was built from; None if it is not an index."""
     with file.open("rb") as stream:
-        return _header(stream)
+        return _header(stream)[0]
 
 
-def _header(stream: BinaryIO) -> str | None:
+def _header(stream: BinaryIO) -> tuple[str | None, str]:
+    """Return the checksums of the descriptors and of the index itself."""
     try:
         header = json.loads(stream.readline(1 << 12))
-        return str(header["fingerprint"]) if header["format"] == FORMAT else None
+        return (str(header["fingerprint"]), str(header["crc32"])) if header["format"] == FORMAT else (None, "")
     except (ValueError, KeyError, TypeError):
-        return None
+        return None, ""
 
 
 def load(file: Path, fingerprint: str) -> Index:
@@ -285,12 +304,16 @@ def load(file: Path, fingerprint: str) -> Index:
     """
     faiss = faiss_module()
     with file.open("rb") as stream:
-        source = _header(stream)
+        source, checksum = _header(stream)
         if source is None:
             raise KappaPlaceError(f"{file} is not an index of this version. Delete or rebuild it.")
         if source != fingerprint:
             raise KappaPlaceError(f"{file} was built from other descriptors. Rebuild it (rebuild=True).")
+        start = stream.tell()
         try:
+            if f"{_checksum(stream):08x}" != checksum:  # compared first: faiss trusts what it reads
+                raise ValueError
+            stream.seek(start)
             return faiss.read_index(faiss.PyCallbackIOReader(stream.read))
         except Exception:
             raise KappaPlaceError(f"{file} is truncated or damaged. Delete or rebuild it.") from None

@@ -77,9 +77,9 @@ class MilvusEngine(DatabaseEngine):
         if not {"id", "vector", "digest", "kappa", "x", "y", "name"} <= fields.keys():
             raise KappaPlaceError(f"{self.location} was not created by KappaPlace. Pass another name.")
         self.dim = int(fields["vector"]["params"]["dim"])
+        self._load()
         self.index = self.client.describe_index(self.collection, "vector")["index_type"]
         self.exact = self.index == "FLAT"
-        self.client.load_collection(self.collection, timeout=REQUEST_SECONDS)
         self._count = self._query_count()
 
     def _create(self, dim: int) -> None:
@@ -92,11 +92,18 @@ class MilvusEngine(DatabaseEngine):
         schema.add_field("x", kind.DOUBLE)
         schema.add_field("y", kind.DOUBLE)
         schema.add_field("name", kind.VARCHAR, max_length=LONGEST_NAME)
-        index = self.client.prepare_index_params()
-        index.add_index("vector", index_type=self.index, metric_type="IP")
-        self.client.create_collection(
-            self.collection, schema=schema, index_params=index, consistency_level="Strong"
-        )
+        self.client.create_collection(self.collection, schema=schema, consistency_level="Strong")
+        self._load()
+
+    def _load(self) -> None:
+        """Build the index if it is missing, and load the collection.
+
+        A process that was killed after it had created the collection leaves it without an index.
+        """
+        if not self.client.list_indexes(self.collection, field_name="vector"):
+            index = self.client.prepare_index_params()
+            index.add_index("vector", index_type=self.index, metric_type="IP")
+            self.client.create_index(self.collection, index)
         self.client.load_collection(self.collection, timeout=REQUEST_SECONDS)
 
     def _write(self, batch: Batch, offsets: list[int]) -> None:

@@ -31,7 +31,7 @@ from kappaplace.types import Matches
 Pair = tuple[int, int]
 TOLERANCE = 2  # cells: objects at different distances shift by different amounts
 QUERIES = 16  # queries per step: their maps and the maps of their matches are in memory together
-KEPT = 2000
+CACHED_MAPS = 2000
 """Feature maps in memory, about 90 KB each; older ones are computed again from their images."""
 
 
@@ -196,18 +196,22 @@ class CellCheck:
 
     Args:
         patch_maps: Function that returns the feature maps of images.
-        known: Agreement of pairs (frame, earlier frame) of an earlier run.
-        kept: Feature maps in memory.
+        agreements: Agreement of pairs (frame, earlier frame) of an earlier run.
+        cached: Number of feature maps to keep in memory.
     """
 
     def __init__(
-        self, patch_maps: PatchMaps, known: Mapping[Pair, float] | None = None, *, kept: int = KEPT
+        self,
+        patch_maps: PatchMaps,
+        agreements: Mapping[Pair, float] | None = None,
+        *,
+        cached: int = CACHED_MAPS,
     ) -> None:
         self.patch_maps = patch_maps
-        self.known: dict[Pair, float] = dict(known or {})
+        self.agreements: dict[Pair, float] = dict(agreements or {})
         self.images: list[Any] = []
         """Image of each frame, None if unknown; use paths instead of arrays for a long drive."""
-        self._map = lru_cache(maxsize=kept)(self._compute_map)
+        self._map = lru_cache(maxsize=cached)(self._compute_map)
 
     def agreement(self, number: int, matches: Sequence[int]) -> Floats:
         """Compare a frame with earlier frames.
@@ -219,13 +223,13 @@ class CellCheck:
         Returns:
             Fraction of cells that agree with each earlier frame, in [0, 1].
         """
-        missing = [match for match in matches if (number, match) not in self.known]
+        missing = [match for match in matches if (number, match) not in self.agreements]
         if missing:
             others = torch.stack([self._map(match) for match in missing])
             agreement = patch_agreement(self._map(number)[None].expand_as(others), others)
             pairs = [(number, match) for match in missing]
-            self.known |= dict(zip(pairs, agreement.double().cpu().tolist(), strict=True))
-        return np.array([self.known[number, match] for match in matches])
+            self.agreements |= dict(zip(pairs, agreement.double().cpu().tolist(), strict=True))
+        return np.array([self.agreements[number, match] for match in matches])
 
     def _compute_map(self, number: int) -> Tensor:
         image = self.images[number]

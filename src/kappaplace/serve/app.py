@@ -9,7 +9,6 @@ import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
 from ipaddress import ip_address
@@ -19,10 +18,11 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kappaplace.data import default_workers
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import PlaceMap
 from kappaplace.serve import routes_localize, routes_map, routes_other
+from kappaplace.serve.connections import HEADER_SECONDS, IN_ALL, guarded
+from kappaplace.serve.decoders import Decoders
 from kappaplace.serve.metrics import Metrics
 from kappaplace.serve.protect import Limits, SecureHeaders, add_handlers
 from kappaplace.serve.routes_other import demo_files, page_files
@@ -54,7 +54,7 @@ def create_app(maps: Mapping[str, PlaceMap], settings: Settings | None = None) -
     settings = settings or Settings()
     if not maps:
         raise KappaPlaceError("A service needs at least one map. Pass maps by name.")
-    decoders = ThreadPoolExecutor(default_workers(), thread_name_prefix="decode")
+    decoders = Decoders(settings)
     metrics = Metrics()
     served = {
         name: ServedMap(name, place_map, settings, decoders, partial(metrics.batch, name))
@@ -70,10 +70,11 @@ def create_app(maps: Mapping[str, PlaceMap], settings: Settings | None = None) -
             yield
         except asyncio.CancelledError:  # a second signal: stop without waiting
             return
+        finally:
+            decoders.close()
         await loading
         for place_map in served.values():
             await place_map.close()
-        decoders.shutdown(wait=True)
 
     app = FastAPI(
         title="KappaPlace",
@@ -149,10 +150,11 @@ class _Counted:
             self.metrics.request(method, route, status, time.perf_counter() - start)
 
 
-MOST_CONNECTIONS = 1000
-"""Open connections, most of them idle; below the usual limit of 1,024 open files per process."""
 GRACE = 5
 """Seconds that a shutdown waits for pending answers, beyond the time limit of a request."""
+MOST_HEADER_BYTES = 32 << 10
+OTHER_FILES = 200
+"""Open files other than connections: maps, models, decoders."""
 
 
 def is_loopback(host: str) -> bool:
@@ -202,6 +204,16 @@ def address_of(listening: socket.socket) -> str:
     return f"http://{shown}:{port}"
 
 
+def _allow_open_files(count: int) -> None:
+    """Raise the limit of open files of this process, as far as the system allows."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 def run(
     app: FastAPI, settings: Settings, listening: socket.socket, ready: Callable[[str], None], log_level: str
 ) -> None:
@@ -220,10 +232,13 @@ def run(
         access_log=log_level in ("info", "debug"),
         server_header=False,
         proxy_headers=False,  # a client could send any address
-        timeout_keep_alive=10,
+        timeout_keep_alive=int(HEADER_SECONDS),
         timeout_graceful_shutdown=int(settings.timeout) + GRACE,
-        limit_concurrency=MOST_CONNECTIONS,  # `Limits` counts requests and answers with a time to retry
+        http=guarded(),
+        ws="none",
+        h11_max_incomplete_event_size=MOST_HEADER_BYTES,
     )
+    _allow_open_files(settings.max_requests + IN_ALL + OTHER_FILES)
     # uvicorn raises the signal again at the end; a signal that was handled is not a failure.
     stops = (signal.SIGTERM, signal.SIGINT)
     handlers = [signal.signal(each, lambda number, frame: None) for each in stops]

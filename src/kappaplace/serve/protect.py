@@ -11,6 +11,7 @@ import hmac
 import logging
 import re
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import StaleMap
+from kappaplace.serve.connections import network_of
 from kappaplace.serve.settings import Settings
+
+log = logging.getLogger("kappaplace.serve")
 
 
 def _same(token: str, expected: str) -> bool:
@@ -115,11 +119,10 @@ class SecureHeaders:
 
 
 def _host(scope: Scope) -> str:
-    """Return the name in the Host header, without its port."""
+    """Return the name in the Host header without its port; empty if the header is anything else."""
     host = next((value for name, value in scope["headers"] if name == b"host"), b"").decode("latin-1").lower()
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.rpartition(":")[0] if ":" in host else host
+    match = _HOST.fullmatch(host)
+    return "" if match is None else match[1] or match[2]
 
 
 BUSY_SECONDS = 1
@@ -128,7 +131,10 @@ _PLAIN = {
     404: "Not found. See /openapi.json for all URLs.",
     405: "Method not allowed. See /openapi.json.",
 }
-_PATH = re.compile(r"(?<![\w/])/(?:[^\s/:;,()'\"]+/)+[^\s/:;,()'\"]*")
+_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^\s\[\]:@/?#\\]+))(?::[0-9]{1,5})?")
+_PATH = re.compile(r"(?<![\w./])(?:~?/|[a-z]:\\)[^\s/]", re.IGNORECASE)
+"""Start of an absolute path. Its end cannot be determined, because names can contain spaces."""
+_FAULT = "Internal error. The log of the service has the details."
 
 
 class ApiError(Exception):
@@ -151,12 +157,25 @@ def busy(message: str, status: int = 429) -> ApiError:
     return ApiError(status, message, {"Retry-After": str(BUSY_SECONDS)})
 
 
-def public_message(error: KappaPlaceError, folders: Mapping[str, Path]) -> str:
-    """Return the error message with file paths replaced by map names."""
-    message = str(error)
+def public_message(error: KappaPlaceError, folders: Mapping[str, Path]) -> str | None:
+    """Return the error message with the folders of maps replaced by their names.
+
+    Returns:
+        The message; None if the error is about files of the service, whose paths must not leave it.
+    """
+    message, cause = str(error), error.__cause__ or error.__context__
+    while cause is not None:
+        if isinstance(cause, OSError):
+            return None
+        cause = cause.__cause__ or cause.__context__
     for name, folder in folders.items():
-        message = message.replace(str(folder), name)
-    return _PATH.sub("…", message)
+        for text in (str(folder.absolute()), str(folder)):
+            if text == ".":
+                continue
+            if f"{text}/" in message:
+                return None
+            message = re.sub(rf"{re.escape(text)}(?![\w-]|\.\w)", name.replace("\\", r"\\"), message)
+    return None if _PATH.search(message) else message
 
 
 def printable(text: str) -> str:
@@ -191,7 +210,11 @@ def add_handlers(app: FastAPI, folders: Mapping[str, Path]) -> None:
 
     @app.exception_handler(KappaPlaceError)
     async def bad_input(request: Request, error: KappaPlaceError) -> JSONResponse:
-        return answer(422, public_message(error, folders))
+        message = public_message(error, folders)
+        if message is not None:
+            return answer(422, message)
+        log.error("%s %s failed: %s", request.method, request.url.path, error)
+        return answer(500, _FAULT)
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> JSONResponse:
@@ -209,8 +232,6 @@ def invalid_message(errors: Sequence[Mapping[str, Any]]) -> str:
     reason = str(first["msg"]).rstrip(".")
     return f"{field or 'The request'}: {reason[:1].lower()}{reason[1:]}."[:300]
 
-
-log = logging.getLogger("kappaplace.serve")
 
 PROBES = ("/healthz", "/readyz")
 """Paths that are always answered, because a busy service must not be restarted."""
@@ -237,21 +258,24 @@ class Limits:
             at_once: Largest number of simultaneous requests.
         """
         self.app, self.most, self.seconds, self.at_once = app, most, seconds, at_once
-        self.running = 0
+        self.running: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in PROBES:
             await self.app(scope, receive, send)
             return
-        if self.running >= self.at_once:  # each may have a body of the largest size
-            message = f"The service is busy with {self.running} requests. Try again in a moment."
+        address = network_of(scope["client"][0]) if scope.get("client") else ""
+        # Each may have a body of the largest size. One address leaves half of them to others.
+        if self.running.total() >= self.at_once or (address and self.running[address] >= self.at_once // 2):
+            message = f"The service is busy with {self.running.total()} requests. Try again in a moment."
             await answer(503, message, {"Retry-After": str(BUSY_SECONDS)})(scope, receive, send)
             return
-        self.running += 1
+        self.running[address] += 1
         try:
             await self._limited(scope, receive, send)
         finally:
-            self.running -= 1
+            self.running[address] -= 1
+            self.running += Counter()  # forget addresses without requests
 
     async def _limited(self, scope: Scope, receive: Receive, send: Send) -> None:
         length = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
@@ -297,8 +321,7 @@ class Limits:
             log.exception("%s %s failed", scope["method"], scope["path"])
             if started:
                 raise
-            message = "Internal error. The log of the service has the details."
-            await answer(500, message)(scope, receive, send)
+            await answer(500, _FAULT)(scope, receive, send)
 
     def _too_large(self) -> str:
         return f"The request is larger than {self.most:,} bytes. Send smaller images."

@@ -19,7 +19,7 @@ from fastapi import Depends, Query, Request
 from PIL import Image
 
 from kappaplace.calibration import Calibration
-from kappaplace.data import PlaceImages, Preprocessing, open_image
+from kappaplace.data import PlaceImages, Preprocessing
 from kappaplace.errors import KappaPlaceError, MapLocked
 from kappaplace.files import make_folder, replace_file
 from kappaplace.maps import (
@@ -36,10 +36,10 @@ from kappaplace.maps import (
 )
 from kappaplace.models import embed_images
 from kappaplace.serve.batching import Batcher
+from kappaplace.serve.decoders import Decoded, Decoders
 from kappaplace.serve.protect import ApiError, busy
 from kappaplace.serve.schemas import ErrorOut, Options, Placed
 from kappaplace.serve.settings import Settings
-from kappaplace.serve.uploads import prepared
 from kappaplace.types import Embeddings, Json
 
 log = logging.getLogger("kappaplace.serve")
@@ -79,7 +79,7 @@ class ServedMap:
         name: str,
         place_map: PlaceMap,
         settings: Settings,
-        decoders: ThreadPoolExecutor,
+        decoders: Decoders,
         report: Callable[[int], None] = lambda size: None,
     ) -> None:
         """Prepare a map; `start` begins to work.
@@ -88,7 +88,7 @@ class ServedMap:
             name: Name of the map in the API.
             place_map: The map.
             settings: Limits of the service.
-            decoders: Threads that decode images.
+            decoders: Processes that decode images.
             report: Function that receives the size of each batch.
         """
         self.name, self.map, self.settings, self._decoders = name, place_map, settings, decoders
@@ -147,21 +147,18 @@ class ServedMap:
                 raise busy("The service did not answer in time. Try again later.", 503) from None
 
     async def _answers(self, images: Sequence[bytes], options: Options | None) -> list[Answer]:
-        loop, preprocessing = asyncio.get_running_loop(), self.preprocessing
+        preprocessing = self.preprocessing
         with self.batcher.arrival(len(images)):
             decoded = await asyncio.gather(
-                *(
-                    loop.run_in_executor(self._decoders, prepared, data, preprocessing, self.settings)
-                    for data in images
-                ),
+                *(asyncio.wrap_future(self._decoders.submit(data, preprocessing)) for data in images),
                 return_exceptions=True,
             )
             for number, image in enumerate(decoded):
-                if isinstance(image, KappaPlaceError) and len(decoded) > 1:
-                    raise KappaPlaceError(f"Image {number}: {image}")
+                if isinstance(image, ApiError) and image.status == 422 and len(decoded) > 1:
+                    raise ApiError(422, f"Image {number}: {image}")
                 if isinstance(image, BaseException):
                     raise image
-            jobs = [Job(image, options) for image in decoded if isinstance(image, Image.Image)]
+            jobs = [Job(each.image, options) for each in decoded if isinstance(each, Decoded)]
             futures = self.batcher.enqueue(jobs)
         return await self.batcher.answers(futures)
 
@@ -256,10 +253,10 @@ class ServedMap:
 
     def _append(self, data: bytes, placed: Placed) -> tuple[str, bool]:
         """Write and add an image. The file is named by its content, never by the request."""
-        prepared(data, self.preprocessing, self.settings)  # rejects invalid images before anything is written
+        decoded = self._decoders.decode(data, self.preprocessing)  # before anything is written
         if (placed.x is None) != (placed.y is None):
             raise KappaPlaceError("A position needs both x and y. Pass both, or none.")
-        name = hashlib.sha256(data).hexdigest()[:32] + _suffix(data, self.settings)
+        name = hashlib.sha256(data).hexdigest()[:32] + _SUFFIX.get(decoded.format, ".jpg")
         file = make_folder(images_folder(self.map.folder)) / name
         exists = file.is_file()
         if not exists:
@@ -296,11 +293,6 @@ def images_folder(folder: Path) -> Path:
     """Return the folder of appended images, next to the map: ``town.map.images``."""
     folder = folder.absolute()
     return folder.with_name(f"{folder.name}.images")
-
-
-def _suffix(data: bytes, settings: Settings) -> str:
-    with open_image(data, settings.formats) as image:
-        return _SUFFIX.get(image.format or "", ".jpg")
 
 
 _STATUS = {

@@ -13,12 +13,10 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from fastapi import Request
-from PIL import Image
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from kappaplace.data import Preprocessing, decode
 from kappaplace.serve.protect import ApiError, invalid_message
 from kappaplace.serve.settings import Settings
 from kappaplace.types import Json
@@ -137,24 +135,3 @@ def _from_base64(text: str) -> bytes:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         raise ApiError(422, "An image is not valid base64. Encode the bytes of the file.") from None
-
-
-def prepared(data: bytes, preprocessing: Preprocessing, settings: Settings) -> Image.Image:
-    """Decode and preprocess an image like a file; only this small copy waits in the queue.
-
-    Args:
-        data: The encoded image.
-        preprocessing: Preprocessing of the model.
-        settings: Limits of the service.
-
-    Returns:
-        The image at the size of the model.
-
-    Raises:
-        KappaPlaceError: If the image cannot be read or is too large.
-    """
-    size = preprocessing.size
-    target = (size, size) if isinstance(size, int) else size
-    # The same reduction while decoding as for a file, so that both get the same answer.
-    image = decode(data, max_pixels=settings.max_pixels, target=target, formats=settings.formats)
-    return preprocessing.image(image)

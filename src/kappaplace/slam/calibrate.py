@@ -147,7 +147,7 @@ def fit_closures(
         )
     rows = [_thin(drive, least_support, thin) for drive in drives]
     features, correct, outside = (
-        np.concatenate([getattr(drive, name)[kept] for drive, kept in zip(drives, rows, strict=True)])
+        np.concatenate([getattr(drive, name)[part] for drive, part in zip(drives, rows, strict=True)])
         for name in ("features", "right", "outside")
     )
     origin = f"closures of {len(drives)} drives with known poses, one every {thin:g} m"

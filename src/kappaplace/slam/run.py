@@ -175,7 +175,7 @@ def run_slam(
                 bar.advance()
     finally:
         if closer.cells is not None:
-            _save_agreements(out / COMPARED, stamp, closer.cells.known)
+            _save_agreements(out / COMPARED, stamp, closer.cells.agreements)
     if graph is not None:
         poses = graph.poses
     else:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
@@ -83,8 +83,6 @@ class Assembly:
         self.views = Views.create(
             settings.augment, settings.model.size, self.model.preprocessing, settings.run.compile
         )
-        if self._cached:
-            self.extract()
         self.parts = Parts(
             settings,
             self.data,
@@ -92,15 +90,20 @@ class Assembly:
             self.places,
             self.groups,
             engine.device,
+            self._describe,
             self.extract,
             self.say if engine.main else lambda line: None,
         )
         objective = recipe.objective(self.parts).to(engine.device)
+        if self._cached:  # last: it takes longest
+            self.extract()
         if recipe.frozen and (self._cached or not settings.anchors.learn_p):
             _freeze_p(self.model.head)  # type: ignore[arg-type]
         total = settings.optimiser.epochs * self.plan.iterations
         optimizers = Optimizers(self.model, objective, len(self.groups), settings.optimiser, total)
-        work = Work(self.plan, objective, optimizers, engine.accelerator, settings.run.accumulate)
+        scaled = settings.run.precision == "fp16" and not self._cached  # the head of features is float32
+        scaler = torch.amp.GradScaler(engine.device.type) if scaled else None
+        work = Work(self.plan, objective, optimizers, engine.accelerator, settings.run.accumulate, scaler)
         steps = self._steps(work)
         self._start_head(steps, objective)
         torch.manual_seed(settings.run.seed + 1 + engine.rank)  # dropout differs between processes
@@ -189,6 +192,14 @@ class Assembly:
             Share(self.engine.rank, self.engine.processes, self.engine.wait),
         )
         return self.store
+
+    @torch.inference_mode()
+    def _describe(self, rows: NDArray[np.int64]) -> Tensor:
+        """Return the descriptors of unchanged images from the frozen encoder."""
+        self.model.eval()
+        size = EXTRACTION_BATCH[self.engine.device.type != "cpu"]
+        batches = self.source.batches(rows, size)
+        return torch.cat([frozen_features(self.model, self.views.clean(x))[1] for _, x in batches])
 
     def _features_key(self, rows: NDArray[np.int64], views: tuple[int, ...]) -> str:
         """Return a hash of everything that the features depend on."""

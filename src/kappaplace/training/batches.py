@@ -123,6 +123,9 @@ class PlaceBatchSampler(_Endless):
         seed: Random seed.
         rank: Number of this process, from 0.
         world_size: Number of processes.
+
+    Raises:
+        KappaPlaceError: If a number is less than 1, or there are fewer classes than places per batch.
     """
 
     def __init__(
@@ -210,7 +213,8 @@ class BatchPlan:
             if len(group.images) < self.batch_size:
                 raise KappaPlaceError(
                     f"Group {number} has {len(group.images)} images, fewer than a batch of "
-                    f"{self.batch_size}. Lower optimiser.batch_size or use more images."
+                    f"{self.batch_size}. Set classes.by=place if the table has places, lower "
+                    "optimiser.batch_size, or use more images."
                 )
         if self.images_per_place and self.batch_size % self.images_per_place:
             raise KappaPlaceError(

@@ -51,6 +51,8 @@ class EarlyStopping:
     """Epoch of the best value of every metric, in all phases."""
     best_value: dict[str, float] = field(default_factory=dict)
     """Best value of every metric, in all phases."""
+    model_epoch: int = 0
+    """Epoch of the best model so far."""
 
     @property
     def metric(self) -> str:
@@ -61,7 +63,7 @@ class EarlyStopping:
         """Add the values of one epoch.
 
         Args:
-            epoch: Number of the epoch.
+            epoch: Number of the epoch; 0 is the model before the first step.
             values: Validation metrics.
 
         Returns:
@@ -74,6 +76,7 @@ class EarlyStopping:
                 self.best_value[metric], self.best_epoch[metric] = values[metric], epoch
                 improved.append(metric)
         if not self.metrics or self._watch(values):
+            self.model_epoch = epoch
             improved.append("model")
         return improved
 
@@ -106,8 +109,8 @@ class EarlyStopping:
 
     def load_state_dict(self, state: dict[str, Json]) -> None:
         """Restore the state that `state_dict` returned."""
-        for key in _STATE:
-            setattr(self, key, state[key])
+        for key in _STATE:  # states of version 0.1.0 lack the last one
+            setattr(self, key, state.get(key, 0))
 
 
-_STATE = ("phase", "best", "waited", "stopped", "best_epoch", "best_value")
+_STATE = ("phase", "best", "waited", "stopped", "best_epoch", "best_value", "model_epoch")

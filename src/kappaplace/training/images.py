@@ -134,6 +134,14 @@ class TrainingSet:
                 )
 
     @cached_property
+    def by_name(self) -> NDArray[np.int64]:
+        """Rows in the order of the paths of the images; images in memory keep their order."""
+        if not all(isinstance(image, str | os.PathLike) for image in self.images):
+            return np.arange(len(self.images))
+        names = [Path(str(image)).as_posix() for image in self.images]
+        return np.array(sorted(range(len(names)), key=names.__getitem__), np.int64)
+
+    @cached_property
     def fingerprint(self) -> str:
         """Hash of the images and their places."""
         digest = hashlib.sha256(fingerprint_images(self.images, times=False))

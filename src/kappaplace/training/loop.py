@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,10 +20,10 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.files import write_file
 from kappaplace.models.checkpoint import ModelCard, TrainableModel, save_model
 from kappaplace.progress import track
-from kappaplace.training.early_stopping import EarlyStopping
+from kappaplace.training.early_stopping import HIGHER_IS_BETTER, EarlyStopping
 from kappaplace.training.settings import Settings
 from kappaplace.training.steps import Steps, Work
-from kappaplace.training.validation import Validator
+from kappaplace.training.validation import Validator, flawed, warnings_of, watched
 
 FILE = "training.pt"
 FORMAT = 1
@@ -106,9 +107,18 @@ def as_csv(rows: Sequence[Mapping[str, float | str]]) -> str:
 
 
 def epoch_line(row: Mapping[str, float | str], epochs: int) -> str:
-    """Return one line for a terminal: ``epoch 3/30  loss 1.23  R@1 0.812  ECE@1 0.103  (42 s)``."""
+    """Return one line for a terminal: ``epoch 3/30  loss 1.23  R@1 0.812  ECE@1 0.103  (42 s)``.
+
+    A star marks the ECE@1 of a score that is constant or nearly so.
+    """
+    numbers = {name: value for name, value in row.items() if isinstance(value, int | float)}
+    marks = {"ECE@1": "*" if flawed(numbers) else ""}
     parts = [f"epoch {row['epoch']}/{epochs}"]
-    parts += [f"{name} {row[name]:.4g}" for name in ("loss", "R@1", "ECE@1", "AUROC") if name in row]
+    parts += [
+        f"{name} {row[name]:.4g}{marks.get(name, '')}"
+        for name in ("loss", "R@1", "ECE@1", "AUROC")
+        if name in row
+    ]
     return "  ".join([*parts, f"({row['seconds']:.0f} s)"])
 
 
@@ -167,11 +177,33 @@ class Loop:
             self._save_model(self.folder / "model", {})
         self.finished = True
         self._save_state()
+        if self.validator is not None and self.main:
+            for line in self.verdict():
+                self.say(line)
         return self.log.epochs
+
+    def verdict(self) -> list[str]:
+        """Return what to know about the result: that no epoch beat the start, and flaws of its score."""
+        rows = [
+            {name: value for name, value in row.items() if isinstance(value, int | float)}
+            for row in self.log.epochs
+        ]
+        chosen = self.stopping.model_epoch
+        lines = []
+        if self.stopping.metrics and chosen == 0 and len(rows) > 1:
+            metric = self.stopping.metrics[0]
+            later = [row[metric] for row in rows[1:] if not math.isnan(watched(row)[metric])]
+            best = (max if HIGHER_IS_BETTER[metric] else min)(later, default=math.nan)
+            untrained = " Its head is not trained." if self.frozen else ""
+            lines.append(
+                f"No epoch was better than the start: {metric} {rows[0][metric]:.3g} before training, at "
+                f"best {best:.3g} after it. The model is that of the start.{untrained}"
+            )
+        return lines + [f"Warning: {warning}" for warning in warnings_of(rows[chosen])]
 
     def _start(self) -> None:
         if self.validator is not None:  # the model before the first step
-            self.stopping.check(self._validate(0, {}))
+            self._validate(0, {})
         self._save_state()
 
     def _train_epoch(self) -> None:
@@ -254,8 +286,9 @@ class Loop:
         values: dict[str, float] = {}
         if self.validator is not None:
             values = self._measure(self.validator)
-        if epoch and self.validator is not None:
-            improved = self.stopping.update(epoch, values)
+            if epoch == 0:
+                self.stopping.check(values)
+            improved = self.stopping.update(epoch, watched(values))
             if self.main:
                 for name in improved:
                     self._save_model(self.folder / (name if name == "model" else f"best-{name}"), values)
@@ -311,6 +344,7 @@ class Loop:
                     "model": self._weights(),
                     "objective": self.work.objective.state_dict(),
                     "optimisers": self.optimizers.state_dict(),
+                    "scaler": {} if self.work.scaler is None else self.work.scaler.state_dict(),
                     "stopping": self.stopping.state_dict(),
                     "random": random,
                     "steps": self.log.steps,
@@ -347,6 +381,8 @@ class Loop:
         self.work.objective.load_state_dict(state["objective"])
         self.optimizers.load_state_dict(state["optimisers"])
         self.stopping.load_state_dict(state["stopping"])
+        if self.work.scaler is not None:
+            self.work.scaler.load_state_dict(state["scaler"])
         if self.accelerator.process_index < len(state["random"]):
             set_rng_state(state["random"][self.accelerator.process_index])
         self.epoch, self.iteration, self.finished = state["epoch"], state["iteration"], state["finished"]

@@ -74,13 +74,20 @@ class Optimizers:
                 else:
                     part["lr"] = rate
 
-    def step(self, group: int) -> None:
-        """Update the weights that have gradients, then clear the gradients."""
+    def step(self, group: int, scaler: torch.amp.GradScaler | None = None) -> None:
+        """Update the weights that have gradients, then clear the gradients.
+
+        Args:
+            group: Number of the group.
+            scaler: Scaled the loss; it skips the step if a gradient is infinite, and lowers its scale.
+        """
         self.set_rates()
         for optimizer in (self.model, self.groups.get(group)):
             if optimizer is not None:
-                optimizer.step()
+                optimizer.step() if scaler is None else scaler.step(optimizer)
                 optimizer.zero_grad(set_to_none=True)
+        if scaler is not None:
+            scaler.update()
         self.done += 1
 
     def state_dict(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -252,6 +253,41 @@ def heading_groups(sector: ArrayLike, sectors: int, per_heading: int) -> tuple[I
     return np.where(sector < whole, sector % per_heading, base + sector - whole), base + rest
 
 
+def cosplace_order(positions: ArrayLike, heading: ArrayLike, settings: ClassSettings) -> list[Ints]:
+    """Return the cells of each group in the order in which CosPlace's code numbers its classes.
+
+    That code appends a group when it meets the first of its images, and numbers the classes of a group in the
+    order of a Python set of (east, north, heading) in metres and degrees. The order of a set of whole numbers
+    depends only on these numbers and on the order of insertion, so it is the same in every process.
+
+    Args:
+        positions: East and north in metres, N×2, in the order of the image names.
+        heading: Headings in degrees, N.
+        settings: Options of the classes.
+
+    Returns:
+        For each group, (east, north, heading) cell indices of its classes, C×3.
+    """
+    pose = np.column_stack([np.asarray(positions, np.float64), np.asarray(heading, np.float64)])
+    side = np.array([settings.cell, settings.cell, settings.angle])
+    index = np.floor(pose[np.isfinite(pose).all(axis=1)] / side).astype(np.int64)
+    number, cells = _unique_cells(index) if len(index) else (np.empty(0, np.int64), index)
+    first = np.unique(number, return_index=True)[1]
+    large = np.bincount(number, minlength=len(cells)) >= settings.min_images
+    modulus = np.array([settings.groups_per_axis] * 2 + [settings.groups_per_heading])
+    groups: dict[tuple[int, ...], set[tuple[int, ...]]] = {}
+    for one in sorted(np.flatnonzero(large), key=first.__getitem__):
+        group = groups.setdefault(tuple((cells[one] % modulus).tolist()), set())
+        group.add(tuple(int(value) for value in cells[one] * side))
+    return [cells_of_classes(group, settings) for group in groups.values()]
+
+
+def cells_of_classes(classes: Iterable[tuple[int, ...]], settings: ClassSettings) -> Ints:
+    """Return the cell indices of classes that CosPlace's code names by the corners of their cells."""
+    side = np.array([settings.cell, settings.cell, settings.angle])
+    return np.rint(np.array(list(classes), np.float64).reshape(-1, 3) / side).astype(np.int64)
+
+
 BLOCK = 5  # cells per side of a block that is held out: images of neighboring cells show the same objects
 _HOLD_OUT = 0x5EED  # not the seed of the run: every run must hold out the same places
 
@@ -262,31 +298,43 @@ class Places:
 
     classes: PlaceClasses
     """All classes."""
-    chosen: NDArray[np.int64]
+    selection: NDArray[np.int64]
     """Classes that the run uses, ascending."""
     by: Literal["pose", "place"] = "place"
     """Whether classes are cells of poses or labels of places."""
 
-    def groups(self, count: int) -> tuple[PlaceGroup, ...]:
-        """Return the ``count`` largest groups of classes that are never neighbors (0: all), in order."""
-        group_of = self.classes.group_of_class[self.chosen]
+    def groups(self, count: int, images: Ints | None = None) -> tuple[PlaceGroup, ...]:
+        """Return groups of classes that are never neighbors.
+
+        Args:
+            count: Number of groups. 0: all.
+            images: Images in the order in which their groups are chosen and take turns. Default: the largest
+                groups are chosen.
+        """
+        group_of = self.classes.group_of_class[self.selection]
         sizes = np.bincount(group_of, minlength=self.classes.n_groups)
-        order = np.argsort(-sizes, kind="stable")[: count or None]
-        used = np.sort(order[sizes[order] > 1])
+        if images is None:
+            order = np.argsort(-sizes, kind="stable")[: count or None]
+            used = np.sort(order[sizes[order] > 1])
+        else:
+            own = self.classes.class_of_image[images]
+            met = self.classes.group_of_class[own[np.isin(own, self.selection)]]
+            order = met[np.sort(np.unique(met, return_index=True)[1])][: count or None]
+            used = order[sizes[order] > 1]
         if not len(used):
             raise KappaPlaceError(
                 "Training needs at least two place classes. Use more images, larger cells or fewer groups "
                 "(classes.groups_per_axis)."
             )
-        return tuple(self.classes.select(self.chosen[group_of == group]) for group in used)
+        return tuple(self.classes.select(self.selection[group_of == group]) for group in used)
 
     def together(self) -> PlaceGroup:
         """Return all classes as one group, for objectives that do not compare places."""
-        if not len(self.chosen):
+        if not len(self.selection):
             raise KappaPlaceError(
                 "There is no place to train on. Use more images or lower classes.min_images."
             )
-        return self.classes.select(self.chosen)
+        return self.classes.select(self.selection)
 
 
 def find_places(

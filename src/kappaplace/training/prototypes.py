@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +14,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.files import replace_file
-from kappaplace.models.published import read_prototypes
+from kappaplace.files import replace_file, telling
+from kappaplace.models.published import read_prototypes, read_tensors
 from kappaplace.training.features import CLEAN, FLUSH_EVERY, FeatureStore
+from kappaplace.training.images import TrainingSet
 from kappaplace.training.losses import FixedAnchors
-from kappaplace.training.places import PlaceClasses, PlaceGroup
-from kappaplace.training.settings import ClassSettings
+from kappaplace.training.places import PlaceClasses, PlaceGroup, cells_of_classes, cosplace_order
+from kappaplace.training.settings import ClassSettings, Settings
 
 FILE = "prototypes.safetensors"
 
@@ -55,7 +56,12 @@ def _grid(settings: ClassSettings) -> dict[str, float]:
 
 
 def prototype_anchors(
-    file: Path, group: PlaceGroup, classes: PlaceClasses, grid: ClassSettings, dim: int
+    file: Path,
+    group: PlaceGroup,
+    classes: PlaceClasses,
+    grid: ClassSettings,
+    dim: int,
+    order: Sequence[NDArray[np.int64]] = (),
 ) -> FixedAnchors:
     """Return anchors: for each image, the prototype of its class.
 
@@ -65,6 +71,7 @@ def prototype_anchors(
         classes: All classes.
         grid: Size of the cells.
         dim: Dimension of the descriptors.
+        order: For the authors' release, the cells of the classes of each group in its order.
 
     Raises:
         KappaPlaceError: If the file does not exist, is damaged, or does not match the classes or the model.
@@ -76,8 +83,8 @@ def prototype_anchors(
         )
     if file.suffix == ".safetensors":
         matrix, cells = _read(file, grid)
-    else:  # the authors' release: one matrix per group, in the order of the groups
-        matrix, cells = _from_release(file, classes)
+    else:
+        matrix, cells = _from_release(file, order)
     if matrix.shape[1] != dim:
         raise KappaPlaceError(
             f"The prototypes in {file} have {matrix.shape[1]} dimensions, the model's descriptors {dim}. "
@@ -156,17 +163,86 @@ def _read(file: Path, grid: ClassSettings) -> tuple[Tensor, Tensor]:
     return matrix, cells
 
 
-def _from_release(file: Path, classes: PlaceClasses) -> tuple[Tensor, Tensor]:
+def is_release(file: Path) -> bool:
+    """Return whether a file of prototypes is a training checkpoint of CosPlace or the authors' release."""
+    return file.is_file() and file.suffix != ".safetensors"
+
+
+def release_order(data: TrainingSet, settings: Settings) -> list[NDArray[np.int64]]:
+    """Return the cells of the classes of each group, in the order of the code of CosPlace and of the release.
+
+    Args:
+        data: All training images.
+        settings: Options of the run; ``anchors.classes`` can be the file in which that code stores the order.
+
+    Raises:
+        KappaPlaceError: If this file is not one of that code, or the images have no headings.
+    """
+    if settings.anchors.classes:
+        content = read_tensors(settings.anchors.classes)
+        with telling(f"{settings.anchors.classes} is not a file of classes of CosPlace's code"):
+            return [cells_of_classes(group, settings.classes) for group in content[0]]
+    if data.heading is None:
+        raise KappaPlaceError(
+            "The prototypes of the authors' release need the headings of the images. Import the images with "
+            "headings, or set anchors.classes or anchors.source=places."
+        )
+    rows = data.by_name
+    return cosplace_order(data.positions[rows], data.heading[rows], settings.classes)
+
+
+def _from_release(file: Path, order: Sequence[NDArray[np.int64]]) -> tuple[Tensor, Tensor]:
     matrices = read_prototypes(file)
     sizes = [len(matrix) for matrix in matrices]
-    expected = classes.group_sizes[: len(sizes)].tolist()
+    expected = [len(cells) for cells in order[: len(sizes)]]
     if sizes != expected:
         raise KappaPlaceError(
             f"The classifiers in {file} do not match the groups: they have {sizes} classes, these images "
             f"have {expected}. Use the images and class settings they were trained with."
         )
-    numbers = np.concatenate([classes.group(number).classes for number in range(len(sizes))])
-    return torch.cat(matrices), torch.from_numpy(classes.cells[numbers])
+    return torch.cat(matrices), torch.from_numpy(np.concatenate(order[: len(sizes)]))
+
+
+SAMPLE = 64
+FAR_ABOVE_CHANCE = 0.25
+"""Smallest part of the way from chance to certainty at which prototypes belong to their classes."""
+
+
+def check_prototypes(
+    anchors: FixedAnchors, sizes: Sequence[int], describe: Callable[[NDArray[np.int64]], Tensor], file: Path
+) -> float:
+    """Check on a sample of images of each group that their own prototype is the most similar one.
+
+    Args:
+        anchors: The anchors, group after group.
+        sizes: Number of prototypes of each group.
+        describe: Returns the descriptors of image rows.
+        file: File of the prototypes.
+
+    Returns:
+        Rate of sampled images whose own prototype is the most similar one of its group.
+
+    Raises:
+        KappaPlaceError: If this is not far more frequent than by chance in every group.
+    """
+    index, won, start = anchors.index.numpy(), [], 0
+    generator = np.random.default_rng(0)
+    for number, size in enumerate(sizes):
+        rows = np.flatnonzero((index >= start) & (index < start + size))
+        rows = np.sort(generator.permutation(rows)[:SAMPLE])
+        if len(rows):
+            cosines = describe(rows).cpu() @ anchors.matrix[start : start + size].T
+            wins = (cosines.argmax(1).numpy() == index[rows] - start).tolist()
+            rate, chance = sum(wins) / len(wins), 1 / size
+            if rate < chance + FAR_ABOVE_CHANCE * (1 - chance):
+                raise KappaPlaceError(
+                    f"The prototypes in {file} do not belong to these places: in group {number}, the own "
+                    f"prototype is the most similar one for {sum(wins)} of {len(wins)} images (chance "
+                    f"{chance:.2g}). Use all of its training images and its model, or set anchors.classes."
+                )
+            won += wins
+        start += size
+    return sum(won) / max(1, len(won))
 
 
 def place_anchors(store: FeatureStore, group: PlaceGroup, images: int) -> FixedAnchors:

@@ -11,7 +11,8 @@ from typing import TypeAlias
 
 import numpy as np
 import torch
-from torch import nn
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.models.checkpoint import TrainableModel
@@ -32,9 +33,12 @@ from kappaplace.training.objectives import (
 from kappaplace.training.places import PlaceGroup, Places, find_places, single_images
 from kappaplace.training.prototypes import (
     FILE,
+    check_prototypes,
     clean_anchors,
+    is_release,
     place_anchors,
     prototype_anchors,
+    release_order,
     restore_prototypes,
     view_anchors,
 )
@@ -61,6 +65,8 @@ class Parts:
     """Groups of classes, which take turns."""
     device: torch.device
     """Device of the model."""
+    describe: Callable[[NDArray[np.int64]], Tensor]
+    """Returns the descriptors of unchanged images from the frozen encoder."""
     extract: Callable[[], FeatureStore]
     """Returns the features of the frozen encoder, computed at the first call."""
     say: Say
@@ -75,7 +81,12 @@ class Parts:
 def place_groups(settings: Settings, data: TrainingSet) -> Groups:
     """Return groups of places that are never neighbors; the objective compares places of one group."""
     places = _find_places(settings, data)
-    return places, places.groups(settings.classes.groups)
+    return places, _groups(places, settings, data)
+
+
+def _groups(places: Places, settings: Settings, data: TrainingSet) -> tuple[PlaceGroup, ...]:
+    first = settings.classes.group_order == "first"
+    return places.groups(settings.classes.groups, data.by_name if first else None)
 
 
 def all_places(settings: Settings, data: TrainingSet) -> Groups:
@@ -96,10 +107,12 @@ def _each_image(settings: Settings, data: TrainingSet) -> Groups:
 
 def _classifier_places(settings: Settings, data: TrainingSet) -> Groups:
     places, file = _find_places(settings, data), _prototype_file(settings)
-    if file.is_file() and file.suffix != ".safetensors":  # the authors' release, which has the first groups
-        present = places.classes.group_of_class < len(read_prototypes(file))
-        return places, (places.classes.select(places.chosen[present[places.chosen]]),)
-    groups = places.groups(settings.classes.groups)
+    if is_release(file):  # it has the first groups only
+        order = release_order(data, settings)[: len(read_prototypes(file))]
+        stored = {tuple(cell) for group in order for cell in group.tolist()}
+        present = [tuple(cell) in stored for cell in places.classes.cells[places.selection].tolist()]
+        return places, (places.classes.select(places.selection[np.array(present, bool)]),)
+    groups = _groups(places, settings, data)
     return places, (places.classes.select(np.sort(np.concatenate([group.classes for group in groups]))),)
 
 
@@ -138,8 +151,15 @@ def to_anchors(parts: Parts, gaussian: bool = False) -> Objective:
 
 
 def _classifier_anchors(parts: Parts) -> FixedAnchors:
-    file = _prototype_file(parts.settings)
-    return prototype_anchors(file, parts.groups[0], parts.places.classes, parts.grid, parts.model.dim)
+    file, group, classes = _prototype_file(parts.settings), parts.groups[0], parts.places.classes
+    if not is_release(file):
+        return prototype_anchors(file, group, classes, parts.grid, parts.model.dim)
+    order = release_order(parts.data, parts.settings)
+    anchors = prototype_anchors(file, group, classes, parts.grid, parts.model.dim, order)
+    sizes = [len(matrix) for matrix in read_prototypes(file)]
+    rate = check_prototypes(anchors, sizes, parts.describe, file)
+    parts.say(f"For {rate:.0%} of the sampled images, their own prototype of {file} is the most similar one.")
+    return anchors
 
 
 @dataclass(frozen=True)

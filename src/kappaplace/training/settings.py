@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import math
 import re
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
@@ -60,6 +64,8 @@ class ModelSettings:
 
     start: str = ""
     """Model to start from: a folder, a weights file or a name of `kappaplace models`. Empty: a new model."""
+    start_head: str = ""
+    """Head of a starting weights file of another project, if its keys allow several; none omits it."""
     backbone: str = "resnet50"
     """Backbone of a new model."""
     dim: int = 512
@@ -96,6 +102,8 @@ class ClassSettings:
     """Number of groups along the heading."""
     groups: int = _not_negative(8)
     """Number of groups that take turns, one per epoch. 0: all."""
+    group_order: Literal["largest", "first"] = "largest"
+    """Which groups these are: the largest, or the first by image name, as in the code of CosPlace."""
     min_images: int = _positive(10)
     """Minimum number of images per class."""
     hold_out: float = _not_negative(0.0, most=1.0)
@@ -176,6 +184,9 @@ class AnchorSettings:
     batch: centroid of the positives in the batch."""
     prototypes: str = ""
     """File of prototypes. Empty: prototypes.safetensors next to the starting model."""
+    classes: str = ""
+    """For prototypes of CosPlace or the authors' release: the file of classes that its code wrote (folder
+    cache). Empty: the order of the classes is rebuilt from the images."""
     views: int = _not_negative(1)
     """Augmented views per image. 0: a new view at every visit (not with the cache)."""
     cache: bool = True
@@ -206,8 +217,8 @@ class RunSettings:
 
     seed: int = _not_negative(0)
     """Random seed."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """Number format of the encoder."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Number format of the encoder. fp16 scales the loss; use it on GPUs without bf16."""
     channels_last: bool = True
     """Store images with the channels last, which is faster on GPUs."""
     compile: bool = False
@@ -219,7 +230,8 @@ class RunSettings:
     checkpoint_every: int = _positive(1000)
     """Steps between training states on disk. The end of an epoch writes one, too, after ten seconds."""
     trackers: tuple[str, ...] = ("tensorboard",)
-    """Trackers to use in addition to CSV files: tensorboard, wandb, mlflow. Missing ones are skipped."""
+    """Trackers to use in addition to CSV files: tensorboard, wandb, mlflow. They must be installed, except
+    tensorboard, which is skipped if it is missing."""
 
 
 @dataclass(frozen=True)
@@ -268,13 +280,21 @@ class Settings:
         _check(settings)
         return settings
 
-    def to_toml(self) -> str:
-        """Return the settings as a TOML file."""
+    def to_toml(self, comments: bool = False) -> str:
+        """Return the settings as a TOML file.
+
+        Args:
+            comments: Whether a comment above each option explains it.
+        """
+        sections = field_docs(Settings) if comments else {}
         lines = [f'recipe = "{self.recipe}"']
         for section in SECTIONS:
             part = getattr(self, section)
-            lines += ["", f"[{section}]"]
-            lines += [f"{item.name} = {_toml(getattr(part, item.name))}" for item in fields(part)]
+            texts = field_docs(type(part)) if comments else {}
+            lines += ["", *_comment(sections.get(section, "")), f"[{section}]"]
+            for item in fields(part):
+                lines += _comment(texts.get(item.name, ""))
+                lines.append(f"{item.name} = {_toml(getattr(part, item.name))}")
         return "\n".join(lines) + "\n"
 
     def differences(self, other: Settings) -> list[str]:
@@ -285,6 +305,23 @@ class Settings:
             for name, value in flat(self).items()
             if value != theirs[name] and name not in _FREE
         ]
+
+
+def field_docs(record: type) -> dict[str, str]:
+    """Return the docstrings below the fields of a class; nothing if its source is not installed."""
+    try:
+        body = ast.parse(textwrap.dedent(inspect.getsource(record))).body[0].body  # type: ignore[attr-defined]
+    except (OSError, SyntaxError):
+        return {}
+    return {
+        item.target.id: " ".join(text.value.value.split())
+        for item, text in pairwise(body)
+        if isinstance(item, ast.AnnAssign) and isinstance(text, ast.Expr)
+    }
+
+
+def _comment(text: str) -> list[str]:
+    return textwrap.wrap(text, 100, initial_indent="# ", subsequent_indent="# ")
 
 
 _FREE = ("run.workers", "run.trackers", "run.checkpoint_every")  # options that do not change the result

@@ -46,7 +46,9 @@ def starting_model(settings: Settings, recipe: Recipe, model: TrainableModel | N
     torch.manual_seed(settings.run.seed)
     options = settings.model
     head: HeadName = options.head or recipe.head  # type: ignore[assignment]  # checked when it is built
-    source = model or (trainable(load_model(options.start)) if options.start else None)
+    source = model or (
+        trainable(load_model(options.start, head=options.start_head or None)) if options.start else None
+    )
     if source is None:
         if recipe.needs_start:
             raise KappaPlaceError(
@@ -123,11 +125,25 @@ _MODULES = {"tensorboard": ("tensorboard", "tensorboardX"), "wandb": ("wandb",),
 
 
 def installed_trackers(names: Sequence[str]) -> list[str]:
-    """Return the trackers that are installed."""
+    """Return the trackers to use. The default tracker is skipped if it is not installed.
+
+    Args:
+        names: Names of trackers.
+
+    Raises:
+        KappaPlaceError: If a tracker is unknown, or another one than the default is not installed.
+    """
     unknown = sorted(set(names) - set(_MODULES))
     if unknown:
         raise KappaPlaceError(f"Unknown tracker '{unknown[0]}'. Choose from: {', '.join(_MODULES)}.")
-    return [name for name in names if any(importlib.util.find_spec(module) for module in _MODULES[name])]
+    installed = [name for name in names if any(importlib.util.find_spec(module) for module in _MODULES[name])]
+    missing = [name for name in names if name not in installed and name not in RunSettings().trackers]
+    if missing:
+        raise KappaPlaceError(
+            f"run.trackers contains '{missing[0]}', which is not installed. Run `pip install {missing[0]}`, "
+            "or remove it from run.trackers."
+        )
+    return installed
 
 
 PROCESS_COUNTS = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
@@ -205,6 +221,8 @@ class Engine:
         except ImportError:
             if any(int(os.environ.get(name, 1)) > 1 for name in PROCESS_COUNTS):
                 raise MissingExtra("Training in several processes", "train") from None
+            if others := set(trackers) - set(RunSettings().trackers):
+                raise MissingExtra(f"The tracker {min(others)}", "train") from None
             alone = OneProcess(cpu=device == "cpu")
             return cls(alone, autocast_for(alone.device, settings.precision))
         # Only the settings define precision and accumulation, not the environment of accelerate.

@@ -61,6 +61,8 @@ class Work:
     """The processes."""
     accumulate: int = 1
     """Number of parts in which a batch is computed."""
+    scaler: torch.amp.GradScaler | None = None
+    """Scales the loss, so that gradients in float16 do not vanish."""
 
     @property
     def device(self) -> torch.device:
@@ -110,14 +112,15 @@ class Work:
             last = number == self.accumulate - 1
             with nullcontext() if last else self.accelerator.no_sync(net):
                 losses = self.objective(next(steps))
-                self.accelerator.backward(losses["loss"] / self.accumulate)
+                loss = losses["loss"] / self.accumulate
+                self.accelerator.backward(loss if self.scaler is None else self.scaler.scale(loss))
             for name, value in losses.items():
                 total[name] = total.get(name, 0.0) + value.detach() / self.accumulate
         own = self.objective.parameters_of(group)
         if self.accelerator.num_processes > 1:
             for parameter in own:  # outside the wrapped network, which does not average them
                 parameter.grad = self.accelerator.reduce(parameter.grad, "mean")
-        self.optimizers.step(group)
+        self.optimizers.step(group, self.scaler)
         return total
 
 
@@ -231,11 +234,15 @@ def _unit(descriptor: Tensor) -> Tensor:
     return nn.functional.normalize(descriptor.float(), dim=1)
 
 
+_HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
 def autocast_for(device: torch.device, precision: str) -> Autocast:
     """Return a function that returns a context with the precision of the settings."""
 
     def context() -> AbstractContextManager[object]:
-        return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()
+        dtype = _HALF.get(precision)
+        return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
 
     return context
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,7 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.metrics.calibration import BOTH_TAILS, UPPER_TAIL, expected_calibration_error
 from kappaplace.metrics.retrieval import KS, recall_at, success_at
 from kappaplace.metrics.selective import auroc
+from kappaplace.metrics.summary import TIED, mean_cosine, tied_fraction
 from kappaplace.models.checkpoint import TrainableModel
 from kappaplace.models.heads import Head
 from kappaplace.models.network import with_spread
@@ -31,7 +33,55 @@ from kappaplace.uncertainty import score_named
 from kappaplace.uncertainty.base import Scores as Floats
 
 Gather = Callable[[Tensor], Tensor]
+Values = dict[str, float]
 CPU = torch.device("cpu")
+
+
+COINCIDENT = 0.98
+"""Mean cosine of different references from which descriptors coincide."""
+
+
+def flawed(values: Values) -> bool:
+    """Return whether ECE@1 is meaningless: at least half of the queries have the same score."""
+    return values.get("tied", 0.0) >= TIED
+
+
+def watched(values: Values) -> Values:
+    """Return the metrics for early stopping: the ECE@1 of a flawed score is undefined."""
+    return {**values, "ECE@1": math.nan} if flawed(values) else values
+
+
+def warnings_of(values: Values) -> list[str]:
+    """Return what is wrong with a model, one sentence or two each.
+
+    Args:
+        values: Validation metrics of `Validator`.
+
+    Returns:
+        Warnings about the score, κ and the descriptors.
+    """
+    warnings = []
+    if flawed(values):
+        same = "every query has" if values["tied"] == 1 else f"{values['tied']:.0%} of the queries have"
+        warnings.append(f"The score is not usable: {same} the same value. Its ECE@1 says nothing.")
+    if "kappa 95%" in values:
+        low, high = values["kappa 5%"], values["kappa 95%"]
+        if high <= 1:
+            warnings.append(
+                f"κ is {low:.2f} to {high:.2f} for 90% of the queries, below the floor of 1 of 1/κ. Train "
+                "longer, or with a higher optimiser.head_lr."
+            )
+        elif high < 1.01 * low:
+            warnings.append(
+                f"κ is nearly constant, {low:.4g} to {high:.4g} for 90% of the queries. Train longer, with a "
+                "higher optimiser.head_lr, or with degraded views (augment.damage)."
+            )
+    if values.get("mean cosine", 0.0) >= COINCIDENT:
+        warnings.append(
+            f"The descriptors coincide: the mean cosine of different references is "
+            f"{values['mean cosine']:.3f}. Lower optimiser.lr or train the encoder longer."
+        )
+    return warnings
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +133,7 @@ class Validator:
     """Number of processes."""
     _frozen: tuple[Evidence, Tensor, Tensor] | None = field(default=None, repr=False)
 
-    def __call__(self, model: TrainableModel) -> dict[str, float]:
+    def __call__(self, model: TrainableModel) -> Values:
         """Measure a model; afterwards it is in the same mode as before.
 
         Args:
@@ -104,10 +154,13 @@ class Validator:
             model.train(was_training)
         return self.measure(evidence)
 
-    def measure(self, evidence: Evidence) -> dict[str, float]:
+    def measure(self, evidence: Evidence) -> Values:
         """Return R@K, and ECE@1 and AUROC of the score if the model has an uncertainty."""
         hits = self.data.positives.hits(evidence.matches.indices)
         values = {f"R@{k}": recall_at(hits, k) for k in KS if k <= hits.shape[1]}
+        descriptors = evidence.references.descriptors
+        if descriptors is not None:
+            values["mean cosine"] = mean_cosine(np.asarray(descriptors[evidence.references.sample()]))
         embeddings = evidence.queries.embeddings
         assert embeddings is not None
         if embeddings.kappa is None and embeddings.variance is None and not self.score:
@@ -117,6 +170,10 @@ class Validator:
         uncertainty, success = score.query(evidence), success_at(hits, 1)
         values["ECE@1"] = self._ece(uncertainty, success, score.one_sided)
         values["AUROC"] = auroc(uncertainty, success)
+        values["tied"] = tied_fraction(uncertainty)
+        if embeddings.kappa is not None:
+            low, high = np.percentile(embeddings.kappa, (5, 95))
+            values |= {"kappa 5%": float(low), "kappa 95%": float(high)}
         return values
 
     def _ece(self, uncertainty: Floats, success: NDArray[np.bool_], one_sided: bool) -> float:

@@ -17,8 +17,7 @@ __all__ = [
     "available", "geometric", "list_scores", "match_score", "score", "score_named", "sue", "z_score",
 ]  # fmt: skip
 
-# The order of tables: from the match list alone, with poses, from the model's own doubt, from the whole map,
-# from the images.
+# In the order of tables: scores of the match list, with positions, of κ, of the whole map, of the images.
 SCORES: dict[str, Score] = {
     each.name: each
     for each in (

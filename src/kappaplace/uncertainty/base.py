@@ -1,7 +1,5 @@
-"""What every score must say of itself.
-
-What scores need, as data: each knows how to tell that it is missing.
-"""
+"""`Score`: one uncertainty score with its formulas; `Need`: an input of a score, and how to detect its
+absence."""
 
 from __future__ import annotations
 
@@ -24,29 +22,29 @@ Formula = Callable[[Evidence], Scores]
 
 @dataclass(frozen=True)
 class Need:
-    """Something that a score cannot do without; those at hand are in `kappaplace.uncertainty.base`."""
+    """An input that a score requires; the common ones are in `kappaplace.uncertainty.base`."""
 
     what: str
-    """In a few words, for tables: "κ of the queries"."""
+    """Short name for tables: "κ of the queries"."""
     lacking: Callable[[Evidence], str | None] = field(compare=False, repr=False)
-    """One sentence that says what is missing and what to do; None where all is there."""
+    """Returns a message about the missing input and what to do; None if it is available."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """One way to say how uncertain a query, or each of its matches, is. Higher is less certain."""
+    """An uncertainty score of queries, and optionally of matches. Higher is less certain."""
 
     name: str
     label: str
-    """As shown in tables and figures."""
+    """Name in tables and figures."""
     query: Formula
-    """One number a query: N."""
+    """Returns one number per query, N."""
     match: Formula | None = None
-    """One number a pair: N×K; None for scores of the query alone."""
+    """Returns one number per match, N×K; None for scores of queries only."""
     needs: tuple[Need, ...] = ()
-    """Both formulas raise the reason of the first need that is lacking."""
+    """Required inputs. Both formulas raise the message of the first one that is missing."""
     one_sided: bool = True
-    """Whether the score has one tail only (distances) or two (κ); ECE clamps accordingly."""
+    """Whether the score has one tail (distances) or two (κ); ECE clips outliers accordingly."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "query", self._checked(self.query))
@@ -54,12 +52,12 @@ class Score:
             object.__setattr__(self, "match", self._checked(self.match))
 
     def reason(self, evidence: Evidence) -> str | None:
-        """Why this score cannot be had from this evidence, in one sentence; None where it can."""
+        """Return why the score cannot be computed from this evidence; None if it can."""
         return next((reason for need in self.needs if (reason := need.lacking(evidence))), None)
 
     @property
     def needs_kappa(self) -> bool:
-        """Whether a model with a kappa head must have made the embeddings."""
+        """Whether the embeddings must come from a model with a kappa head."""
         return any(need.what.startswith("κ") for need in self.needs)
 
     def _checked(self, formula: Formula) -> Formula:
@@ -73,7 +71,7 @@ class Score:
 
 
 def _need(what: str, ask: Callable[[Evidence], Any]) -> Need:
-    """Lacking is whatever the evidence itself refuses to give, told in its own words."""
+    """Return a need that is missing if ``ask`` raises an error; the message is that of the error."""
 
     def lacking(evidence: Evidence) -> str | None:
         try:
@@ -90,26 +88,21 @@ REFERENCE_KAPPA = _need("κ of the references", lambda e: e.match_kappa)
 QUERY_VARIANCE = _need("variance of the queries", lambda e: e.query_variance)
 DIM = _need("descriptors (their length)", lambda e: e.dim)
 POSITIONS = _need("positions of the references", lambda e: e.match_positions)
-NEIGHBORHOOD = _need("neighbourhood of the references", lambda e: e.references.near)
+NEIGHBORHOOD = _need("neighborhood of the references", lambda e: e.references.near)
 REFERENCE_DESCRIPTORS = _need("descriptors of the references", lambda e: e.reference_descriptors)
 ALL_SIMILARITIES = _need("similarities of all references", lambda e: e.vectors)
 
 
 def at_least(k: int) -> Need:
-    """So many matches a query."""
+    """Return the need for at least k matches per query."""
 
     def lacking(evidence: Evidence) -> str | None:
-        found = evidence.matches.indices.shape[1]
-        if found >= k:
+        count = evidence.matches.indices.shape[1]
+        if count >= k:
             return None
-        return (
-            f"This score looks at the best references together; retrieve at least {_NUMBER[k]}, not {found}."
-        )
+        return f"This score needs at least {k} matches per query, got {count}. Retrieve more."
 
     return Need(f"{k} matches", lacking)
-
-
-_NUMBER = {2: "two", 3: "three"}
 
 
 def _no_match_outside(evidence: Evidence) -> str | None:
@@ -117,8 +110,8 @@ def _no_match_outside(evidence: Evidence) -> str | None:
     if unresolved == 0 or ALL_SIMILARITIES.lacking(evidence) is None:
         return None
     return (
-        f"All matches of {unresolved:,} queries lie in the place of the top one; retrieve more, or give the "
-        "descriptors of queries and references or the full similarity matrix."
+        f"All matches of {unresolved:,} queries show the place of the top match. Retrieve more matches, or "
+        "pass the descriptors of queries and references or the full similarity matrix."
     )
 
 
@@ -148,5 +141,5 @@ def _no_patches(evidence: Evidence) -> str | None:
 
 
 IMAGES = Need("images of queries and references", _no_images)
-PATCH_MAPS = Need("a model that shows its stages", _no_patches)
+PATCH_MAPS = Need("a model with patch features", _no_patches)
 OPENCV = Need("OpenCV", _no_opencv)

@@ -1,12 +1,9 @@
-"""Geometric verification: do query and match share local features that one camera motion explains?
+"""Geometric verification: the number of local features of query and match that fit one camera motion.
 
-uncertainty = 1/(1 + n), where n counts the SIFT matches (mutual nearest, ratio test) that RANSAC finds to fit
-one fundamental matrix: 1 where nothing fits, towards 0 the more does. The classic check of a retrieval,
-thorough and dear: 0.06 s a pair of 320 pixels on one core. Of a query it looks at the top match only.
-
-SIFT features of single images, and how many of them two images share under one epipolar geometry.
-
-The optional look at the images themselves: local features that one camera motion explains.
+uncertainty = 1/(1 + n), where n is the number of SIFT matches (mutual nearest neighbors that pass the ratio
+test) that fit one fundamental matrix according to RANSAC: 1 if none fits, close to 0 if many do. It is
+accurate but slow: 0.06 s per pair of images with 320 pixels on one core. Of each query it checks only the top
+match.
 """
 
 from __future__ import annotations
@@ -27,38 +24,38 @@ if TYPE_CHECKING:
     from kappaplace.data.images import Source
 
 
-CACHED_IMAGES = 2_000  # of 1,000 features with 128 bytes each: a quarter of a gigabyte
-FEWEST_MATCHES = 8  # seven matches always fit a fundamental matrix: only the eighth says anything
+CACHED_IMAGES = 2_000  # with 1,000 features of 128 bytes each: a quarter of a gigabyte
+FEWEST_MATCHES = 8  # seven matches always fit a fundamental matrix
 
 
 @dataclass(frozen=True)
 class Verification:
-    """How two images are compared; the defaults suit street images of any size."""
+    """Settings of the comparison of two images; the defaults suit street images of any size."""
 
     max_side: int = 640
-    """Larger images are shrunk until their longer side has so many pixels; small ones stay."""
+    """Longer side to which larger images are reduced, in pixels."""
     features: int = 1000
-    """The strongest so many of an image."""
+    """Maximum number of features per image; the strongest are used."""
     ratio: float = 0.8
     """Lowe's test: the best match must be this much closer than the second best."""
     threshold: float = 3.0
-    """Pixels (after shrinking) between a point and its epipolar line."""
+    """Maximum distance between a point and its epipolar line, in pixels of the reduced image."""
     confidence: float = 0.999
-    """Of RANSAC to have drawn one sample without outliers."""
+    """Probability that RANSAC draws a sample without outliers."""
     seed: int = 0
 
 
 class Features(NamedTuple):
-    """Of one image."""
+    """Local features of one image."""
 
     points: NDArray[np.float32]
     """Pixels, n×2."""
     descriptors: NDArray[np.float32] | NDArray[np.uint8]
-    """SIFT, n×128; kept as the bytes they are."""
+    """SIFT descriptors, n×128, as bytes."""
 
 
 class FeatureStore:
-    """Features of listed images, each computed when first asked for; the latest are kept."""
+    """Features of listed images, computed on first use; the latest are cached."""
 
     def __init__(self, image: Callable[[int], Source], settings: Verification) -> None:
         self._image = image
@@ -70,20 +67,19 @@ class FeatureStore:
 
 
 def extract(source: Source, settings: Verification) -> Features:
-    """SIFT on the grey image, shrunk to the stated size."""
+    """Return the SIFT features of the gray image, reduced to ``settings.max_side``."""
     import cv2
 
     from kappaplace.data.images import decode
 
     side = settings.max_side
-    picture = decode(source, target=(side, side))
-    scale = side / max(picture.size)
+    image = decode(source, target=(side, side))
+    scale = side / max(image.size)
     if scale < 1.0:
-        size = (max(1, round(picture.width * scale)), max(1, round(picture.height * scale)))
-        picture = picture.resize(size, Image.Resampling.BILINEAR)
-    grey = np.array(picture.convert("L"))
+        size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
+        image = image.resize(size, Image.Resampling.BILINEAR)
     sift = cv2.SIFT.create(nfeatures=settings.features)
-    keypoints, descriptors = sift.detectAndCompute(grey, None)
+    keypoints, descriptors = sift.detectAndCompute(np.array(image.convert("L")), None)
     if descriptors is None:  # a blank image
         return Features(np.empty((0, 2), np.float32), np.empty((0, 128), np.uint8))
     points = np.array([keypoint.pt for keypoint in keypoints], np.float32)
@@ -91,13 +87,13 @@ def extract(source: Source, settings: Verification) -> Features:
 
 
 def count_inliers(a: Features, b: Features, settings: Verification) -> int:
-    """Matches of a in b that agree on one fundamental matrix, found by RANSAC; 0 where too few match."""
+    """Return the number of feature matches that fit one fundamental matrix (RANSAC); 0 if too few match."""
     import cv2
 
     first, second = _mutual_matches(a, b, settings.ratio)
     if len(first) < FEWEST_MATCHES:
         return 0
-    cv2.setRNGSeed(settings.seed)  # before every pair: the count does not depend on what came before
+    cv2.setRNGSeed(settings.seed)  # for every pair, so that the result does not depend on earlier pairs
     _, mask = cv2.findFundamentalMat(
         a.points[first], b.points[second], cv2.FM_RANSAC, settings.threshold, settings.confidence
     )
@@ -106,7 +102,7 @@ def count_inliers(a: Features, b: Features, settings: Verification) -> int:
 
 
 def _mutual_matches(a: Features, b: Features, ratio: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Pairs that are each other's nearest and pass the ratio test seen from a."""
+    """Return indices of mutual nearest neighbors that pass the ratio test of a."""
     if len(a.points) < 2 or len(b.points) < 2:
         return np.empty(0, np.int64), np.empty(0, np.int64)
     squared = _squared_distances(a.descriptors, b.descriptors)
@@ -116,18 +112,18 @@ def _mutual_matches(a: Features, b: Features, ratio: float) -> tuple[NDArray[np.
     rows = np.arange(len(best))
     mutual = squared.argmin(axis=0)[best] == rows
     distinct = low.min(axis=1) < ratio**2 * low.max(axis=1)
-    chosen = rows[mutual & distinct]
-    return chosen, best[chosen]
+    pairs = rows[mutual & distinct]
+    return pairs, best[pairs]
 
 
 def _squared_distances(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.float32]:
-    """All pairs by one product; integers below 2²⁴, hence exact in float32."""
+    """Return all squared distances with one matrix product; integers below 2²⁴ are exact in float32."""
     a, b = a.astype(np.float32), b.astype(np.float32)
     lengths = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1)
     return lengths - 2.0 * (a @ b.T)
 
 
-# SIFT is dear: what was counted for one evidence is kept as long as the evidence itself.
+# SIFT is slow: results are cached for as long as the evidence exists.
 _COUNTED: WeakKeyDictionary[Evidence, dict[tuple[int, Verification], NDArray[np.int64]]] = WeakKeyDictionary()
 _STORES: WeakKeyDictionary[Evidence, dict[Verification, tuple[FeatureStore, FeatureStore]]] = (
     WeakKeyDictionary()
@@ -135,14 +131,14 @@ _STORES: WeakKeyDictionary[Evidence, dict[Verification, tuple[FeatureStore, Feat
 
 
 def geometric(settings: Verification | None = None, *, name: str = "geometric") -> Score:
-    """Geometric verification with these settings."""
-    chosen = settings or Verification()
+    """Return the score of geometric verification with these settings."""
+    options = settings or Verification()
 
     def query(evidence: Evidence) -> Scores:
-        return _inverse(_inliers(evidence, 0, chosen))
+        return _inverse(_inliers(evidence, 0, options))
 
     def match(evidence: Evidence) -> Scores:
-        columns = [_inliers(evidence, rank, chosen) for rank in range(evidence.matches.indices.shape[1])]
+        columns = [_inliers(evidence, rank, options) for rank in range(evidence.matches.indices.shape[1])]
         return _inverse(np.stack(columns, axis=1))
 
     label = "Geometric" if name == "geometric" else name
@@ -154,7 +150,7 @@ def _inverse(inliers: NDArray[np.int64]) -> Scores:
 
 
 def _inliers(evidence: Evidence, rank: int, settings: Verification) -> NDArray[np.int64]:
-    """Inliers of each query and its match of this rank, N; counted once an evidence."""
+    """Return the inliers of each query and its match of this rank, N; counted once per evidence."""
     images, references = evidence.queries.images, evidence.references
     assert images is not None  # a need of this score
     counted = _COUNTED.setdefault(evidence, {})
@@ -175,24 +171,24 @@ GEOMETRIC = geometric()
 
 
 class GeometricCheck:
-    """Counts inliers of two images; features of the latest images are kept.
+    """Counts inliers of two images; features of the latest images are cached.
 
-    Dear (some hundredths of a second a pair), so it is asked last, of proposals that passed everything else.
-    Images that repeat each other pass it as well: it is no remedy for twins.
+    This takes a few hundredths of a second per pair, so call it last, for proposals that passed all other
+    checks. Different places that look the same pass this check, too.
     """
 
-    def __init__(self, settings: Verification | None = None, *, kept: int = 256) -> None:
+    def __init__(self, settings: Verification | None = None, *, cached: int = 256) -> None:
         self.settings = settings or Verification()
         self._images: dict[int, Source] = {}
-        self._features = lru_cache(maxsize=kept)(self._extract)
+        self._features = lru_cache(maxsize=cached)(self._extract)
 
     def remember(self, number: int, image: Source | None) -> None:
-        """Where the image of a frame is; give paths rather than arrays for a long drive."""
+        """Register the image of a frame; pass paths instead of arrays on a long drive, to save memory."""
         if image is not None:
             self._images[number] = image
 
     def inliers(self, a: int, b: int) -> int | None:
-        """Of two frames; None where an image is not known."""
+        """Return the number of inliers of two frames; None if the image of one is unknown."""
         if a not in self._images or b not in self._images:
             return None
         return count_inliers(self._features(a), self._features(b), self.settings)

@@ -1,9 +1,9 @@
-"""Patches: do query and match show the same things in the same arrangement, as the encoder itself sees it?
+"""Patch matching: whether query and match show the same things in the same arrangement.
 
-uncertainty = 1 − agreement, the share of cells of two feature maps that are each other's nearest and agree
-on one shift (`kappaplace.retrieval.patches`). Patch margin asks the same of the runner-up: the best
-agreement with a match of another place among the first ten, minus that with the top match. Needs no second
-network and no keypoints, only the images once more.
+*Patches* is 1 − agreement: the fraction of patches of two feature maps of the encoder that are mutual nearest
+neighbors and agree on one shift (`kappaplace.retrieval.patches`). *Patch margin* is the best agreement with a
+match of another place among the first ten, minus the agreement with the top match. Both need the images, but
+no second network and no keypoints.
 """
 
 from __future__ import annotations

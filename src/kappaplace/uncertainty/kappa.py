@@ -1,22 +1,19 @@
-"""KappaPlace: inverse length of the κ-weighted resultant of query and reference.
+"""Scores from the concentration κ of descriptors, or from their variance.
 
-U = 1/‖κ_Q·z_Q + κ_R·z_R‖ = 1/√(κ_Q² + κ_R² + 2·κ_Q·κ_R·cosine); of a query, with its top match.
+**KappaPlace** is the inverse length of the κ-weighted sum (resultant) of query and match:
+U = 1/‖κ_Q·z_Q + κ_R·z_R‖ = 1/√(κ_Q² + κ_R² + 2·κ_Q·κ_R·cosine). Two similar descriptors of high κ have a long
+resultant and so a low uncertainty. With low κ the resultant is short even if the descriptors are similar.
 
-Two sure descriptors that agree give a long resultant, hence a low uncertainty; two unsure ones a short one,
-however well they happen to agree.
+**1/κ** of the query measures how noisy the image is, independent of its matches.
 
-1/κ of the query alone: how noisy the image is, whatever it was matched with.
+**Variance** is the variance of the query's descriptor that the model predicts (STUN, BTL, GNLL, MC dropout).
+Each of these methods writes one number per descriptor into ``Embeddings.variance``: the mean σ² of STUN's
+student, BTL's radius, the spread over dropout passes.
 
-Variance of the query's own descriptor, as its model states it: STUN, BTL, GNLL and MC-dropout alike.
-
-Each of these puts one scalar a descriptor into ``Embeddings.variance`` (the mean σ² of STUN's student, BTL's
-radius, the spread over dropout passes …); the score is that scalar and nothing else.
-
-Expected likelihood: how much the two von Mises-Fisher densities of query and reference overlap.
-
-∫ vMF(z; μ_Q, κ_Q)·vMF(z; μ_R, κ_R) dz = C_d(κ_Q)·C_d(κ_R)/C_d(‖κ_Q·μ_Q + κ_R·μ_R‖), the product kernel of
-two densities; the uncertainty is minus its logarithm, with the exact normaliser. Unlike the resultant alone
-it asks for agreement: two sure descriptors that point apart overlap less than two unsure ones.
+**Expected likelihood** measures how much the von Mises-Fisher densities of query and match overlap:
+∫ vMF(z; μ_Q, κ_Q)·vMF(z; μ_R, κ_R) dz = C_d(κ_Q)·C_d(κ_R)/C_d(‖κ_Q·μ_Q + κ_R·μ_R‖). The uncertainty is the
+negative logarithm, with the exact normalizer. Other than with KappaPlace, two descriptors of high κ that
+differ are more uncertain than two of low κ.
 """
 
 from __future__ import annotations
@@ -37,7 +34,7 @@ from kappaplace.uncertainty.base import (
 
 
 def resultants(evidence: Evidence, k: int) -> torch.Tensor:
-    """‖κ_Q·z_Q + κ_R·z_R‖ of each query and its first k matches, N×k."""
+    """Return ‖κ_Q·z_Q + κ_R·z_R‖ of each query and its first k matches, N×k."""
     return vmf.resultant(
         torch.from_numpy(evidence.query_kappa[:, None]),
         torch.from_numpy(evidence.match_kappa[:, :k]),
@@ -63,7 +60,7 @@ KAPPAPLACE = Score(
 )
 
 
-KAPPA_FLOOR = 1.0  # the paper's protocol: below this, κ says "no idea" and its inverse would explode
+KAPPA_FLOOR = 1.0  # from the paper: smaller κ means "no information", and its inverse would be very large
 
 
 def _inverse_kappa(evidence: Evidence) -> Scores:
@@ -81,7 +78,7 @@ VARIANCE = Score("variance", "Variance", _variance, needs=(QUERY_VARIANCE,), one
 
 
 BLOCK = 1 << 14
-"""Values at a time: the series has many steps, and a block of this size stays in the processor's cache."""
+"""Number of values per block: the series has many steps, and this many fit into the processor's cache."""
 
 
 def _log_normalizer(kappa: torch.Tensor, dim: int) -> Scores:

@@ -1,22 +1,20 @@
-"""L2: distance of the query to its match. The baseline that every system already has.
+"""Scores from the list of matches only.
 
-Cosine: one minus the similarity of query and match, half the squared L2 distance of unit vectors.
+**L2** is the distance of query and match, the baseline that every system has. **Cosine** is 1 − similarity,
+half of the squared L2 distance of unit vectors. **PA** is the ratio d1/d2 of the distances to the best and
+the second match.
 
-PA-score: how close the second neighbour comes to the first, d1/d2.
-
-TLD: three training-free scores from the K similarities alone, in a reading of our own.
-
-"Through the lens of doubt" (arXiv 2510.13464) names three quantities: similarity distribution (how the top
-score is separated from the other candidates), ratio spread (how the top-scoring places compete) and
-statistical uncertainty (both combined). We had its description, not its formulas; these are ours, so
-published numbers need not come out. With similarities s_1 ≥ … ≥ s_K, and mean m and standard deviation σ
-of s_2 … s_K:
+**TLD** are three scores after "Through the lens of doubt" (arXiv 2510.13464): similarity distribution (how
+well the top match is separated from the other matches), ratio spread (how much the best matches compete) and
+statistical uncertainty (both combined). The paper describes them without formulas; the formulas here are our
+own, so results may differ from published ones. With similarities s_1 ≥ … ≥ s_K, and mean m and standard
+deviation σ of s_2 … s_K:
 
 - similarity distribution: σ/(σ + s_1 − m) = 1/(1 + z), z = (s_1 − m)/σ;
 - ratio spread: mean of (1 + s_i)/(1 + s_1) over i = 2 … K, cosines shifted so that no ratio is negative;
 - statistical uncertainty: the geometric mean of the two.
 
-All lie in [0, 1]; 1 where the top match is no better than the others.
+All are between 0 and 1, and 1 if the top match is not better than the others.
 """
 
 from __future__ import annotations
@@ -50,7 +48,7 @@ COSINE = Score("cosine", "Cosine", _cosine, _cosine_of_matches)
 
 def _pa(evidence: Evidence) -> Scores:
     first, second = evidence.distances[:, 0], evidence.distances[:, 1]
-    # Two references at distance zero cannot be told apart at all: the ratio's limit is 1.
+    # Two references at distance 0 cannot be distinguished: use the limit of the ratio, 1.
     return np.divide(first, second, out=np.ones_like(first), where=second > 0)
 
 
@@ -61,7 +59,7 @@ def _similarity_distribution(evidence: Evidence) -> Scores:
     top, others = evidence.cosines[:, 0], evidence.cosines[:, 1:]
     spread = others.std(axis=1)
     gap = np.maximum(top - others.mean(axis=1), 0.0)
-    # All equal: nothing is separated from anything.
+    # All similarities are equal: the top match is not separated.
     return np.divide(spread, spread + gap, out=np.ones_like(spread), where=spread + gap > 0)
 
 
@@ -74,7 +72,7 @@ def _statistical_uncertainty(evidence: Evidence) -> Scores:
     return np.sqrt(np.maximum(_similarity_distribution(evidence) * _ratio_spread(evidence), 0.0))
 
 
-# Three matches: the deviation of one other candidate is nothing.
+# At least three matches: a single other match has no standard deviation.
 TLD_DISTRIBUTION = Score(
     "tld-distribution", "TLD distribution", _similarity_distribution, needs=(at_least(3),), one_sided=False
 )

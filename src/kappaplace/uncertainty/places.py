@@ -1,29 +1,22 @@
-"""SUE: how far the poses of the best matches lie apart, weighted by how good the matches are.
+"""Scores that compare places: positions of the matches, or similarities to the rest of the map.
 
-With weights w_i ∝ exp(−slope·d_i) over the K best references and m = Σ w_i·x_i per axis,
-SUE = mean over both axes of Σ w_i·cap(x_i − m)², in m². The method is spatial uncertainty estimation
-(arXiv 2404.00546); log-SUE, log(SUE + 1e-10), is what the KappaPlace paper evaluates.
+**SUE** (spatial uncertainty estimation, arXiv 2404.00546) is the weighted variance of the positions of the
+best matches. With weights w_i ∝ exp(−slope·d_i) over the K best references and m = Σ w_i·x_i per axis, SUE is
+the mean over both axes of Σ w_i·cap(x_i − m)², in m². The KappaPlace paper evaluates log-SUE, log(SUE +
+1e-10). Implementations differ in two points. The slope of 350 is applied to the L2 distance (KappaPlace) or
+to its square (STUN's code). Deviations are limited to ±500 m, as published (the default here), or only
+upwards ("one-sided").
 
-Two choices differ between the codes around: the slope of 350 is applied to the L2 distance (KappaPlace) or to
-its square (STUN's code); and deviations are capped at 500 m to both sides, as the method says (our default),
-or upwards only ("one-sided"), so that a match far to the south or west counts in full.
+**Margin** is s_outside − s_1 (at most 0), where s_outside is the highest similarity outside the neighborhood
+of the top match. PA compares with the second image, which usually shows the same place; the margin compares
+with the next place. If the map has no other place, s_outside is −1.
 
-Place-aware margin: how far the top match stands above the best reference of any other place.
+**Aliasing** is a(R_1) − s_1, where a(R) is the highest similarity of reference R to references outside its
+neighborhood: how easily this place is confused with others, independent of the query. If the map has no other
+place, a is −1.
 
-uncertainty = s_outside − s_1, never above 0, where s_outside is the highest similarity outside the
-neighbourhood of the top match. PA compares with the second image, which mostly shows the same place; this
-compares with the next place. Where the map has no other place, s_outside is −1, the far end of the sphere.
-
-Aliasing: whether the query is closer to its match than the match is to the rest of its own map.
-
-uncertainty = a(R_1) − s_1, where a(R) is the highest similarity of reference R to references outside its
-neighbourhood: how easily this place is confused, known from the map alone. Where the map has no other place,
-a is −1, the far end of the sphere.
-
-z-score: by how many standard deviations the top similarity stands above those of the whole map.
-
-uncertainty = −(s_1 − mean)/deviation, with mean and deviation of the query's similarities to a fixed random
-sample of the references, or to all of them.
+**z-score** is −(s_1 − mean)/deviation, with mean and standard deviation of the query's similarities to a
+fixed random sample of the references, or to all of them.
 """
 
 from __future__ import annotations
@@ -49,7 +42,7 @@ from kappaplace.uncertainty.base import (
 
 Distance = Literal["l2", "squared"]
 Cap = Literal["symmetric", "one-sided"]
-LOG_FLOOR = 1e-10  # m²: the logarithm of matches that all lie in one spot
+LOG_FLOOR = 1e-10  # in m², for matches that are all at the same position
 
 
 def sue(
@@ -62,21 +55,38 @@ def sue(
     log: bool = False,
     name: str | None = None,
 ) -> Score:
-    """SUE with these settings; where fewer than ``k`` matches were retrieved, it takes those there are."""
+    """Return the score SUE with these settings.
+
+    Args:
+        slope: Decay of the weights with the distance of descriptors.
+        k: Number of matches; if fewer were retrieved, all of them are used.
+        distance: Distance of descriptors: l2 or squared.
+        cap: Limit deviations in both directions (symmetric) or only upwards (one-sided).
+        cap_metres: Largest deviation of a position from the mean, in metres.
+        log: Return the logarithm.
+        name: Name of the score. Default: sue, or log-sue.
+
+    Returns:
+        The score.
+
+    Raises:
+        KappaPlaceError: If a setting is not valid.
+    """
     if distance not in get_args(Distance) or cap not in get_args(Cap):
         raise KappaPlaceError(
-            f"SUE has no distance {distance!r} with cap {cap!r}; choose l2 or squared, and symmetric or "
-            "one-sided."
+            "distance must be l2 or squared and cap must be symmetric or one-sided, got "
+            f"{distance!r} and {cap!r}."
         )
     if not (slope >= 0 and k >= 2 and cap_metres > 0):
         raise KappaPlaceError(
-            f"SUE needs slope ≥ 0, k ≥ 2 and a cap above 0 m; got {slope:g}, {k} and {cap_metres:g}."
+            "slope must be at least 0, k at least 2 and cap_metres above 0, got "
+            f"{slope:g}, {k} and {cap_metres:g}."
         )
 
     def variance(evidence: Evidence) -> Scores:
         d = evidence.distances[:, :k]
         d = d**2 if distance == "squared" else d
-        # Shifted by the nearest match: its weight is 1 before normalising, so not all can underflow.
+        # Relative to the nearest match: its weight is 1 before normalization, so not all can underflow.
         weights = np.exp(-slope * (d - d.min(axis=1, keepdims=True)))
         weights /= weights.sum(axis=1, keepdims=True)
         return _capped_variance(evidence.match_positions[:, :k], weights, cap, cap_metres)
@@ -90,8 +100,8 @@ def sue(
 
 
 def _capped_variance(positions: Scores, weights: Scores, cap: Cap, metres: float) -> Scores:
-    """Mean of both axes' weighted variances; positions N×K×2, weights N×K."""
-    origin = positions[:, :1]  # small numbers first: UTM northings have seven digits before the point
+    """Return the mean of the weighted variances of both axes; positions N×K×2, weights N×K."""
+    origin = positions[:, :1]  # for precision: UTM northings have seven digits before the decimal point
     offset = positions - origin
     mean = np.einsum("nk,nkc->nc", weights, offset)[:, None]
     lowest = -metres if cap == "symmetric" else -np.inf
@@ -124,18 +134,30 @@ ALIASING = Score(
 )
 
 
-ROUNDING = 1e-6  # a deviation below this share of the similarities is float32 noise
+ROUNDING = 1e-6  # a standard deviation below this fraction of the similarities is float32 noise
 
 
 def z_score(sample: int | None = SAMPLE, *, seed: int = 0, name: str = "z-score") -> Score:
-    """The z-score against ``sample`` references drawn without repetition; None: against all."""
+    """Return the z-score with these settings.
+
+    Args:
+        sample: Number of references to compare with, drawn without replacement. None: all.
+        seed: Random seed for the sample.
+        name: Name of the score.
+
+    Returns:
+        The score.
+
+    Raises:
+        KappaPlaceError: If the sample is smaller than two.
+    """
     if sample is not None and sample < 2:
-        raise KappaPlaceError(f"A z-score needs a sample of two references or more, got {sample}.")
+        raise KappaPlaceError(f"sample must be at least 2, got {sample}.")
 
     def query(evidence: Evidence) -> Scores:
         mean, deviation = evidence.background(_rows(evidence, sample, seed))
         top = evidence.cosines[:, 0]
-        # Where all references are equally similar, the top one stands out by nothing.
+        # If all references are equally similar, the z-score is 0.
         varied = deviation > ROUNDING * np.maximum(np.abs(mean), np.abs(top))
         return -np.divide(top - mean, deviation, out=np.zeros_like(mean), where=varied)
 

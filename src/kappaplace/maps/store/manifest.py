@@ -2,6 +2,9 @@
 
 It is the only file of a map that changes, and it is replaced in one step. A reader sees the map before a
 change or after it, never in between. Readers ignore files that the manifest does not list.
+
+It has the checksum of every file, block by block, and one of itself, which is compared at every opening. It
+also names the features that a reader needs, so that an older reader does not answer without them.
 """
 
 from __future__ import annotations
@@ -16,8 +19,9 @@ from typing import Any
 from kappaplace.data.geodesy import LOCAL_FRAME, frame_codes
 from kappaplace.data.near import FARTHEST, Neighborhood
 from kappaplace.errors import KappaPlaceError
-from kappaplace.files import write_file
-from kappaplace.records import from_plain, stored, to_plain
+from kappaplace.files import BLOCK, SEAL, sealed, unsealed, write_file
+from kappaplace.records import from_plain, optional, stored, to_plain
+from kappaplace.version import package_version
 
 
 def check_inside(*names: str) -> None:
@@ -29,23 +33,27 @@ def check_inside(*names: str) -> None:
             raise ValueError(f"{name!r} is not a name of a file in the map"[:200])
 
 
-def check_counts(**values: int) -> None:
-    """Raise ValueError for a negative count."""
+def check_counts(least: int = 0, **values: int) -> None:
+    """Raise ValueError for a count below ``least``."""
     for name, value in values.items():
-        if value < 0:
+        if value < least:
             raise ValueError(f"{name} is {value}")
 
 
 MANIFEST = "manifest.json"
-FORMAT = 2
-"""Version of the file format. Newer maps raise an error, older ones are read. In format 2, codes can have
-weights and gains; a map without codes is still written as format 1."""
+FORMAT = 3
+"""Version of the file format. Newer maps raise an error, older ones are read. From format 3, the manifest has a
+checksum and names its features."""
+CODES = "codes"
+FEATURES = frozenset({CODES})
+"""What a map may need from its reader: ``codes`` with weights and gains. Unknown features raise an error."""
 PROTOCOL = 1
 """Version of the scores that a calibration is fitted on. Newer maps raise an error, older ones are read
 without their calibration."""
 MODEL_FOLDER = re.compile(r"model-[0-9a-f]{12}")
 """Name of a folder inside a map with its own model, made of the model's fingerprint."""
 STORAGE = ("float32", "float16", "int8", "pq")
+PATCHES = ("none", "compact", "full")
 
 
 @dataclass(frozen=True)
@@ -54,9 +62,13 @@ class FileRecord:
 
     size: int
     sha256: str
+    blocks: tuple[int, ...] = field(default=(), metadata=optional())
+    """CRC-32 of every block of the file, compared when the block is first read; empty in maps of format 2."""
 
     def __post_init__(self) -> None:
         check_counts(size=self.size)
+        if self.blocks and len(self.blocks) != -(-self.size // BLOCK):
+            raise ValueError(f"{self.size} bytes have {len(self.blocks)} checksums")
 
 
 @dataclass(frozen=True)
@@ -72,8 +84,10 @@ class SegmentRecord:
     files: Mapping[str, FileRecord]
 
     def __post_init__(self) -> None:
-        check_counts(count=self.count)
+        check_counts(1, count=self.count)
         check_inside(self.name, *self.files)
+        if not self.name.isascii() or not self.name.isdigit():
+            raise ValueError(f"{self.name!r} is not a name of a segment"[:200])
 
 
 @dataclass(frozen=True)
@@ -82,8 +96,8 @@ class ModelRecord:
 
     fingerprint: str
     source: str
-    """Name, weights file or folder for `load_model`. A folder inside the map starts with ``./``. Empty: the
-    user must pass the model."""
+    """Name of a published model, or a folder inside the map, which starts with ``./``. Empty, or any other path
+    in maps of earlier versions: the user must pass the model."""
     dim: int
     kappa: bool
     preprocessing: dict[str, Any]
@@ -92,9 +106,13 @@ class ModelRecord:
     same, so a user who passes the earlier model gets the κ of the map."""
 
     def __post_init__(self) -> None:
-        check_counts(dim=self.dim)
-        if self.source.startswith("./"):
-            check_inside(self.source)
+        check_counts(1, dim=self.dim)
+
+    @property
+    def inside(self) -> str:
+        """Name of the folder inside the map with the model; empty if the model is not in the map."""
+        name = self.source.removeprefix("./")
+        return name if self.source.startswith("./") and MODEL_FOLDER.fullmatch(name) else ""
 
 
 @dataclass(frozen=True)
@@ -133,11 +151,17 @@ class Manifest:
     """Rows that the z-score compares with, sorted."""
     codebook: Extra | None = None
     """Codebook that decodes the descriptors of storage pq."""
+    patches: str = "none"
+    """What new references store for patch matching: none, compact (codes) or full (feature maps)."""
+    patch_codebook: Extra | None = None
+    """Codebook that decodes compact patches."""
     unposed: int = 0
     calibration: dict[str, Any] | None = None
     kappaplace: str = ""
     format: int = FORMAT
     protocol: int = PROTOCOL
+    features: tuple[str, ...] = ()
+    """What a reader must support, see `FEATURES`."""
 
     def __post_init__(self) -> None:
         check_counts(version=self.version, unposed=self.unposed, format=self.format, protocol=self.protocol)
@@ -147,6 +171,8 @@ class Manifest:
         Neighborhood.parse(self.neighborhood)
         if self.storage not in STORAGE:
             raise KappaPlaceError(f"Unknown storage {self.storage!r}. Choose from: {', '.join(STORAGE)}.")
+        if self.patches not in PATCHES:
+            raise KappaPlaceError(f"Unknown patches {self.patches!r}. Choose from: {', '.join(PATCHES)}.")
         if self.storage == "pq" and self.codebook is None:
             raise KappaPlaceError(
                 "The storage pq is learned from the descriptors of a map. Build it as float16, then run "
@@ -154,6 +180,11 @@ class Manifest:
             )
         if not 0 < self.radius <= FARTHEST:
             raise KappaPlaceError(f"radius must be above 0 m and finite, got {self.radius}.")
+        if len({segment.name for segment in self.segments}) != len(self.segments):
+            raise ValueError("it lists a segment more than once")
+        for extra in (self.removed, self.distinctiveness, self.sample):
+            if extra is not None and extra.rows > self.rows:
+                raise ValueError(f"{extra.file} is for {extra.rows} of {self.rows} references")
 
     @property
     def rows(self) -> int:
@@ -171,9 +202,14 @@ class Manifest:
         return Neighborhood.parse(self.neighborhood)
 
     @property
+    def needed(self) -> list[Extra]:
+        """Arrays next to the segments that cannot be computed again."""
+        return [extra for extra in (self.removed, self.codebook, self.patch_codebook) if extra]
+
+    @property
     def extras(self) -> list[Extra]:
         """All arrays next to the segments."""
-        extras = (self.removed, self.distinctiveness, self.sample, self.codebook)
+        extras = (self.removed, self.distinctiveness, self.sample, self.codebook, self.patch_codebook)
         return [extra for extra in extras if extra is not None]
 
 
@@ -191,8 +227,10 @@ class _Calibrated:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Replace the manifest of a map, in the format of this version."""
-    current = replace(manifest, format=FORMAT if manifest.codebook else 1, protocol=PROTOCOL)
-    write_file(folder / MANIFEST, json.dumps(to_plain(current), indent=1, ensure_ascii=False) + "\n")
+    features = (CODES,) if manifest.codebook else ()
+    current = replace(manifest, format=FORMAT, protocol=PROTOCOL, features=features)
+    text = json.dumps(sealed(to_plain(current)), indent=1, ensure_ascii=False)
+    write_file(folder / MANIFEST, text + "\n")
 
 
 def read_manifest(folder: str | Path) -> Manifest:
@@ -214,6 +252,15 @@ def read_manifest(folder: str | Path) -> Manifest:
         values = json.loads(text)
         if values["format"] > FORMAT:
             raise _newer(folder, values.get("kappaplace"), "format", values["format"], FORMAT)
+        if values["format"] == FORMAT and SEAL not in values:
+            raise ValueError("it has no checksum")
+        values = unsealed(values)
+        unknown = sorted(set(values.get("features", ())) - FEATURES)
+        if unknown:
+            raise KappaPlaceError(
+                f"The map {folder} needs {', '.join(map(repr, unknown))}, which kappaplace {package_version()} "
+                "does not support. Please upgrade kappaplace."
+            )
         return of_this_protocol(from_plain(Manifest, values, newer=True), folder)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise KappaPlaceError(

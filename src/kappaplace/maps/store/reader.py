@@ -17,11 +17,13 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from kappaplace.data.images import Preprocessing
 from kappaplace.data.near import Near
 from kappaplace.errors import KappaPlaceError
+from kappaplace.files import BLOCK
 from kappaplace.maps.store.manifest import Extra, Manifest
+from kappaplace.maps.store.schema import Column
 from kappaplace.maps.store.segments import (
-    Column,
     Rows,
     Segment,
     name_keys,
@@ -31,6 +33,7 @@ from kappaplace.maps.store.segments import (
 )
 from kappaplace.retrieval import Columns, MapSource
 from kappaplace.retrieval.codes import Codebook
+from kappaplace.retrieval.patch_codes import PatchCodebook
 
 Indices = NDArray[np.int64]
 Selection: TypeAlias = "int | slice | NDArray[np.integer] | Sequence[int]"
@@ -49,18 +52,28 @@ class MapStore:
     Args:
         folder: Folder of the map.
         manifest: Manifest of the version.
-
-    Raises:
-        KappaPlaceError: If a file of descriptors is missing or truncated.
     """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder, self.manifest = folder, manifest
         codebook = None if manifest.codebook is None else lambda: self.codebook
-        self.segments = [Segment(folder, record, codebook) for record in manifest.segments]
+        self.segments = [Segment(folder, record, manifest, codebook) for record in manifest.segments]
         self.starts = np.concatenate([[0], np.cumsum([len(s) for s in self.segments])]).astype(np.int64)
+
+    def check(self) -> None:
+        """Check what takes little time: file lists, sizes, removed rows and the codebook.
+
+        Checksums and values of other files are checked when they are first read.
+
+        Raises:
+            KappaPlaceError: If a file is missing, truncated or damaged, or does not fit the manifest.
+        """
+        Preprocessing.from_dict(self.manifest.model.preprocessing)
         for segment in self.segments:
-            segment.checked("descriptors.npy")  # report truncated files when the map is opened
+            segment.check_sizes()
+        for extra in self.manifest.needed:
+            if extra.record.size <= BLOCK:
+                self.extra(extra)
 
     def __len__(self) -> int:
         return self.manifest.count
@@ -68,8 +81,18 @@ class MapStore:
     @cached_property
     def codebook(self) -> Codebook:
         """Codebook of a map with codes."""
-        assert self.manifest.codebook is not None
-        return read_codebook(self.folder, self.manifest.codebook, self.manifest.model.dim)
+        return read_codebook(self.folder, self.manifest)
+
+    @cached_property
+    def patch_codebook(self) -> PatchCodebook | None:
+        """Codebook of compact patches; None if the map has no compact patches."""
+        extra = self.manifest.patch_codebook
+        return None if extra is None else PatchCodebook.from_array(self.extra(extra))
+
+    def has_patches(self, references: Selection) -> NDArray[np.bool_]:
+        """Return which references have stored patches."""
+        segment = np.searchsorted(self.starts, self.rows_of(references), side="right") - 1
+        return np.array([segment.has_patches for segment in self.segments], bool)[segment]
 
     @cached_property
     def live(self) -> Indices | None:
@@ -97,10 +120,12 @@ class MapStore:
         rows = self.rows_of(references)
         flat = rows.reshape(-1)
         numbers = np.searchsorted(self.starts, flat, side="right") - 1
-        first = self.segments[0].array(column)
+        first = self.segments[int(numbers[0]) if len(numbers) else 0].array(column)
         values = np.empty((len(flat), *first.shape[1:]), first.dtype)
         for number in np.unique(numbers).tolist():
             mask = numbers == number
+            if column == "patches":
+                self.segments[number].check(flat[mask] - self.starts[number], column)
             values[mask] = self.segments[number].array(column)[flat[mask] - self.starts[number]]
         return values.reshape((*rows.shape, *first.shape[1:]))
 
@@ -133,7 +158,8 @@ class MapStore:
     def descriptors(self) -> Columns:
         """Descriptors of all references, read block by block."""
         stored = [segment.stored() for segment in self.segments]
-        return Columns(stored, self.live, dim=self.manifest.model.dim)
+        checks = [segment.check for segment in self.segments]
+        return Columns(stored, self.live, dim=self.manifest.model.dim, checks=checks)
 
     def source(self) -> MapSource:
         """Return the data that search engines need."""
@@ -191,7 +217,7 @@ class MapStore:
 
     def extra(self, extra: Extra) -> Column:
         """Read an array next to the segments."""
-        return read_extra(self.folder, extra)
+        return read_extra(self.folder, extra, self.manifest)
 
     def place(self, reference: int) -> tuple[Segment, int]:
         """Return the segment of a reference, and its row in the segment."""

@@ -9,21 +9,23 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.files import DAMAGED_ARRAYS, save_array, sha256_of, why
-from kappaplace.maps.store.manifest import Extra, FileRecord, SegmentRecord
+from kappaplace.files import BLOCK, DAMAGED_ARRAYS, file_sums, save_array, why
+from kappaplace.maps.store.manifest import Extra, FileRecord, Manifest, SegmentRecord
+from kappaplace.maps.store.schema import Column, Guard, check_column, check_extra, wrong_file
 from kappaplace.retrieval.codes import Codebook
 from kappaplace.retrieval.columns import Coded, Quantized, decode, encode
+from kappaplace.retrieval.columns import Rows as RowNumbers
 from kappaplace.retrieval.columns import Segment as StoredDescriptors
 
 
@@ -43,19 +45,31 @@ def write_blobs(folder: Path, name: str, pieces: Sequence[bytes]) -> None:
 
 
 class Blobs:
-    """A column with one byte string per row."""
+    """A column with one byte string per row.
 
-    def __init__(self, starts: NDArray[np.int64], data: NDArray[np.uint8]) -> None:
-        self.starts, self.data = starts, data
+    Args:
+        starts: N+1 offsets.
+        data: All bytes.
+        check: Called with the first and the last byte before they are read, and without both for all bytes.
+    """
+
+    def __init__(
+        self, starts: NDArray[np.int64], data: NDArray[np.uint8], check: Callable[..., None] = lambda *_: None
+    ) -> None:
+        self.starts, self.data, self.check = starts, data, check
 
     def __len__(self) -> int:
         return len(self.starts) - 1
 
     def __getitem__(self, row: int) -> bytes:
-        return self.data[int(self.starts[row]) : int(self.starts[row + 1])].tobytes()
+        start, end = int(self.starts[row]), int(self.starts[row + 1])
+        if start < end:
+            self.check(np.arange(start, end, BLOCK), np.array([end - 1]))
+        return self.data[start:end].tobytes()
 
     def all(self) -> list[bytes]:
         """Return all byte strings, read in one pass."""
+        self.check()
         data = self.data.tobytes()
         return [data[start:end] for start, end in pairwise(self.starts.tolist())]
 
@@ -67,11 +81,11 @@ def map_bytes(file: Path) -> NDArray[np.uint8]:
     return np.memmap(file, np.uint8, "r")
 
 
-Column: TypeAlias = NDArray[Any]
-"""Numbers of one type, one row per reference."""
 SEGMENTS = "segments"
 POSE = ("x", "y", "heading", "time")
 """Columns of poses: metres to the east and north, degrees clockwise from north, seconds since 1970."""
+LARGE = ("descriptors", "patches")
+"""Columns of which few rows are read at a time."""
 COLUMNS = ("descriptors", "kappa", "poses", "routes", "stats", "digests")
 
 
@@ -98,6 +112,8 @@ class Rows:
     thumbnails: Sequence[bytes] | None = None
     codes: NDArray[np.uint8] | None = None
     """Descriptors as codes, from a map that stores codes, so that they are not rounded twice."""
+    patches: Column | None = None
+    """Patches as stored: codes N×bytes, or feature maps N×C×H×W; None if a reference has none."""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -110,6 +126,7 @@ class Rows:
             **{column: getattr(self, column)[rows] for column in COLUMNS},
             thumbnails=None if small is None else [small[i] for i in rows.tolist()],
             codes=None if self.codes is None else self.codes[rows],
+            patches=None if self.patches is None else self.patches[rows],
         )
 
     @classmethod
@@ -117,11 +134,13 @@ class Rows:
         """Concatenate several lists of references."""
         small = [part.thumbnails for part in parts if part.thumbnails is not None]
         codes = [part.codes for part in parts if part.codes is not None]
+        patches = [part.patches for part in parts if part.patches is not None]
         return cls(
             [name for part in parts for name in part.names],
             **{c: np.concatenate([getattr(part, c) for part in parts]) for c in COLUMNS},
             thumbnails=[piece for part in small for piece in part] if len(small) == len(parts) else None,
             codes=np.concatenate(codes) if codes and len(codes) == len(parts) else None,
+            patches=np.concatenate(patches) if patches and len(patches) == len(parts) else None,
         )
 
 
@@ -159,13 +178,19 @@ def write_segment(
         files = {}
         for file in sorted(part.iterdir()):
             _sync(file)
-            files[file.name] = FileRecord(file.stat().st_size, sha256_of(file))
+            files[file.name] = file_record(file)
         os.rename(part, folder)
         _sync(folder.parent)
     except OSError as error:
         shutil.rmtree(part, ignore_errors=True)
         raise unwritable(folder, error) from None
     return SegmentRecord(folder.name, len(rows), root, prefix, files)
+
+
+def file_record(file: Path) -> FileRecord:
+    """Return size and checksums of a file."""
+    digest, sums = file_sums(file)
+    return FileRecord(file.stat().st_size, digest, tuple(sums))
 
 
 def unwritable(folder: Path, error: OSError) -> KappaPlaceError:
@@ -186,6 +211,8 @@ def _write(part: Path, rows: Rows, storage: str, codebook: Codebook | None) -> N
     save_array(part / "descriptors.npy", plain)
     for column in COLUMNS[1:]:
         save_array(part / f"{column}.npy", getattr(rows, column))
+    if rows.patches is not None:
+        save_array(part / "patches.npy", rows.patches)
     save_array(part / "keys.npy", name_keys(rows.names))
     write_blobs(part, "names", [_bytes(name) for name in rows.names])
     if rows.thumbnails is not None:
@@ -193,39 +220,58 @@ def _write(part: Path, rows: Rows, storage: str, codebook: Codebook | None) -> N
 
 
 class Segment:
-    """A segment of a map. Each file is memory-mapped on first use.
+    """A segment of a map. Each file is memory-mapped and checked on first use.
 
     Args:
         folder: Folder of the map.
         record: Record of the segment.
+        manifest: Manifest of the map.
         codebook: Reads the codebook of a map with codes. It is called on first use.
     """
 
     def __init__(
-        self, folder: Path, record: SegmentRecord, codebook: Callable[[], Codebook] | None = None
+        self,
+        folder: Path,
+        record: SegmentRecord,
+        manifest: Manifest,
+        codebook: Callable[[], Codebook] | None = None,
     ) -> None:
         self.folder, self.record, self._codebook = folder / SEGMENTS / record.name, record, codebook
+        self.manifest = manifest
         self._arrays: dict[str, Column] = {}
+        self._guards: dict[str, Guard] = {}
 
     def __len__(self) -> int:
         return self.record.count
 
+    def check_sizes(self) -> None:
+        """Check that all files exist and have the size that the references need."""
+        if message := wrong_file(self.record, self.manifest):
+            raise KappaPlaceError(f"{self.folder}: {message}. {_HELP}")
+        for name in self.record.files:
+            self.checked(name)
+
     def array(self, column: str) -> Column:
-        """Return a numeric column, memory-mapped."""
+        """Return a numeric column, memory-mapped. `LARGE` ones are compared with their checksums by `check`."""
         if column not in self._arrays:
-            file = self.checked(f"{column}.npy")
-            try:
+            name = f"{column}.npy"
+            data_size = self.record.files[f"{column[:-6]}bin"].size if column.endswith("starts") else 0
+            with self._reading(name) as file:
+                self._guard(name).check(*((_FIRST, _FIRST) if column in LARGE else ()))
                 array = np.load(file, mmap_mode="c", allow_pickle=False)  # torch warns about read-only memory
-            except FileNotFoundError:  # deleted after its size was checked
-                raise _gone(file) from None
-            except DAMAGED_ARRAYS as error:
-                raise KappaPlaceError(f"{file} cannot be read ({error}). {_HELP}") from None
-            if len(array) != len(self):
-                raise KappaPlaceError(f"{file} has {len(array)} rows instead of {len(self)}. {_HELP}")
-            if array.dtype.kind not in "fiu":
-                raise KappaPlaceError(f"{file} does not contain numbers. {_HELP}")
+                check_column(column, array, self.manifest, len(self), data_size)
             self._arrays[column] = array
         return self._arrays[column]
+
+    def check(self, rows: RowNumbers = slice(None), column: str = "descriptors") -> None:
+        """Compare rows of a large column with their checksums, unless they were compared before."""
+        name = f"{column}.npy"
+        guard, array = self._guard(name), self.array(column)
+        if not guard.is_done:
+            header = self.record.files[name].size - array.nbytes
+            first = header + np.arange(len(array))[rows] * array.strides[0]
+            with self._reading(name):
+                guard.check(first, first + array.strides[0] - 1)
 
     def stored(self) -> StoredDescriptors:
         """Return the descriptors as stored, memory-mapped."""
@@ -236,6 +282,7 @@ class Segment:
 
     def descriptors(self) -> NDArray[np.float32]:
         """Return all descriptors as float32."""
+        self.check()
         return decode(self.stored())
 
     @cached_property
@@ -247,6 +294,16 @@ class Segment:
     def thumbnails(self) -> Blobs | None:
         """JPEG thumbnails; None if the map has none."""
         return self._blobs("thumbnails") if "thumbnails.bin" in self.record.files else None
+
+    @property
+    def has_patches(self) -> bool:
+        """Whether the references have stored patches."""
+        return "patches.npy" in self.record.files
+
+    def patches(self, rows: RowNumbers) -> Column:
+        """Return the stored patches of some rows."""
+        self.check(rows, "patches")
+        return np.array(self.array("patches")[rows])
 
     def rows(self) -> Rows:
         """Return all references in memory."""
@@ -260,6 +317,7 @@ class Segment:
             **mapped,
             thumbnails=None if small is None else small.all(),
             codes=None if self._codebook is None else np.array(self.array("descriptors")),
+            patches=self.patches(slice(None)) if self.has_patches else None,
         )
 
     def checked(self, name: str) -> Path:
@@ -276,13 +334,31 @@ class Segment:
         return file
 
     def _blobs(self, name: str) -> Blobs:
-        data, starts = self.checked(f"{name}.bin"), self.checked(f"{name}.starts.npy")
+        guard, starts = self._guard(f"{name}.bin"), self.array(f"{name}.starts")
+
+        def check(*ends: NDArray[np.int64]) -> None:
+            if not guard.is_done:
+                with self._reading(f"{name}.bin"):
+                    guard.check(*ends)
+
+        return Blobs(starts, guard.data, check)
+
+    def _guard(self, name: str) -> Guard:
+        if name not in self._guards:
+            with self._reading(name) as file:
+                self._guards[name] = Guard(map_bytes(file), self.record.files[name])
+        return self._guards[name]
+
+    @contextmanager
+    def _reading(self, name: str) -> Iterator[Path]:
+        """Check the size of a file, and turn what damage raises into a message."""
+        file = self.checked(name)
         try:
-            return Blobs(np.load(starts, mmap_mode="r", allow_pickle=False), map_bytes(data))
-        except FileNotFoundError:
-            raise _gone(data) from None
+            yield file
+        except FileNotFoundError:  # deleted after its size was checked
+            raise _gone(file) from None
         except DAMAGED_ARRAYS as error:
-            raise KappaPlaceError(f"{data} cannot be read ({error}). {_HELP}") from None
+            raise KappaPlaceError(f"{file} cannot be read ({error}). {_HELP}") from None
 
 
 def _gone(file: Path) -> StaleMap:
@@ -292,13 +368,18 @@ def _gone(file: Path) -> StaleMap:
     )
 
 
-def read_extra(folder: Path, extra: Extra) -> Column:
-    """Read an array next to the segments, after checking its size."""
+def read_extra(folder: Path, extra: Extra, manifest: Manifest) -> Column:
+    """Read an array next to the segments, after checking its size, its checksum and its values."""
     file = folder / extra.file
     try:
         if file.stat().st_size != extra.record.size:
             raise ValueError(f"{file.stat().st_size:,} bytes instead of {extra.record.size:,}")
-        return np.load(file, mmap_mode="r", allow_pickle=False)
+        Guard(map_bytes(file), extra.record).check()
+        array = np.load(file, mmap_mode="r", allow_pickle=False)
+        for kind in ("removed", "sample", "distinctiveness"):
+            if extra is getattr(manifest, kind):
+                check_extra(kind, array, manifest)
+        return array
     except FileNotFoundError:
         raise StaleMap(
             f"{file} no longer exists: another process changed the map. Open the map again, or run "
@@ -310,13 +391,12 @@ def read_extra(folder: Path, extra: Extra) -> Column:
         ) from None
 
 
-def read_codebook(folder: Path, extra: Extra, dim: int) -> Codebook:
+def read_codebook(folder: Path, manifest: Manifest) -> Codebook:
     """Read the codebook of a map with codes.
 
     Args:
         folder: Folder of the map.
-        extra: Record of the codebook.
-        dim: Number of dimensions of the descriptors.
+        manifest: Manifest of the map.
 
     Returns:
         The codebook.
@@ -324,8 +404,10 @@ def read_codebook(folder: Path, extra: Extra, dim: int) -> Codebook:
     Raises:
         KappaPlaceError: If the file is damaged.
     """
+    extra = manifest.codebook
+    assert extra is not None
     try:
-        return Codebook.from_array(read_extra(folder, extra), dim)
+        return Codebook.from_array(read_extra(folder, extra, manifest), manifest.model.dim)
     except StaleMap:
         raise
     except KappaPlaceError:
@@ -335,6 +417,8 @@ def read_codebook(folder: Path, extra: Extra, dim: int) -> Codebook:
         ) from None
 
 
+_FIRST = np.zeros(1, np.int64)
+"""Offset of the block with the header of an .npy file."""
 _HELP = "`kappaplace map verify` lists all damaged files; restore the map from a copy, or rebuild it."
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kappaplace.calibration.calibration import Calibration
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import sha256_of
-from kappaplace.maps.store.manifest import Extra, FileRecord, Manifest, read_manifest
-from kappaplace.maps.store.segments import SEGMENTS, Segment, read_codebook
+from kappaplace.maps.store.manifest import FileRecord, Manifest, read_manifest
+from kappaplace.maps.store.reader import MapStore
+from kappaplace.maps.store.schema import columns_of
+from kappaplace.maps.store.segments import SEGMENTS, Segment, name_keys, row_name
 from kappaplace.progress import track
 
 UNIT = 0.02
@@ -23,21 +25,19 @@ CODED = 0.5
 def find_damage(folder: Path, manifest: Manifest) -> list[str]:
     """Return one message per problem; an empty list if the map is intact."""
     problems: list[str] = []
-    extras, codes = manifest.extras, manifest.codebook
-    codebook = None if codes is None else partial(read_codebook, folder, codes, manifest.model.dim)
-    with track("Verifying", len(manifest.segments) + len(extras)) as bar:
-        for record in manifest.segments:
-            segment = Segment(folder, record, codebook)
-            files = {segment.folder / name: file for name, file in record.files.items()}
+    store = MapStore(folder, manifest)
+    with track("Verifying", len(manifest.segments) + len(manifest.extras)) as bar:
+        for segment in store.segments:
+            files = {segment.folder / name: file for name, file in segment.record.files.items()}
             damaged = [message for path, file in files.items() if (message := _check_file(path, file))]
             problems += damaged or _check_values(segment, manifest)
             bar.advance()
-        for extra in extras:
+        for extra in manifest.extras:
             message = _check_file(folder / extra.file, extra.record)
-            problems += [message] if message else _check_extra(folder, extra, manifest)
+            problems += [message] if message else _messages(lambda extra=extra: store.extra(extra))
             bar.advance()
-    if len({record.name for record in manifest.segments}) != len(manifest.segments):
-        problems.append(f"The manifest of {folder} lists a segment more than once.")
+    if not problems:
+        problems += _messages(store.check) + _messages(lambda: store.patch_codebook) + _check_calibration(manifest) + _repeated(store)
     return problems
 
 
@@ -59,12 +59,11 @@ def first_broken(folder: Path, manifest: Manifest) -> str:
         manifest: Its manifest.
     """
     files = {
-        Segment(folder, record).folder / name: file
+        folder / SEGMENTS / record.name / name: file
         for record in manifest.segments
         for name, file in record.files.items()
     }
-    needed = [extra for extra in (manifest.removed, manifest.codebook) if extra is not None]
-    files |= {folder / extra.file: extra.record for extra in needed}
+    files |= {folder / extra.file: extra.record for extra in manifest.needed}
     return next((message for file, record in files.items() if (message := _check_file(file, record))), "")
 
 
@@ -81,16 +80,22 @@ def _check_file(file: Path, record: FileRecord) -> str:
 
 
 def _check_values(segment: Segment, manifest: Manifest) -> list[str]:
-    """Return messages about counts and values of a segment whose checksums are correct."""
+    """Return messages about a segment whose checksums are correct, by the schema and by what takes long."""
+    problems = _messages(segment.check_sizes) or [
+        message
+        for column in columns_of(segment.record)
+        for message in _messages(lambda column=column: segment.array(column))
+    ]
+    if problems:
+        return problems
     name = f"The segment {SEGMENTS}/{segment.record.name}"
-    try:
-        descriptors, poses = segment.descriptors(), segment.array("poses")
-        names, kappa = segment.names, segment.array("kappa")
-    except KappaPlaceError as error:
-        return [str(error)]
+    problems = _messages(segment.descriptors)
+    if problems:
+        return problems
+    descriptors = segment.descriptors()
     length = np.linalg.norm(descriptors, axis=1)
-    problems = {
-        f"{name} has {len(names):,} names for {len(segment):,} references.": len(names) != len(segment),
+    texts = [row_name(segment, row) for row in range(len(segment))]
+    checks = {
         f"{name} has descriptors of {descriptors.shape[1]} dimensions instead of {manifest.model.dim}.": (
             descriptors.shape[1] != manifest.model.dim
         ),
@@ -98,21 +103,27 @@ def _check_values(segment: Segment, manifest: Manifest) -> list[str]:
         f"{name} has descriptors that are not of unit length.": bool(
             (np.abs(length - 1) > (CODED if manifest.storage == "pq" else UNIT)).any()
         ),
-        f"{name} has positions with one coordinate only.": has_half_positions(poses),
-        f"{name} has κ that is zero or below.": bool((kappa <= 0).any()),
+        f"{name} has hashes of other names.": bool((name_keys(texts) != segment.array("keys")).any()),
     }
-    return [message for message, is_wrong in problems.items() if is_wrong]
+    return [message for message, is_wrong in checks.items() if is_wrong]
 
 
-def has_half_positions(poses: NDArray[np.float64]) -> bool:
-    """Return whether a position has only one of its two coordinates."""
-    finite = np.isfinite(poses[:, :2])
-    return bool((finite[:, 0] != finite[:, 1]).any())
+def _check_calibration(manifest: Manifest) -> list[str]:
+    record = manifest.calibration
+    return [] if record is None else _messages(lambda: Calibration.from_dict(record["calibration"]))
 
 
-def _check_extra(folder: Path, extra: Extra, manifest: Manifest) -> list[str]:
-    values: NDArray[np.generic] = np.load(folder / extra.file, mmap_mode="r", allow_pickle=False)
-    if extra in (manifest.removed, manifest.sample):
-        outside = len(values) and (int(values.max()) >= manifest.rows or int(values.min()) < 0)
-        return [f"{folder / extra.file} lists rows that the map does not have."] if outside else []
-    return [f"{folder / extra.file} has too few values."] if len(values) < extra.rows else []
+def _repeated(store: MapStore) -> list[str]:
+    """Return a message if several references have the same name."""
+    names = list(store.names())
+    double = len(set(names)) != len(names)
+    return [f"The map {store.folder} has several references of the same name."] if double else []
+
+
+def _messages(check: Callable[[], object]) -> list[str]:
+    """Return the message of an error that a check raises."""
+    try:
+        check()
+    except KappaPlaceError as error:
+        return [str(error)]
+    return []

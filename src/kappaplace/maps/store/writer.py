@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.files import make_folder, replace_file, save_array, sha256_of, writing
+from kappaplace.files import make_folder, remove_debris, remove_path, replace_file, save_array, writing
 from kappaplace.maps.store.manifest import (
     MANIFEST,
     MODEL_FOLDER,
@@ -29,7 +29,9 @@ from kappaplace.maps.store.manifest import (
     write_manifest,
 )
 from kappaplace.maps.store.reader import MapStore
-from kappaplace.maps.store.segments import SEGMENTS, Column, Rows, unwritable, write_segment
+from kappaplace.maps.store.schema import Column
+from kappaplace.maps.store.segments import SEGMENTS, Rows, file_record, unwritable, write_segment
+from kappaplace.retrieval.map_search import INDEX
 from kappaplace.version import package_version
 
 PENDING = "pending"
@@ -42,11 +44,14 @@ class MapWriter:
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder, self.manifest = folder, manifest
+        self._store: MapStore | None = None
 
     @property
     def store(self) -> MapStore:
         """The current version of the map."""
-        return MapStore(self.folder, self.manifest)
+        if self._store is None or self._store.manifest is not self.manifest:
+            self._store = MapStore(self.folder, self.manifest)
+        return self._store
 
     def append(self, rows: Rows, root: str = "", prefix: str = "", **changes: Any) -> None:
         """Add references as a new segment.
@@ -138,13 +143,15 @@ class MapWriter:
         Args:
             pending: Whether to delete the embeddings that do not fill a segment yet, too.
         """
+        for folder in (self.folder, self.folder / INDEX):
+            remove_debris(folder)
         _remove_others(self.folder / SEGMENTS, {record.name for record in self.manifest.segments})
         _remove_others(self.folder / EXTRAS, {Path(extra.file).name for extra in self.manifest.extras})
         for model in self.folder.glob("model-*"):
             if MODEL_FOLDER.fullmatch(model.name) and not self._uses(model):
                 shutil.rmtree(model, ignore_errors=True)
         if pending:
-            shutil.rmtree(self.folder / PENDING, ignore_errors=True)
+            remove_path(self.folder / PENDING)
 
     def _uses(self, model: Path) -> bool:
         """Return whether the map uses the model in this folder, even if the map was moved."""
@@ -160,12 +167,13 @@ class MapWriter:
 
 
 @contextmanager
-def writer_of(folder: Path, create: Manifest | None = None) -> Iterator[MapWriter]:
+def writer_of(folder: Path, create: Manifest | None = None, *, resume: bool = False) -> Iterator[MapWriter]:
     """Lock a map for writing, and clean up after an interrupted writer.
 
     Args:
         folder: Folder of the map.
         create: Manifest of a new map, if there is no map yet.
+        resume: Keep embeddings that do not fill a segment yet, because this writer adds images.
 
     Yields:
         The writer.
@@ -182,13 +190,14 @@ def writer_of(folder: Path, create: Manifest | None = None) -> Iterator[MapWrite
         if create is not None and not (folder / MANIFEST).is_file():
             write_manifest(folder, replace(create, kappaplace=package_version()))
         writer = MapWriter(folder, read_manifest(folder))
-        writer.clean()
+        writer.store.check()
+        writer.clean(pending=not resume)
         yield writer
 
 
 def _write_array(file: Path, values: Column) -> FileRecord:
     replace_file(file, lambda part: save_array(part, values))
-    return FileRecord(file.stat().st_size, sha256_of(file))
+    return file_record(file)
 
 
 def _check_folder(folder: Path) -> None:
@@ -210,8 +219,4 @@ def _remove_others(folder: Path, keep: set[str]) -> None:
         return
     for path in folder.iterdir():
         if path.name not in keep:
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                with suppress(OSError):  # a file that remains only takes space
-                    path.unlink()
+            remove_path(path)

@@ -249,7 +249,7 @@ def self_examples(place_map: OpenMap, options: CalibrateOptions, queries: int = 
         )
     numbers = _usable(place_map, queries)
     blocks, k = [], max(min(MATCHES, most), rerank)
-    alone = found_alone(place_map, numbers)
+    alone = distinct_rate(place_map, numbers)
     present_rate = min(PRESENT, 1 - alone)
     preprocessing = preprocessing_of(store.manifest.model)
     with track("Self-calibrating", len(numbers)) as bar:
@@ -279,7 +279,7 @@ def self_examples(place_map: OpenMap, options: CalibrateOptions, queries: int = 
     return replace(join(blocks), labelled=False, facts=facts, rerank=rerank)
 
 
-def found_alone(place_map: OpenMap, rows: Indices) -> float:
+def distinct_rate(place_map: OpenMap, rows: Indices) -> float:
     """Return the fraction of these references whose place is found without themselves (density)."""
     store, correct, total = place_map.store, 0, 0
     for part in parts(rows, max(1, min(1024, PAIRS // len(store)))):

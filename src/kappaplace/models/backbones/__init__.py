@@ -51,6 +51,8 @@ class BackboneSpec:
     """Whether input sides must be multiples of the stride."""
     note: str = ""
     """Further facts for the user."""
+    plain: bool = False
+    """Whether the descriptor is GeM of the feature map itself, without a projection."""
     extra: str = ""
     """Extra that provides the backbone. Default: built in."""
 
@@ -96,6 +98,20 @@ def _dinov2(name: str, timm_name: str, channels: int, size: float) -> BackboneSp
     )
 
 
+def _efficientnet(number: int, channels: int, size: float) -> BackboneSpec:
+    return BackboneSpec(
+        f"torchvision_efficientnet_b{number}",
+        channels,
+        size,
+        lambda: timm_backbone.EfficientNet(f"efficientnet_b{number}"),
+        WeightSource("file", ""),
+        "that of the weights",
+        frozen_stages=5,
+        note="for weights files of CosPlace",
+        extra="backbones",
+    )
+
+
 _SPECS = (
     _resnet("resnet18", BasicBlock, (2, 2, 2, 2), 11.2, "resnet18-f37072fd.pth"),
     _resnet("resnet50", Bottleneck, (3, 4, 6, 3), 23.5, "resnet50-0676ba61.pth"),
@@ -110,6 +126,18 @@ _SPECS = (
         "that of the weights",
         frozen_stages=3,
         note="the first 1×1 convolution of each stage has the stride, as in the original paper",
+    ),
+    BackboneSpec(
+        "resnet50_gem",
+        2048,
+        23.5,
+        lambda: ResNet((3, 4, 6, 3), Bottleneck),
+        WeightSource("torch.hub", "https://download.pytorch.org/models/resnet50-0676ba61.pth"),
+        "BSD-3-Clause",
+        frozen_stages=3,
+        input_size=200,
+        note="GeM without a projection, as in STUN; the dimension is 2048",
+        plain=True,
     ),
     BackboneSpec(
         "resnet_tiny",
@@ -146,6 +174,14 @@ _SPECS = (
         note="the weights are a pip package (extra lite0) and work offline",
     ),
     _timm("efficientnet_b0", "efficientnet_b0", 1280, 4.0, frozen_stages=5),
+    _efficientnet(0, 1280, 4.0),
+    _efficientnet(1, 1280, 6.5),
+    _efficientnet(2, 1408, 7.7),
+    _efficientnet(3, 1536, 10.7),
+    _efficientnet(4, 1792, 17.5),
+    _efficientnet(5, 2048, 28.3),
+    _efficientnet(6, 2304, 40.7),
+    _efficientnet(7, 2560, 63.8),
     _dinov2("dinov2_vits14", "vit_small_patch14_dinov2", 384, 22.1),
     _dinov2("dinov2_vitb14", "vit_base_patch14_dinov2", 768, 86.6),
 )

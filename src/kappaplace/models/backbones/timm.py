@@ -74,6 +74,21 @@ class MapBackbone(nn.Module):
         return self.model.forward_features(x)  # type: ignore[operator]
 
 
+class EfficientNet(nn.Module):
+    """The convolutions of an untrained EfficientNet of torchvision, whose weights CosPlace uses."""
+
+    stages = tuple((f"features.{index}",) for index in range(9))
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        import_timm()  # the same extra, and the same error without it
+        self.features = getattr(import_torchvision().models, name)(weights=None).features
+        self.channels: int = self.features[-1][0].out_channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.features(x)
+
+
 class TokenBackbone(nn.Module):
     """A vision transformer that returns its patch tokens as a feature map."""
 

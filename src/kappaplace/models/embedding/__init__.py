@@ -90,6 +90,9 @@ def embed_images(
 
     Returns:
         Embeddings in input order, as NumPy arrays in float32.
+
+    Raises:
+        KappaPlaceError: If there are no images, or the batch size is less than 1.
     """
     if batch_size < 1:
         raise KappaPlaceError(f"batch_size must be at least 1, got {batch_size}.")
@@ -197,6 +200,9 @@ def loader_for(
         preprocessing: Their preprocessing.
         batch_size: Number of images per batch.
         device: Device of the model.
+
+    Returns:
+        The loader.
     """
     worth_a_trial = device.type == "cuda" and len(sources) >= MANY
     left = size_to_leave(sources, preprocessing) if worth_a_trial else None

@@ -1,7 +1,8 @@
 """Embeddings on disk: computed once per model and list of images; an interrupted run resumes.
 
 A list of images (the queries or the references of a table) is a folder with memory-mapped float32
-descriptors, κ of each image, and a mark for every finished image. The name of the folder is a checksum of the
+descriptors, κ of each image, and a checksum of every finished row. A row that does not match its checksum is
+embedded again. The name of the folder is a checksum of the
 model's weights, the preprocessing and the content of the images, so embeddings are never used for another
 model or image. Tables with the same images share a folder. Embeddings of images that are also in another list
 of the same model are copied.
@@ -13,6 +14,7 @@ import hashlib
 import json
 import os
 import shutil
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -35,12 +37,12 @@ from kappaplace.models.published import cache_folder
 from kappaplace.progress import track
 from kappaplace.types import Embeddings
 
-VERSION = 1  # part of the key; increase it if the embeddings of the same model and images change
-BLOCK = 1024  # images between two marks, which a killed process has to embed again
-COPY = 1 << 16  # rows that are copied from another list at once
+VERSION = 2  # part of the key; increase it if the embeddings of the same model and images change
+BLOCK = 1024  # images between two writes, which a killed process has to embed again
+COPY = 1 << 16  # rows that are compared, or copied from another list, at once
 MmapMode: TypeAlias = Literal["r", "r+", "c"] | None
 _COLUMNS = Embeddings._fields
-_IMAGES, _DONE = "images.npy", "done.npy"
+_IMAGES, _SUMS = "images.npy", "sums.npy"
 
 
 def default_cache() -> Path:
@@ -85,6 +87,9 @@ class EmbeddingStore:
             batch_size: Number of images to embed at once.
             device: Device to move the model to. Default: do not move it.
             fingerprint: Checksum of the model. Default: computed from its weights.
+
+        Returns:
+            The store.
         """
         root = default_cache() if folder is None else Path(folder)
         preprocessing = preprocessing or model.preprocessing
@@ -108,8 +113,8 @@ class EmbeddingStore:
         with track("Embedding", len(images)) as bar:
             if not store.exists():
                 _copy_from_others(store, group)
-            bar.advance(len(images) - len(store.missing()))
             missing = store.missing()
+            bar.advance(len(images) - len(missing))
             for start in range(0, len(missing), BLOCK):
                 rows = missing[start : start + BLOCK]
                 embeddings = embed_images(
@@ -131,28 +136,33 @@ class EmbeddingStore:
 
 
 class _List:
-    """One list of images: descriptors, κ and variance as files, and marks of the finished rows."""
+    """One list of images: descriptors, κ and variance as files, and a checksum per row; 0 for a missing row."""
 
     def __init__(self, folder: Path, digests: NDArray[np.void]) -> None:
         self.folder, self.digests = folder, digests
         self._arrays: dict[str, NDArray] = {}
 
     def exists(self) -> bool:
-        return (self.folder / _DONE).is_file()
+        return (self.folder / _SUMS).is_file()
 
     def missing(self) -> NDArray[np.int64]:
+        """Return the rows without embeddings, and those whose embeddings have changed on disk."""
         if not self.exists():
             return np.arange(len(self.digests))
-        return np.flatnonzero(self.load("done") == 0)
+        sums, stored = self.load("sums"), self.read()
+        for start in range(0, len(sums), COPY):
+            part = slice(start, start + COPY)
+            sums[part] *= _row_sums(stored.take(part)) == sums[part]
+        return np.flatnonzero(sums == 0)
 
     def write(self, rows: NDArray[np.int64], embeddings: Embeddings) -> None:
-        """Write values, then marks, so that every mark has its values."""
+        """Write values, then checksums, so that every checksum has its values."""
         columns = {c: v for c, v in zip(_COLUMNS, embeddings, strict=True) if v is not None}
         if not self.exists():
             self._create({column: values.shape[1:] for column, values in columns.items()})
         for column, values in columns.items():
             self._put(column, rows, values)
-        self._put("done", rows, 1)
+        self._put("sums", rows, _row_sums(embeddings))
 
     def read(self) -> Embeddings:
         """Read the embeddings: descriptors as a copy-on-write memory map, the rest in memory."""
@@ -166,11 +176,12 @@ class _List:
         )
 
     def load(self, column: str, mmap_mode: MmapMode = None) -> NDArray:
-        """Read a column; raise an error unless it has a row per image."""
+        """Read a column; raise an error unless it has a row of numbers per image."""
         file = self.folder / f"{column}.npy"
         array = _load(file, mmap_mode)
-        if len(array) != len(self.digests):
-            raise _damaged(file, f"{len(array)} rows for {len(self.digests)} images")
+        dtype = np.dtype(np.uint32 if column == "sums" else np.float32)
+        if array.dtype != dtype or array.shape[:1] != (len(self.digests),):
+            raise _damaged(file, f"{array.dtype} of shape {array.shape} for {len(self.digests)} images")
         return array
 
     def _put(self, column: str, rows: NDArray[np.int64], values: ArrayLike) -> None:
@@ -189,7 +200,7 @@ class _List:
             for column, shape in shapes.items():
                 reserve_array(part / f"{column}.npy", (n, *shape), np.float32)
             np.save(part / _IMAGES, self.digests.view(np.uint8).reshape(n, DIGEST.itemsize))
-            np.save(part / _DONE, np.zeros(n, np.uint8))
+            np.save(part / _SUMS, np.zeros(n, np.uint32))
             os.rename(part, self.folder)
         except OSError as error:
             if not self.exists():  # otherwise, another process has created it in the meantime
@@ -199,6 +210,16 @@ class _List:
                 ) from None
         finally:
             shutil.rmtree(part, ignore_errors=True)
+
+
+def _row_sums(embeddings: Embeddings) -> NDArray[np.uint32]:
+    """Return the CRC-32 of every row of all columns; never 0."""
+    columns = [np.ascontiguousarray(values, np.float32) for values in embeddings if values is not None]
+    sums = np.zeros(len(columns[0]), np.uint32)
+    for values in columns:
+        for row, piece in enumerate(values):
+            sums[row] = zlib.crc32(piece, int(sums[row]))
+    return np.maximum(sums, 1)
 
 
 def _load(file: Path, mmap_mode: MmapMode = None) -> NDArray:
@@ -218,12 +239,12 @@ def _damaged(file: Path, reason: str) -> KappaPlaceError:
 def _copy_from_others(store: _List, group: Path) -> None:
     """Copy embeddings of the same images from other lists of the model."""
     for other in sorted(group.iterdir()):
-        if other.name.startswith(".") or not (other / _DONE).is_file():
+        if other.name.startswith(".") or not (other / _SUMS).is_file():
             continue
         try:
             digests = _load(other / _IMAGES).view(DIGEST).ravel()
             source = _List(other, digests)
-            done, embeddings = np.flatnonzero(source.load("done")), source.read()
+            done, embeddings = np.setdiff1d(np.arange(len(digests)), source.missing()), source.read()
         except (KappaPlaceError, ValueError):  # damaged: reported when this list itself is read
             continue
         rows = store.missing()

@@ -65,7 +65,7 @@ class Quantization(NamedTuple):
     """Difference from the original."""
     layers: int
     """Number of convolutions."""
-    kept: int
+    float_layers: int
     """Number of convolutions in float32."""
     images: int
     """Number of sample images."""
@@ -101,7 +101,7 @@ def quantize(
         writer = _Writer(file, out, batches)
         test = _Comparison(file, subsample(batches, TESTS), kappa)
         loss = test.loss(writer.write(()))
-        kept: tuple[str, ...] = ()
+        float_layers: tuple[str, ...] = ()
         if not loss.good:
             trial = _Comparison(file, subsample(batches, TRIALS), kappa)
             losses = {
@@ -110,8 +110,8 @@ def quantize(
             }
             worst = sorted(writer.layers, key=lambda name: losses[name].cosine)
             for fraction in FRACTIONS:
-                kept = tuple(worst[: round(fraction * len(worst))])
-                if (loss := test.loss(writer.write(kept))).good:
+                float_layers = tuple(worst[: round(fraction * len(worst))])
+                if (loss := test.loss(writer.write(float_layers))).good:
                     break
     if not loss.good:
         raise KappaPlaceError(
@@ -119,7 +119,7 @@ def quantize(
             f"{loss.cosine:.3f} and the rank correlation of κ {loss.ranks:.3f} on {len(batches)} images "
             f"(required: {COSINE} and {RANKS}). Pass more typical images, or export without --int8."
         )
-    return Quantization(loss, len(writer.layers), len(kept), len(batches))
+    return Quantization(loss, len(writer.layers), len(float_layers), len(batches))
 
 
 class _Writer:
@@ -158,7 +158,7 @@ class _Writer:
             del meter
             widened.unlink(missing_ok=True)
 
-    def write(self, kept: Sequence[str]) -> Path:
+    def write(self, float_layers: Sequence[str]) -> Path:
         """Write the model with these layers in float32."""
         onnx, tools = imported("onnx"), imported("onnxruntime.quantization")
         quantizer = imported("onnxruntime.quantization.qdq_quantizer").QDQQuantizer(
@@ -169,7 +169,7 @@ class _Writer:
             activation_qType=tools.QuantType.QUInt8,
             tensors_range=self.ranges,
             nodes_to_quantize=None,
-            nodes_to_exclude=[*self.excluded, *kept],
+            nodes_to_exclude=[*self.excluded, *float_layers],
             op_types_to_quantize=list(OPERATORS),
             extra_options={},
         )

@@ -19,6 +19,7 @@ from torch.utils._triton import has_triton
 
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
+from kappaplace.models.aggregation import Aggregation
 from kappaplace.models.backbones.resnet import ResNet
 from kappaplace.models.embedding import check_images, usable_device
 from kappaplace.models.encoder import EncoderModule
@@ -93,13 +94,19 @@ class OptimizedModel(EncoderModule):
     """A `PlaceModel` for inference, with the same forward, ``embed`` and ``patch_maps``; see `optimize`.
 
     The first batch of a new shape takes longer than later ones, because it is recorded.
+
+    Args:
+        model: The model to run.
+        dtype: Number format of the backbone.
+        way: Form of the model.
     """
 
     def __init__(self, model: Network, dtype: torch.dtype, way: Way) -> None:
         super().__init__()
         self.model, self.preprocessing = model, model.preprocessing
         self.tail: Tail | None = None
-        if model.head is None or isinstance(model.head, FoldedKappaHead):
+        folded = model.head is None or isinstance(model.head, FoldedKappaHead)
+        if folded and isinstance(model.aggregation, Aggregation):
             self.tail = Tail(model.aggregation, model.head)
         self.dtype = dtype
         self.way = way
@@ -231,7 +238,16 @@ def _flat(outputs: Embeddings) -> Tensor:
 def optimize(
     model: Network, device: str | torch.device | None = None, *, way: Way = "auto"
 ) -> OptimizedModel:
-    """Return a copy for inference, see `PlaceModel.optimize`."""
+    """Return the form of a model that is fastest on a device, see `PlaceModel.optimize`.
+
+    Args:
+        model: The model.
+        device: Device to run on. Default: the device of the model.
+        way: Form of the model. Default: the fastest one whose results agree with the model.
+
+    Returns:
+        A copy for inference.
+    """
     target = next(model.parameters()).device if device is None else usable_device(device)
     plain = copy.deepcopy(model).to(target).float().eval().requires_grad_(False)
     if isinstance(plain.head, MirroredKappaHead) and plain.head.spread == "kappa":
