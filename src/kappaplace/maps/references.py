@@ -16,6 +16,7 @@ from functools import cached_property
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
 from kappaplace.data.near import Circle, Near
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.store.manifest import Extra
@@ -31,7 +32,7 @@ from kappaplace.retrieval.patch_codes import LocalFeatures, PatchCodebook
 from kappaplace.retrieval.references import Floats, PatchMaps
 from kappaplace.types import Matches
 
-REEMBED = "kappaplace map reembed {} --patches compact"
+REEMBED = "Run `kappaplace map reembed {} --patches compact` where the images are"
 
 
 class _Kappa:
@@ -127,8 +128,8 @@ class MapReferences:
             return LocalFeatures.of(torch.from_numpy(values))
         if book is None or values.shape[1] != book.width:
             raise KappaPlaceError(
-                f"The patches of the map {self.store.folder} do not fit its codebook. Restore the map from a "
-                f"copy, or run `{REEMBED.format(self.store.folder)}` where the images are."
+                f"The patches of the map {self.store.folder} do not fit its codebook. "
+                f"{REEMBED.format(self.store.folder)}, or restore the map from a copy."
             )
         return book.decode(values)
 
@@ -139,7 +140,7 @@ class MapReferences:
             if not os.path.isfile(file):
                 raise KappaPlaceError(
                     f"The map has no patches of {self.store.name(row)!r}, and its image {file!r} does not "
-                    f"exist. Run `{REEMBED.format(self.store.folder)}` where the images are, or pass rerank=0."
+                    f"exist. {REEMBED.format(self.store.folder)}, or pass rerank=0."
                 )
         return files
 

@@ -81,7 +81,8 @@ class EncoderModule(nn.Module):
             Descriptors and κ in input order, as NumPy arrays in float32.
 
         Raises:
-            KappaPlaceError: If there is no image, if one cannot be read, if the model has no patches, or if the device cannot be used.
+            KappaPlaceError: If there is no image, if one cannot be read, if the model has no patches, or if
+                the device cannot be used.
         """
         return embed_images(
             self,

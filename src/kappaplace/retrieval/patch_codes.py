@@ -37,7 +37,7 @@ BYTES_PER_BLOCK = 160
 SIDE = 4
 CHANNELS = 128
 """Strongest directions of the channels in a code; the others have no influence on agreements."""
-SAMPLE_IMAGES = 128
+SAMPLE_IMAGES = 64
 """Images that a codebook is fitted on."""
 SAMPLE_CELLS = 1 << 15
 ROUNDS = 8
@@ -192,7 +192,7 @@ class PatchCodebook:
             ends = np.cumsum([_HEAD + bytes_, columns, shape[0] * channels])
             order = numbers[ends[0] : ends[1]].astype(np.int64)
             fits = len(numbers) == ends[2] + VALUES * columns and (sizes > 0).all()
-            if fits and len(np.unique(order)) == columns and 0 <= order.min() and order.max() < most:
+            if fits and len(np.unique(order)) == columns and order.min() >= 0 and order.max() < most:
                 return cls(
                     (shape[0], shape[1], shape[2]),
                     numbers[ends[1] : ends[2]].reshape(shape[0], channels),
@@ -221,7 +221,7 @@ def learn_patch_codebook(
     Raises:
         KappaPlaceError: If the patch maps have so many cells that a code would need more bytes.
     """
-    count, shape = len(maps), (maps.shape[1], maps.shape[2], maps.shape[3])
+    shape = (maps.shape[1], maps.shape[2], maps.shape[3])
     blocks_per_image = -(-shape[1] // SIDE) * -(-shape[2] // SIDE)
     bytes_ = min(BYTES_PER_BLOCK, code_bytes // blocks_per_image)
     if bytes_ < 1:

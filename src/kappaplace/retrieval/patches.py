@@ -30,6 +30,8 @@ from kappaplace.types import Matches
 
 Pair = tuple[int, int]
 TOLERANCE = 2  # cells: objects at different distances shift by different amounts
+GAIN_IMAGES = 32
+"""Images on which exact patches are compared with their codes."""
 QUERIES = 16  # queries per step: their maps and the maps of their matches are in memory together
 CACHED_MAPS = 2000
 """Feature maps in memory, about 90 KB each; older ones are computed again from their images."""
@@ -98,12 +100,12 @@ def learn_codes(maps: Tensor) -> PatchCodebook:
     Returns:
         The codebook.
     """
-    book, exact = learn_patch_codebook(maps), LocalFeatures.of(maps.cpu())
-    decoded = book.decode(book.encode(maps))
+    book, some = learn_patch_codebook(maps), maps[:GAIN_IMAGES].cpu()
+    exact, decoded = LocalFeatures.of(some), book.decode(book.encode(some))
     turned, totals = exact.within(decoded.basis).cells, np.zeros(2)
     for distance in (1, 2):  # of an image to another one: its own code would flatter the codebook
-        other = np.roll(np.arange(len(maps)), distance)
-        for start in range(0, len(maps), QUERIES):
+        other = np.roll(np.arange(len(some)), distance)
+        for start in range(0, len(some), QUERIES):
             own, rows = slice(start, start + QUERIES), other[start : start + QUERIES]
             totals += [
                 float(cell_agreement(exact.cells[own], exact.cells[rows], exact.size).sum()),

@@ -165,7 +165,9 @@ class ServedMap:
     def _work(self, jobs: list[Job]) -> list[Answer]:
         """Answer a batch, in the thread of the map."""
         start = time.perf_counter()
-        embeddings = self._embed([job.image for job in jobs])
+        options = [job.options.localize_options() for job in jobs if job.options is not None]
+        patches = any(self.map.compares(each.rerank) for each in options)
+        embeddings = self._embed([job.image for job in jobs], patches)
         seconds = {"embed": (time.perf_counter() - start) / len(jobs)}
         version = self.map.manifest.version
         answers = [Answer(embeddings.take(row), None, version) for row in range(len(jobs))]
@@ -186,7 +188,7 @@ class ServedMap:
                 answers[row] = Answer(embeddings.take(row), self._decide(localization, max_risk), version)
         return answers
 
-    def _embed(self, images: list[Image.Image]) -> Embeddings:
+    def _embed(self, images: list[Image.Image], patches: bool) -> Embeddings:
         """Embed images that already have their final size; only their values are normalized here."""
         values_only = replace(self.preprocessing, size=None, mode="none", multiple=1)
         return embed_images(
@@ -196,6 +198,7 @@ class ServedMap:
             batch_size=len(images),
             device=self.map.device,
             progress=False,
+            patches=patches,
         )
 
     def _decide(self, answer: Localization, max_risk: float | None) -> Decided:

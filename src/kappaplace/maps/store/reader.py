@@ -187,7 +187,10 @@ class MapStore:
     @property
     def _content(self) -> str:
         """Hash of all segments, including removed rows."""
-        files = [[f.sha256 for f in segment.files.values()] for segment in self.manifest.segments]
+        files = [  # patches are not searched
+            [file.sha256 for name, file in segment.files.items() if name != "patches.npy"]
+            for segment in self.manifest.segments
+        ]
         if self.manifest.codebook is not None:
             files.append([self.manifest.codebook.record.sha256])
         return hashlib.sha256(json.dumps(files).encode()).hexdigest()

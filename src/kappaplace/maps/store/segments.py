@@ -252,7 +252,7 @@ class Segment:
             self.checked(name)
 
     def array(self, column: str) -> Column:
-        """Return a numeric column, memory-mapped. `LARGE` ones are compared with their checksums by `check`."""
+        """Return a numeric column, memory-mapped. `check` compares `LARGE` ones with their checksums."""
         if column not in self._arrays:
             name = f"{column}.npy"
             data_size = self.record.files[f"{column[:-6]}bin"].size if column.endswith("starts") else 0

@@ -37,7 +37,12 @@ def find_damage(folder: Path, manifest: Manifest) -> list[str]:
             problems += [message] if message else _messages(lambda extra=extra: store.extra(extra))
             bar.advance()
     if not problems:
-        problems += _messages(store.check) + _messages(lambda: store.patch_codebook) + _check_calibration(manifest) + _repeated(store)
+        problems += (
+            _messages(store.check)
+            + _messages(lambda: store.patch_codebook)
+            + _check_calibration(manifest)
+            + _repeated(store)
+        )
     return problems
 
 
