@@ -175,7 +175,9 @@ def cache_flips(folder: Path, tries: int, rng: random.Random) -> Row:
 
     def answers() -> Any:
         # A damaged row is embedded again, in another batch, which rounds differently.
-        return [np.round(part, 4) for part in EmbeddingStore.of(model, cache).embed(images) if part is not None]
+        return [
+            np.round(part, 4) for part in EmbeddingStore.of(model, cache).embed(images) if part is not None
+        ]
 
     return flips("bit flips, evaluation cache", cache, answers, tries, rng)
 
@@ -254,7 +256,9 @@ def craft_array(folder: Path, rng: random.Random) -> str:
     places = [(folder / extra["file"], extra, "record") for extra in extras]
     for segment in plain["segments"]:
         base = folder / "segments" / segment["name"]
-        places += [(base / name, segment["files"], name) for name in segment["files"] if name.endswith(".npy")]
+        places += [
+            (base / name, segment["files"], name) for name in segment["files"] if name.endswith(".npy")
+        ]
     file, holder, key = rng.choice(places)
     change = rng.choice(list(ARRAYS))
     with np.errstate(all="ignore"):

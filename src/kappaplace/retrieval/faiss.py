@@ -290,7 +290,9 @@ def _header(stream: BinaryIO) -> tuple[str | None, str]:
     """Return the checksums of the descriptors and of the index itself."""
     try:
         header = json.loads(stream.readline(1 << 12))
-        return (str(header["fingerprint"]), str(header["crc32"])) if header["format"] == FORMAT else (None, "")
+        return (
+            (str(header["fingerprint"]), str(header["crc32"])) if header["format"] == FORMAT else (None, "")
+        )
     except (ValueError, KeyError, TypeError):
         return None, ""
 
