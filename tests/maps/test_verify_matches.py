@@ -17,7 +17,7 @@ from kappaplace.calibration.options import CalibrateOptions
 from kappaplace.data.images import Preprocessing
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps import LocalizeOptions, PlaceMap
+from kappaplace.maps import BuildOptions, LocalizeOptions, PlaceMap
 from kappaplace.maps.localize import PLAIN, verified_by
 from kappaplace.maps.tune.calibrate import calibrate_map, no_longer_compared
 from kappaplace.maps.tune.label import calibrate_map_on_labels, open_sheet
@@ -44,7 +44,9 @@ def maps_of(model: PlaceModel, path: str) -> torch.Tensor:
     return model.patch_maps(model.preprocessing(path)[None]).half()
 
 
-def test_the_first_matches_are_ordered_by_agreement(shown, model, queries):
+@pytest.mark.parametrize("patches", ["none", "full"])
+def test_the_first_matches_are_ordered_by_agreement(town, model, queries, tmp_path, patches):
+    shown = PlaceMap.build(town, tmp_path / "exact.map", model, BuildOptions(patches=patches))
     plain = shown.localize(queries[:4], k=8, rerank=0)
     found = shown.localize(queries[:4], k=8, rerank=5)
     for query, before, after in zip(queries[:4], plain, found, strict=True):
@@ -187,7 +189,8 @@ def test_a_map_compares_cells_of_its_own_damaged_images(shown, queries, monkeypa
         CalibrateOptions(rerank=-1)
 
 
-def test_what_is_missing_is_told(shown, queries, town, monkeypatch):
+def test_what_is_missing_is_told(queries, town, model, tmp_path, monkeypatch):
+    shown = PlaceMap.build(town, tmp_path / "shown.map", model, BuildOptions(patches="none"))
     made = shown.embed(queries[:1])
     with pytest.raises(KappaPlaceError, match="Pass images instead of embeddings"):
         shown.localize_embeddings(made, ["q"], LocalizeOptions(rerank=3))

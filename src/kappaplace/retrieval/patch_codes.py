@@ -223,7 +223,7 @@ def learn_patch_codebook(
     """
     shape = (maps.shape[1], maps.shape[2], maps.shape[3])
     blocks_per_image = -(-shape[1] // SIDE) * -(-shape[2] // SIDE)
-    bytes_ = min(BYTES_PER_BLOCK, code_bytes // blocks_per_image)
+    bytes_ = min(BYTES_PER_BLOCK * code_bytes // CODE_BYTES, code_bytes // blocks_per_image)
     if bytes_ < 1:
         raise KappaPlaceError(
             f"Patch maps of {shape[1]}×{shape[2]} cells do not fit into codes of {code_bytes} bytes. Use a "
@@ -237,7 +237,7 @@ def learn_patch_codebook(
     directions = np.ascontiguousarray(vectors[:, ::-1][:, : min(CHANNELS, shape[0])]).astype(np.float32)
     blocks = _blocks(cells @ torch.from_numpy(directions), shape).numpy()
     spread = np.maximum(blocks.var(axis=0), 1e-9 * energy.max())
-    groups = sorted(byte_groups(spread, min(bytes_, len(spread))), key=len)
+    groups = sorted(byte_groups(spread, min(bytes_, len(spread))), key=len) or [[0]]  # one empty cell
     order, sizes = np.concatenate([np.array(group) for group in groups]), tuple(map(len, groups))
     # With no more blocks than values of a byte, every block is its own center.
     start = rng.permutation(len(blocks))[np.arange(VALUES) % len(blocks)]

@@ -23,7 +23,7 @@ from kappaplace.models.checkpoint import AnyModel
 from kappaplace.models.embedding import embed_patches
 from kappaplace.models.exported import ExportedModel
 from kappaplace.models.place_model import PlaceModel
-from kappaplace.retrieval.patch_codes import LocalFeatures, PatchCodebook, learn_patch_codebook
+from kappaplace.retrieval.patch_codes import CODE_BYTES, LocalFeatures, PatchCodebook, learn_patch_codebook
 from kappaplace.retrieval.references import Floats, Queries, References
 from kappaplace.retrieval.references import PatchMaps as PatchMaps
 from kappaplace.types import Matches
@@ -91,16 +91,17 @@ def _argmax(similarity: Tensor, dim: int) -> Tensor:
 
 
 @torch.inference_mode()
-def learn_codes(maps: Tensor) -> PatchCodebook:
+def learn_codes(maps: Tensor, *, code_bytes: int = CODE_BYTES) -> PatchCodebook:
     """Fit the codebook of a map, and measure how much less its patches agree than exact ones.
 
     Args:
         maps: Patch maps N×C×H×W of images of the map, of different places if possible.
+        code_bytes: Largest number of bytes per image.
 
     Returns:
         The codebook.
     """
-    book, some = learn_patch_codebook(maps), maps[:GAIN_IMAGES].cpu()
+    book, some = learn_patch_codebook(maps, code_bytes=code_bytes), maps[:GAIN_IMAGES].cpu()
     exact, decoded = LocalFeatures.of(some), book.decode(book.encode(some))
     turned, totals = exact.within(decoded.basis).cells, np.zeros(2)
     for distance in (1, 2):  # of an image to another one: its own code would flatter the codebook
