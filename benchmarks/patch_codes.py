@@ -76,11 +76,11 @@ def codebook(part: Part, code_bytes: int) -> PatchCodebook:
 
 
 @torch.inference_mode()
-def agreements(part: Part, features: LocalFeatures) -> tuple[Floats, float]:
+def agreements(part: Part, features: LocalFeatures, depth: int) -> tuple[Floats, float]:
     """Return the agreement of each query with its matches, and milliseconds per query for the first ten."""
     own, seconds = part.query.within(features.basis), []
-    values = np.empty(part.indices.shape)
-    for row, matches in enumerate(part.indices):
+    values = np.empty((len(part.indices), min(depth, part.indices.shape[1])))
+    for row, matches in enumerate(part.indices[:, :depth]):
         others = features.take(matches)
         cells = others.cells.to(DEVICE)
         values[row] = (
@@ -101,7 +101,7 @@ def measure(part: Part, agreement: Floats) -> tuple[float, float]:
 
 
 def decided(part: Part, agreement: Floats, margin: float, lead: float) -> float:
-    """Return R@1 if matches are re-ranked only where the descriptor is in doubt or the agreement is clear.
+    """Return R@1 if matches are re-ranked only where the descriptor is in doubt and the agreement is clear.
 
     The top match stays if it leads every other place by ``margin``, or if no match agrees better by ``lead``.
     """
@@ -121,9 +121,10 @@ def compare(name: str, part: Part, file: Path | None, margin: float, lead: float
     truth = np.empty(0)
     top = float(part.hits[:, 0].mean())
     for kind, (features, size) in kinds.items():
-        values, milliseconds = agreements(part, features)
+        depths = DEPTHS if kind in ("exact", "compact") else DEPTHS[:1]
+        values, milliseconds = agreements(part, features, max(depths))
         truth = values if kind == "exact" else truth
-        for depth in DEPTHS if kind in ("exact", "compact") else DEPTHS[:1]:
+        for depth in depths:
             first = values[:, :depth]
             recall, area = measure(part, first)
             log_row(

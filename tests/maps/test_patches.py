@@ -200,7 +200,7 @@ def test_patches_are_checked_before_anything_is_embedded(photos, tmp_path, model
     with pytest.raises(KappaPlaceError, match="has no patch maps, so the map cannot store patches"):
         PlaceMap.build(photos, tmp_path / "m.map", blind, BuildOptions(patches="compact"))
     assert not (tmp_path / "m.map").exists()
-    free = replace(Preprocessing(96), mode="none")
+    free = Preprocessing(None, "none")
     with pytest.raises(KappaPlaceError, match="preprocessing without a fixed size"):
         PlaceMap.build(photos, tmp_path / "m.map", model, BuildOptions(patches="full", preprocessing=free))
 

@@ -14,6 +14,7 @@ from typing import overload
 
 import numpy as np
 import PIL.Image
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -161,7 +162,8 @@ class OpenMap:
         """References that queries are compared with."""
         if self._references is None:
             engine = open_search(self._store.source(), self.engine, self.device, self.engine_options)
-            self._references = MapReferences(self._store, engine, self._patch_maps)
+            device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+            self._references = MapReferences(self._store, engine, self._patch_maps, device)
         return self._references
 
     def queries(self, embeddings: Embeddings, images: Sequence[Source] | None = None) -> Queries:

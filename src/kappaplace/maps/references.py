@@ -21,7 +21,6 @@ from kappaplace.data.near import Circle, Near
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.store.manifest import Extra
 from kappaplace.maps.store.reader import Indices, MapStore, Selection
-from kappaplace.maps.store.schema import Column
 from kappaplace.maps.store.writer import MapWriter
 from kappaplace.progress import track
 from kappaplace.retrieval import exact
@@ -52,10 +51,13 @@ class MapReferences:
         store: The stored map.
         engine: Search engine of the map.
         patch_maps: Computes the patch maps of images.
+        device: Device that compares patches.
     """
 
-    def __init__(self, store: MapStore, engine: Search, patch_maps: PatchMaps) -> None:
-        self.store, self.engine, self.patch_maps = store, engine, patch_maps
+    def __init__(
+        self, store: MapStore, engine: Search, patch_maps: PatchMaps, device: str | torch.device = "cpu"
+    ) -> None:
+        self.store, self.engine, self.patch_maps, self.device = store, engine, patch_maps, device
         self.kappa = _Kappa(store)
 
     def __len__(self) -> int:
@@ -114,24 +116,27 @@ class MapReferences:
     def local(self, rows: Indices, kind: str = "patches") -> LocalFeatures:
         """Return the stored patches; compute them from the images for references that have none."""
         stored, book = self.store.has_patches(rows), self.store.patch_codebook
+        if stored.all():
+            return self._stored_patches(rows, book)
         parts, coded, missing = [], rows[stored], rows[~stored]
         if len(coded):
-            parts.append(self._stored_patches(self.store.gather("patches", coded), book))
+            parts.append(self._stored_patches(coded, book))
         if len(missing):
-            features = LocalFeatures.of(self.patch_maps(self._image_files(missing)))
-            parts.append(features.within(None if book is None else book.basis))
+            maps = self.patch_maps(self._image_files(missing))
+            parts.append(LocalFeatures.of(maps).within(None if book is None else book.basis(maps.device)))
         order = np.concatenate([np.flatnonzero(stored), np.flatnonzero(~stored)])
         return LocalFeatures.join(parts).take(np.argsort(order))
 
-    def _stored_patches(self, values: Column, book: PatchCodebook | None) -> LocalFeatures:
+    def _stored_patches(self, rows: Indices, book: PatchCodebook | None) -> LocalFeatures:
+        values = self.store.gather("patches", rows)
         if values.ndim == 4:
-            return LocalFeatures.of(torch.from_numpy(values))
+            return LocalFeatures.of(torch.from_numpy(values).to(self.device))
         if book is None or values.shape[1] != book.width:
             raise KappaPlaceError(
                 f"The patches of the map {self.store.folder} do not fit its codebook. "
                 f"{REEMBED.format(self.store.folder)}, or restore the map from a copy."
             )
-        return book.decode(values)
+        return book.decode(values, self.device)
 
     def _image_files(self, rows: Indices) -> list[str]:
         """Return the images of references without stored patches; raise an error if one does not exist."""

@@ -10,9 +10,8 @@ agreements keep their scale.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -35,8 +34,8 @@ CODE_BYTES = 4096
 BYTES_PER_BLOCK = 160
 """More bytes per block of 4×4 cells change agreements little."""
 SIDE = 4
-CHANNELS = 128
-"""Strongest directions of the channels in a code; the others have no influence on agreements."""
+CHANNELS = 80
+"""Strongest directions of the channels in a code; the others take time and change agreements little."""
 SAMPLE_IMAGES = 64
 """Images that a codebook is fitted on."""
 SAMPLE_CELLS = 1 << 15
@@ -74,21 +73,40 @@ class LocalFeatures:
 
     def take(self, rows: NDArray[np.int64]) -> LocalFeatures:
         """Return the features of some images."""
-        gain = None if self.gain is None else self.gain[rows]
-        return replace(self, cells=self.cells[torch.from_numpy(rows)], gain=gain)
+        if np.array_equal(rows, np.arange(len(self.cells))):
+            return self
+        gain = None if self.gain is None else self.gain[torch.from_numpy(rows).to(self.gain.device)]
+        return replace(self, cells=self.cells[torch.from_numpy(rows).to(self.cells.device)], gain=gain)
 
     @classmethod
     def join(cls, parts: Sequence[LocalFeatures]) -> LocalFeatures:
         """Return the features of several lists of images in the same basis, one after the other."""
         if len(parts) == 1:
             return parts[0]
-        gains = [torch.ones(len(part.cells)) if part.gain is None else part.gain for part in parts]
+        gains = [
+            torch.ones(len(part.cells)).to(part.cells) if part.gain is None else part.gain for part in parts
+        ]
         cells = torch.cat([part.cells.to(parts[0].cells) for part in parts])
-        return replace(parts[0], cells=cells, gain=torch.cat(gains))
+        return replace(parts[0], cells=cells, gain=torch.cat([gain.to(gains[0]) for gain in gains]))
 
     def scaled(self, agreement: Tensor) -> Tensor:
         """Return the agreement with each image in the scale of exact patches, at most 1."""
         return agreement if self.gain is None else (agreement * self.gain.to(agreement)).clamp(max=1)
+
+
+class _Parts(NamedTuple):
+    """Tables of a codebook on a device."""
+
+    table: Tensor
+    """One row per value of each byte, filled with zeros."""
+    starts: Tensor
+    """First row of each byte."""
+    columns: Tensor
+    """Column of each coefficient among the rows of all bytes, one after the other."""
+    basis: Tensor
+    """Directions of decoded cells."""
+    inverse: Tensor
+    """Inverse cosine transform."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,6 +125,7 @@ class PatchCodebook:
     """256×m: what each value of a byte represents."""
     gain: float = 1.0
     """Agreement of exact patch maps per agreement with decoded ones."""
+    _tables: dict[torch.device, _Parts] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def width(self) -> int:
@@ -131,27 +150,32 @@ class PatchCodebook:
                 codes[:, column] = found
         return codes.reshape(len(maps), self.width)
 
-    def decode(self, codes: Codes) -> LocalFeatures:
-        """Return the local features that codes N×width represent."""
+    def decode(self, codes: Codes, device: torch.device | str = "cpu") -> LocalFeatures:
+        """Return the local features that codes N×width represent, on a device."""
         channels, height, width = self.directions.shape[1], *self.shape[1:]
-        table, offsets, columns = self._lookup
-        rows = torch.from_numpy(codes.reshape(-1, len(self.sizes)).astype(np.int64)) + offsets
-        blocks = table[rows].flatten(1)[:, columns]
+        parts = self._on(torch.device(device))
+        rows = torch.from_numpy(codes.reshape(-1, len(self.sizes)).astype(np.int64)).to(device) + parts.starts
+        wide = parts.table.index_select(0, rows.view(-1)).view(len(rows), -1)
+        blocks = wide.index_select(1, parts.columns).view(-1, SIDE * SIDE, channels)
         down, across = self._grid
-        cells = torch.matmul(_cosines().T, blocks.view(-1, SIDE * SIDE, channels))
+        cells = torch.matmul(parts.inverse, blocks)
         grid = cells.view(len(codes), down, across, SIDE, SIDE, channels).transpose(2, 3)
         grid = grid.reshape(len(codes), down * SIDE, across * SIDE, channels)[:, :height, :width]
         unit = F.normalize(grid.reshape(len(codes), height * width, channels), dim=2)
-        return LocalFeatures(unit, (height, width), self.basis, torch.full((len(codes),), self.gain))
+        gain = torch.full((len(codes),), self.gain, device=device)
+        return LocalFeatures(unit, (height, width), parts.basis, gain)
 
-    @cached_property
-    def basis(self) -> Tensor:
-        """Directions of decoded cells."""
-        return torch.from_numpy(self.directions)
+    def basis(self, device: torch.device | str = "cpu") -> Tensor:
+        """Return the directions of decoded cells, on a device."""
+        return self._on(torch.device(device)).basis
 
-    @cached_property
-    def _lookup(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return a row per value of each byte, the first row of each byte, and the column per coefficient."""
+    def _on(self, device: torch.device) -> _Parts:
+        if device not in self._tables:
+            self._tables[device] = _Parts(*(part.to(device) for part in self._parts()))
+        return self._tables[device]
+
+    def _parts(self) -> _Parts:
+        """Return the tables that decode a code: the numbers of a byte are a row of one table."""
         widest = max(self.sizes) + 1  # the last column is zero
         pieces = split_columns(self.values.astype(np.float32), self.sizes)
         table = np.zeros((len(self.sizes) * VALUES, widest), np.float32)
@@ -159,13 +183,12 @@ class PatchCodebook:
             table[byte * VALUES : (byte + 1) * VALUES, : piece.shape[1]] = piece
         starts = np.repeat(np.arange(len(self.sizes)) * widest, self.sizes)
         within = np.concatenate([np.arange(size) for size in self.sizes])
-        columns = np.full(SIDE * SIDE * self.directions.shape[1], -1)  # coefficients without bytes are zero
+        # Coefficients without bytes are zero.
+        columns = np.full(SIDE * SIDE * self.directions.shape[1], len(self.sizes) * widest - 1)
         columns[self.order] = starts + within
-        return (
-            torch.from_numpy(table),
-            torch.arange(len(self.sizes)) * VALUES,
-            torch.from_numpy(columns),
-        )
+        rows = np.arange(len(self.sizes)) * VALUES
+        arrays = (torch.from_numpy(array) for array in (table, rows, columns, self.directions))
+        return _Parts(*arrays, _cosines().T)
 
     def to_array(self) -> NDArray[np.float32]:
         """Return the codebook as one array of numbers."""

@@ -127,21 +127,22 @@ def compare(queries: Queries, references: References, indices: NDArray[np.int64]
         Fraction of cells that agree, N×K.
     """
     agreement = np.empty(indices.shape)
-    rows, parts = np.empty(0, np.int64), list[LocalFeatures]()
+    rows, local = np.empty(0, np.int64), list[LocalFeatures]()
     for start in range(0, len(indices), QUERIES):
         block = indices[start : start + QUERIES]
         # Neighboring queries share matches, so the features of the last block are reused.
-        again, new = np.intersect1d(rows, block), np.setdiff1d(block, rows)
-        parts = [part.take(np.searchsorted(rows, again)) for part in parts if len(again)]
-        parts += [references.local(new)] if len(new) else []
-        rows = np.concatenate([again, new])
+        again = np.isin(rows, block)
+        new = block[0] if len(block) == 1 else np.setdiff1d(block, rows[again])
+        local = [features.take(np.flatnonzero(again)) for features in local if again.any()]
+        local += [references.local(new)] if len(new) else []
+        rows, local = np.concatenate([rows[again], new]), [LocalFeatures.join(local)]
+        maps = _query_maps(queries, slice(start, start + len(block)))
+        own = LocalFeatures.of(maps.to(local[0].cells.device)).within(local[0].basis)
         order = np.argsort(rows)
-        rows, local = rows[order], LocalFeatures.join(parts).take(order)
-        parts = [local]
-        own = LocalFeatures.of(_query_maps(queries, slice(start, start + len(block)))).within(local.basis)
-        for row, matches in enumerate(block):
-            others = local.take(np.searchsorted(rows, matches))
-            values = cell_agreement(own.cells[row : row + 1].to(others.cells), others.cells, others.size)
+        places = order[np.searchsorted(rows, block, sorter=order)]
+        for row, place in enumerate(places):
+            others = local[0].take(place)
+            values = cell_agreement(own.cells[row : row + 1], others.cells, others.size)
             agreement[start + row] = others.scaled(values).double().cpu().numpy()
     return agreement
 
