@@ -4,8 +4,8 @@ python benchmarks/patch_codes.py --data DATA --csv results/patch_codes.csv
 python benchmarks/patch_codes.py --data DATA --speed --csv results/patch_codes_speed.csv
 
 The first command compares kinds of codes on the test parts of the public datasets (docs/real_images.md), with
-10 to 100 candidates, and a decision per query whether to re-rank. The second measures the time of a query with
-and without re-ranking in one run. Codes were chosen on the validation parts (--validation).
+10 to 100 candidates, and a decision per query whether to re-rank. The second measures the time of a query
+with and without re-ranking in one run. Codes were chosen on the validation parts (--validation).
 """
 
 from __future__ import annotations
@@ -172,10 +172,12 @@ def main() -> None:
         sets=Option(list(FAMILY), help="names of the datasets"),
         validation=Option(False, help="measure the validation parts, to choose the kind of code"),
         speed=Option(False, help="measure the time of a query with and without re-ranking"),
-        margin=0.15,
-        lead=0.0,
+        margin=Option(0.15, help="a top match that leads every other place by this much is not re-ranked"),
+        lead=Option(0.02, help="a match must agree better than the top match by this much to replace it"),
     )
-    tables = validation_sets(options.data) if options.validation else test_sets(options.data, tuple(options.sets))
+    tables = (
+        validation_sets(options.data) if options.validation else test_sets(options.data, tuple(options.sets))
+    )
     model = load_model("kappaplace-lite0").to(DEVICE).eval()
     for name, table in tables.items():
         if options.speed:

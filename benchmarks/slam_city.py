@@ -20,9 +20,9 @@ import numpy as np
 from kappaplace.calibration.calibration import Calibration
 from kappaplace.data.poses import distance_travelled
 from kappaplace.reports.figures import COLOURS, PLOT_STYLE, new_figure
-from kappaplace.reports.slam import draw_trajectory
+from kappaplace.reports.runs import draw_trajectory
 from kappaplace.slam import Frame, LoopCloser
-from kappaplace.slam.calibrate import WITH_KAPPA, Examples, collect, examples_of, fit_closures
+from kappaplace.slam.calibrate import WITH_KAPPA, DriveExamples, collect, examples_of, fit_closures
 from kappaplace.slam.evaluation import (
     closure_quality,
     corrupted,
@@ -64,7 +64,7 @@ class Drive:
         self.incremental = IncrementalGraph()
         for frame in frames:
             self.incremental.add(frame.odometry, closer.add(frame))
-        self.proposals: Examples = examples_of(closer, same)
+        self.proposals: DriveExamples = examples_of(closer, same)
 
     @property
     def possible(self) -> int:

@@ -12,7 +12,7 @@ EXCEPTIONS: set[str] = set()
 CYCLES: set[tuple[str, str]] = set()
 """Pairs of modules that still import each other."""
 LIMITS = architecture.Counts(
-    files=247, code_lines=32720, all_code_lines=39700, wide_functions=0, any_lines=85
+    files=247, code_lines=32885, all_code_lines=39865, wide_functions=0, any_lines=86
 )
 """Lower them when you can; a feature may raise one in its own commit, with one line of reason here.
 
@@ -20,6 +20,8 @@ LIMITS = architecture.Counts(
 - No answer outside what was calibrated: domain of a calibration, out-of-map counterparts, twins, a second one
   without patches (files +2, code lines +450).
 - The service decodes uploads in limited processes, and limits connections that wait (files +3, lines +300).
+- Files, orders, options and presets of the authors' release, CosPlace and STUN; encoders of one's own (code
+  lines +165, Any +1).
 """
 
 

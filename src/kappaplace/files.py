@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from tokenize import TokenError
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +45,23 @@ def make_folder(folder: str | Path) -> Path:
             f"Cannot write to the folder {folder}: {why(error)}. Choose another one."
         ) from None
     return folder
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """Yield a temporary folder; it becomes ``out`` at the end and is deleted after an error."""
+    if out.exists():
+        raise KappaPlaceError(f"{out} already exists. Choose a new folder.")
+    make_folder(out.parent)
+    remove_debris(out.parent, f".{out.name}.")
+    part = out.with_name(f".{out.name}.{os.getpid()}.part")
+    remove_path(part)
+    part.mkdir()
+    try:
+        yield part
+        os.rename(part, out)
+    finally:
+        remove_path(part)
 
 
 def reserve_array(file: Path, shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
@@ -240,7 +257,7 @@ def sealed(values: Mapping[str, Json]) -> dict[str, Json]:
     return {**content, SEAL: hashlib.sha256(plain.encode()).hexdigest()}
 
 
-def unsealed(values: dict[str, Json]) -> dict[str, Json]:
+def unsealed(values: dict[str, Any]) -> dict[str, Any]:
     """Return a JSON object without its checksum; files of earlier versions have none.
 
     Raises:
@@ -277,6 +294,16 @@ def _is_running(process: int) -> bool:
     except OSError:  # of another user
         return True
     return True
+
+
+def path_inside(folder: str, name: str) -> str:
+    """Return the path of a file below a folder; empty if it is elsewhere, also by links."""
+    path = os.path.join(folder, name)
+    try:
+        real, base = os.path.realpath(path), os.path.realpath(folder)
+    except (OSError, ValueError):  # a zero byte
+        return ""
+    return path if folder and real.startswith(os.path.join(base, "")) else ""
 
 
 def remove_path(path: Path) -> None:

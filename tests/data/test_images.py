@@ -219,6 +219,18 @@ def test_draft_decoding_is_used_for_much_smaller_targets_and_stays_close() -> No
     assert np.abs(pixels(small.image(data)).astype(int) - np.asarray(exact)).mean() < 1
 
 
+def test_reduced_decoding_can_be_avoided() -> None:
+    """Other code decodes every JPEG at its full size."""
+    data = encoded(Image.fromarray(photo(800, 1600)), "JPEG", quality=95)
+    full = Preprocessing(100, "exact", reduced_jpeg=False)
+    assert full.decoded(data).size == (1600, 800)
+    assert Preprocessing(100, "exact").decoded(data).size == (400, 200)
+    resized = Image.open(io.BytesIO(data)).resize((100, 100), Image.Resampling.BILINEAR)
+    np.testing.assert_array_equal(pixels(full.image(data)), np.asarray(resized))
+    assert Preprocessing.from_dict(full.to_dict()) == full
+    assert "reduced_jpeg" not in Preprocessing(100, "exact").to_dict()  # fingerprints stay the same
+
+
 def test_opened_image_of_the_caller_is_not_shrunk() -> None:
     image = Image.open(io.BytesIO(encoded(Image.fromarray(photo(400, 400)), "JPEG")))
     Preprocessing(size=50, mode="exact").image(image)

@@ -54,7 +54,7 @@ def test_without_patches_comparing_is_told(model, folder, tmp_path):
     file = export_model(model, tmp_path / "m.onnx", options=ExportOptions(patches=False)).file
     assert load_model(file).record.outputs == ("descriptor", "kappa")
     place_map = PlaceMap.build(folder, tmp_path / "a.map", str(file))
-    with pytest.raises(KappaPlaceError, match="has no patch maps"):
+    with pytest.raises(KappaPlaceError, match="provides patch maps"):
         place_map.localize(folder / "03.png", rerank=3)
     assert EmbeddingStore.of(load_model(file)).patch_maps is None
 

@@ -388,7 +388,7 @@ _covered(
 )
 _covered(
     "tests/cli covers it by `kappaplace map`",
-    """AnswerFile MapStore add_images area_of as_table decided from_lines head_lines holds_answers keep_model
+    """AnswerFile MapStore add_images area_of as_table decided from_lines head_lines holds_answers
     label_loop label_map loaded match_picture model_of no_longer_compared observed_in preprocessing_of
     query_picture read_manifest read_observed read_record sparse_note verified verified_by write_manifest
     write_pairs""",

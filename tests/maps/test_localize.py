@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from kappaplace.calibration.calibration import QUERY_SIGNALS, query_features
-from kappaplace.calibration.combination import features_of
+from kappaplace.calibration.combination import Signal, features_of
 from kappaplace.calibration.fit import Examples, fit_calibration
 from kappaplace.calibration.options import CalibrateOptions
 from kappaplace.errors import KappaPlaceError
@@ -233,6 +233,22 @@ def test_ranked_anew_the_margin_is_to_places_other_than_the_new_best(town_map, q
     expected = np.where(far, made.descriptor @ store.descriptors[:].T, -np.inf).max(axis=1)
     np.testing.assert_allclose(after.best_outside, expected, atol=1e-6)
     assert (after.best_outside != before.best_outside).any()
+
+
+@pytest.mark.parametrize("order", ["similarity", "probability"])
+def test_a_combination_is_evaluated_once_per_query(town_map, queries, monkeypatch, order):
+    self_calibrate_map(town_map, CalibrateOptions(max_risk=0.5, confidence=0.5))
+    rows: list[int] = []
+    evaluate = Signal.uncertainty
+
+    def counted(self, features, dimensions):
+        rows.extend([len(features)] * (dimensions == 1))
+        return evaluate(self, features, dimensions)
+
+    monkeypatch.setattr(Signal, "uncertainty", counted)
+    answers = town_map.localize(queries, order=order)
+    assert all(answer.probability is not None or answer.notes for answer in answers)
+    assert rows == [len(queries)]
 
 
 def test_an_address_without_a_database_is_told(town_map, queries):

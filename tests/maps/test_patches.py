@@ -18,7 +18,7 @@ from kappaplace.maps import AddOptions, BuildOptions, PlaceMap
 from kappaplace.maps.store.manifest import read_manifest
 from kappaplace.models.place_model import PlaceModel
 
-from .test_verify_matches import LAX, again, model  # noqa: F401  # fixtures
+from .test_verify_matches import LAX
 
 
 @pytest.fixture
@@ -189,7 +189,7 @@ def test_damaged_codes_are_reported(photos, model, taken, tmp_path):
     data[-1] ^= 255
     file.write_bytes(data)
     assert any("patches.npy has a wrong checksum" in message for message in town.verify())
-    with pytest.raises(KappaPlaceError, match="patches.npy"):
+    with pytest.raises(KappaPlaceError, match=r"patches\.npy"):
         PlaceMap.open(town.folder, model).localize(taken, rerank=20)
 
 

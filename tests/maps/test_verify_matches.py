@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
-from shutil import copytree
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,6 @@ import torch
 from kappaplace.calibration import fit
 from kappaplace.calibration.fit import Examples
 from kappaplace.calibration.options import CalibrateOptions
-from kappaplace.data.images import Preprocessing
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import BuildOptions, LocalizeOptions, PlaceMap
@@ -25,13 +22,6 @@ from kappaplace.maps.tune.label_sheet import NO, YES, Sample, Sheet, read_labels
 from kappaplace.maps.tune.self_calibrate import self_calibrate_map
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.retrieval.patches import patch_agreement
-
-
-@pytest.fixture(scope="module")
-def model() -> PlaceModel:
-    """Patch maps of 6×6 cells, because maps of 2×2 cells would mostly tie."""
-    torch.manual_seed(3)
-    return PlaceModel.create("resnet_tiny", 32, preprocessing=Preprocessing(96, "exact")).eval()
 
 
 @pytest.fixture
@@ -72,13 +62,6 @@ def test_signals_are_of_the_matches_compared_however_many_are_shown(shown, queri
     few, many = (shown.localize(queries[:6], k=k, rerank=3) for k in (1, 20))
     for one, other in zip(few, many, strict=True):
         assert one.signals == pytest.approx(other.signals)
-
-
-@pytest.fixture
-def again(town: PlaceImages, tmp_path: Path) -> PlaceImages:
-    """Copies of the town's images, because images of the map itself raise an error."""
-    root = copytree(town.root, tmp_path / "elsewhere")
-    return PlaceImages.create(town.paths, town.positions, root=root, frame=town.frame, name="labelled")
 
 
 LAX = CalibrateOptions(max_risk=0.5, confidence=0.6, thin=False, keep_twins=True)

@@ -8,16 +8,22 @@ from dataclasses import replace
 import numpy as np
 
 from kappaplace.reports.groups import group_of, pooled_group
-from kappaplace.reports.score_tables import (
+from kappaplace.reports.tables import (
+    Cell,
+    Table,
     comparison_table,
+    interval,
+    latex_text,
     left_out_table,
+    mark_best,
     match_table,
     mean_table,
+    number,
+    paper_table,
     probability_table,
     retrieval_table,
     score_table,
 )
-from kappaplace.reports.tables import Cell, Table, interval, latex_text, mark_best, number, paper_table
 from tests.reports.synthetic import make_result, make_set
 
 

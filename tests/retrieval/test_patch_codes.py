@@ -104,5 +104,5 @@ def test_decoding_takes_the_values_of_the_codebook():
 
 
 def test_too_many_cells_for_a_code():
-    with pytest.raises(KappaPlaceError, match="do not fit into codes of 3 bytes.*--patches full"):
+    with pytest.raises(KappaPlaceError, match=r"do not fit into codes of 3 bytes.*--patches full"):
         learn_patch_codebook(maps_of(1, (4, 8, 8)), code_bytes=3)

@@ -77,6 +77,16 @@ def test_the_head_goes_with_the_encoder_unless_stated() -> None:
     torch.testing.assert_close(before - model.head.weight, torch.full_like(before, 1e-3))
 
 
+def test_rates_are_halved_after_every_five_epochs() -> None:
+    """As in the code of STUN: six epochs are five at the full rate and one at half of it."""
+    optimizers = make(total_steps=36, epochs=12, schedule="halving")[2]  # three steps per epoch
+    factors = []
+    for step in range(36):
+        optimizers.done = step
+        factors.append(optimizers.factor)
+    assert factors == [1.0] * 15 + [0.5] * 15 + [0.25] * 6
+
+
 @pytest.mark.parametrize("schedule", ["constant", "warm-cosine"])
 def test_every_rate_follows_the_schedule(schedule: str) -> None:
     model, objective, optimizers = make(10, schedule=schedule, prototype_lr=1e-2)

@@ -44,10 +44,13 @@ def test_cached_run_equals_the_direct_one(recipe: str, options: tuple[str, ...],
         recipe, str(tmp_path / "untrained"), *options, "optimiser.lr=1e-12", "optimiser.epochs=1", start=True
     )
     ours, theirs, start = (spread(run) for run in (cached, direct, untrained))
-    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-6)
-    # How far the weights get differs between machines, so what was learned is measured against the untrained
-    # head of the same process: two heads that learned nothing do not pass for equal ones.
-    assert float((ours / start).std()) > 2e-3
+    # How far the weights get, and how far rounding drives the two runs apart, differs between machines (for
+    # gnll, ratios of 0.0002 to 0.0011). So both are measured against the untrained head of the same process:
+    # the runs differ by less than a twentieth of what either learned (0.003 at most on the machines tried),
+    # and two heads that learned nothing do not pass for equal ones.
+    learned = float((ours / start).log().abs().max())
+    assert float((ours / theirs).log().abs().max()) < learned / 20
+    assert learned > 5e-3  # 0.033 or more on the machines tried
 
 
 def spread(run: Trained) -> torch.Tensor:

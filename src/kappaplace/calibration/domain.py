@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kappaplace.checks import Bools, Floats
+from kappaplace.checks import Bools, Floats, percent
 from kappaplace.data.appearance import APPEARANCE, appearance
 from kappaplace.retrieval.evidence import Evidence
 from kappaplace.uncertainty import SCORES
@@ -109,7 +109,7 @@ class Domain:
         inside = p > max(self.level, 1 / (len(compared) + 1))
         worst = np.abs(deviations).argmax(axis=1)
         reasons = [
-            "" if good else f"{WORDS[own.columns[column]]} more than in {1 - self.level:.0%} of them"
+            "" if good else f"{WORDS[own.columns[column]]} more than in {percent(1 - self.level)} of them"
             for good, column in zip(inside, worst.tolist(), strict=True)
         ]
         return Verdict(inside, tuple(reasons))

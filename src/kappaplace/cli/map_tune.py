@@ -34,7 +34,7 @@ def calibrate(
     place_map: MapFolder,
     options: CalibrateOptions,
     queries: Annotated[
-        Path | None, typer.Option(help="Labeled queries: a table with positions or with correct references.")
+        Path | None, typer.Option(help="Labelled queries: a table with positions or with correct references.")
     ] = None,
     labels: Annotated[Path | None, typer.Option(help="Labels file, written by `map label`.")] = None,
     self_: Annotated[

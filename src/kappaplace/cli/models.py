@@ -139,7 +139,7 @@ def _shipped(name: str) -> Row:
         "dim": card["architecture"]["dim"],
         "size_mb": round(size_bytes(folder) / 1e6, 1),
         "licence": card["licence"],
-        "source": "comes with kappaplace",
+        "source": "included",
         "kind": "shipped",
         "downloaded": True,
         "data": card["data"],

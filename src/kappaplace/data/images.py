@@ -62,6 +62,8 @@ class Preprocessing:
     """Standard deviation of each channel, by which the difference is divided. Default: ImageNet."""
     multiple: int = 1
     """Sides are rounded to the nearest multiple of this, such as the patch size of a vision transformer."""
+    reduced_jpeg: bool = True
+    """Whether JPEGs at least four times as large as `size` are decoded at a reduced size, which is faster."""
 
     def __post_init__(self) -> None:
         for name in ("size", "mean", "std"):
@@ -74,9 +76,12 @@ class Preprocessing:
         """Return the settings as JSON values.
 
         Returns:
-            One value per field, in the order of the fields.
+            One value per field, in the order of the fields; ``reduced_jpeg`` only if it is false.
         """
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+        values = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+        if self.reduced_jpeg:  # so that models and stores of earlier versions keep their fingerprints
+            del values["reduced_jpeg"]
+        return values
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Preprocessing:
@@ -155,7 +160,8 @@ class Preprocessing:
         Raises:
             KappaPlaceError: If the image cannot be decoded.
         """
-        return decode(source, target=None if self.mode == "none" else self._pair())
+        full = self.mode == "none" or not self.reduced_jpeg
+        return decode(source, target=None if full else self._pair())
 
     def resized(self, image: Image.Image) -> Image.Image:
         """Resize a decoded image.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,11 +16,11 @@ from numpy.typing import NDArray
 
 from kappaplace.data.geodesy import LOCAL_FRAME, unproject
 from kappaplace.errors import KappaPlaceError
-from kappaplace.files import replace_file, telling
+from kappaplace.files import new_folder, replace_file, telling
 from kappaplace.maps.build import SEGMENT_ROWS, save_patch_codebook
-from kappaplace.maps.models import loaded, record_of
+from kappaplace.maps.models import is_published, keep_model, loaded, record_of
 from kappaplace.maps.references import finish
-from kappaplace.maps.store.manifest import MODEL_FOLDER, Manifest, of_this_protocol
+from kappaplace.maps.store.manifest import Manifest, ModelRecord, of_this_protocol
 from kappaplace.maps.store.reader import MapStore
 from kappaplace.maps.store.schema import Column, has_half_positions
 from kappaplace.maps.store.segments import POSE, Blobs, Rows
@@ -87,15 +86,22 @@ def export_map(store: MapStore, file: str | Path) -> Path:
     return file
 
 
-def import_map(file: str | Path, out: str | Path, model: AnyModel | str | Path | None = None) -> None:
+def import_map(
+    file: str | Path,
+    out: str | Path,
+    model: AnyModel | str | Path | None = None,
+    root: str | Path | None = None,
+) -> None:
     """Build a map from an exported map, or from descriptors with names.
 
-    The folder is created in one step when the map is complete.
+    The folder is created in one step when the map is complete. Image folders and paths of models in the file
+    are not used, because the file may come from someone else.
 
     Args:
         file: A .parquet or .npz file.
         out: Folder of the new map.
-        model: Model of the descriptors. Default: the model that the file names.
+        model: Model of the descriptors. Default: the model that the file names, if it is a published one.
+        root: Folder of the images. Default: the map has no images until they are added from their folder.
 
     Raises:
         KappaPlaceError: If the file cannot be imported, or the folder exists.
@@ -106,35 +112,28 @@ def import_map(file: str | Path, out: str | Path, model: AnyModel | str | Path |
         raise KappaPlaceError(f"Unknown file type of {file}. Choose from: {', '.join(readers)}.")
     if not file.is_file():
         raise KappaPlaceError(f"The file {file} does not exist.")
-    if out.exists():
-        raise KappaPlaceError(f"{out} already exists. Choose a new folder.")
-    part = out.with_name(f".{out.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    try:
-        with telling(f"{file} cannot be imported as a map"):
-            facts, parts = readers[file.suffix.lower()](file)
-            book = _codebook(facts)
-            manifest = _with_model(_manifest_from(facts, model, file, out.stem), part)
-            seen: set[str] = set()
-            with writer_of(part, create=manifest) as writer:
-                if book is not None:
-                    save_patch_codebook(writer, book)
-                for each in parts:
-                    _check(each.rows, manifest.model.dim, seen, file)
-                    writer.append(each.rows, each.root, each.prefix)
-                finish(writer)
-        os.rename(part, out)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+    with new_folder(out) as part, telling(f"{file} cannot be imported as a map"):
+        facts, parts = readers[file.suffix.lower()](file)
+        ready = None if model is None else loaded(model)
+        book = _codebook(facts)
+        manifest = _manifest_from(facts, ready, file, out.stem)
+        folder = "" if root is None else os.path.abspath(root)
+        seen: set[str] = set()
+        with writer_of(part, create=manifest) as writer:
+            if ready is not None:
+                keep_model(part, manifest.model, ready[0])
+            if book is not None:
+                save_patch_codebook(writer, book)
+            for each in parts:
+                _check(each.rows, manifest.model.dim, seen, file)
+                writer.append(each.rows, folder, each.prefix)
+            finish(writer)
 
 
 def _facts(store: MapStore) -> dict[str, Json]:
     """Return what is the same for all references."""
     manifest = store.manifest
-    model = manifest.model
-    if model.source.startswith("./"):  # outside of the map, its own model needs the full path
-        model = replace(model, source=str((store.folder / model.source).resolve()))
-    plain = to_plain(replace(manifest, model=model))
+    plain = to_plain(replace(manifest, model=_without_path(manifest.model)))
     if manifest.storage == "pq":  # exported descriptors are decoded
         plain["storage"] = "float16"
     if store.manifest.patches == "full":  # too large to exchange
@@ -151,17 +150,15 @@ def _codebook(facts: dict[str, Json] | None) -> PatchCodebook | None:
     return None if text is None else PatchCodebook.from_array(np.frombuffer(b64decode(str(text)), np.float32))
 
 
+def _without_path(model: ModelRecord) -> ModelRecord:
+    """Return the record without a path: the model of another machine or of another map must be passed."""
+    return model if is_published(model.source) else replace(model, source="")
+
+
 def _manifest_from(
-    facts: Mapping[str, Json] | None, model: AnyModel | str | Path | None, file: Path, name: str
+    facts: Mapping[str, Json] | None, model: tuple[AnyModel, str] | None, file: Path, name: str
 ) -> Manifest:
-    record = None
-    if model is not None:
-        ready, source = loaded(model)
-        record = record_of(ready, source)
-        if record.source.startswith("./"):
-            # A model of another map is copied by its path. A model in memory must be passed again.
-            path = str(Path(model).resolve()) if isinstance(model, str | Path) else ""
-            record = replace(record, source=path)
+    record = None if model is None else record_of(*model)
     if facts is None:
         if record is None:
             raise KappaPlaceError(
@@ -171,18 +168,9 @@ def _manifest_from(
     manifest = from_plain(Manifest, {**FIRST, **facts})
     if record is not None and record.fingerprint != manifest.model.fingerprint:
         raise KappaPlaceError(f"The descriptors in {file} are from another model. Pass that model.")
-    if record is not None and record.source:
-        manifest = replace(manifest, model=record)
+    source = _without_path(manifest.model) if record is None else record
+    manifest = replace(manifest, model=replace(manifest.model, source=source.source))
     return of_this_protocol(manifest, file)
-
-
-def _with_model(manifest: Manifest, folder: Path) -> Manifest:
-    """Copy the model if it is inside the exported map, because that map may delete it."""
-    path = Path(manifest.model.source)
-    if not (MODEL_FOLDER.fullmatch(path.name) and (path / "card.json").is_file()):
-        return manifest
-    shutil.copytree(path, folder / path.name)
-    return replace(manifest, model=replace(manifest.model, source=f"./{path.name}"))
 
 
 def _check(rows: Rows, dim: int, seen: set[str], file: Path) -> None:
@@ -289,7 +277,7 @@ def _parquet_parts(stored: ParquetFile) -> Iterator[Part]:
             size = max((len(piece) for piece in pieces if piece is not None), default=0)
             joined = b"".join(bytes(size) if piece is None else piece for piece in pieces)
             plain["patches"] = np.frombuffer(joined, np.uint8).reshape(len(names), -1)
-        yield from _by_source(_rows(names, plain, small), *sources, present)
+        yield from _by_source(_rows(names, plain, small), sources[0], sources[1], present)
 
 
 # NumPy: the same columns as arrays in one .npz file, for maps that fit in memory.
@@ -309,7 +297,8 @@ def _write_npz(store: MapStore, file: Path) -> None:
     if store.manifest.patches == "compact":
         present = [part.patches is not None for _, part in parts for _ in range(len(part))]
         coded = [part.patches for _, part in parts if part.patches is not None]
-        arrays["patches"], arrays["has_patches"] = np.concatenate(coded or [[]]), np.array(present)
+        if coded:
+            arrays["patches"], arrays["has_patches"] = np.concatenate(coded), np.array(present)
     if store.manifest.thumbnails and rows.thumbnails is not None:
         arrays["thumbnails"] = np.frombuffer(b"".join(rows.thumbnails), np.uint8)
         arrays["thumbnail_sizes"] = np.array([len(piece) for piece in rows.thumbnails], np.int64)
@@ -334,7 +323,7 @@ def _read_npz(file: Path) -> tuple[dict[str, Json] | None, Iterator[Part]]:
         coded, width = columns["patches"], columns["patches"].shape[-1]
         columns["patches"] = np.zeros((len(names), width), np.uint8)
         columns["patches"][np.array(present)] = coded
-    return facts, _by_source(_rows(names, columns, small), *sources, present)
+    return facts, _by_source(_rows(names, columns, small), sources[0], sources[1], present)
 
 
 def _rows(names: list[str], columns: Mapping[str, Column], small: list[bytes] | None) -> Rows:

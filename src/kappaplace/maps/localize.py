@@ -17,6 +17,7 @@ from kappaplace.calibration.calibration import (
     Calibration,
     Judgement,
     judge,
+    pair_features,
     plain_score,
     usable_signals,
 )
@@ -42,7 +43,7 @@ NOT_CALIBRATED = (
     "The map is not calibrated, so there are no probabilities and no decisions. Run `kappaplace calibrate`."
 )
 PRIOR = (
-    "Only the given area was searched. Probabilities were calibrated on the whole map, so no risk is "
+    "Only part of the map was searched. Probabilities were calibrated on the whole map, so no risk is "
     "guaranteed."
 )
 RERANKED = (
@@ -59,17 +60,16 @@ NOT_SO_CALIBRATED = (
     "at its default, or recalibrate with this setting."
 )
 SHIPPED_NOT_SO = (
-    "No probability: the shipped calibration works with patch matching of {count} matches. Pass images "
-    "and leave "
+    "No probability: the shipped calibration needs patch matching of {count} matches. Pass images and leave "
     "`rerank` at its default, or run `kappaplace calibrate`."
 )
-PLAIN = "Patches were not compared, so a second calibration was used that was fitted without them."
+PLAIN = "Patches were not compared, so the answer uses a second calibration, which was fitted without them."
 UNLIKE = (
-    "Not accepted and without a probability, because the query is unlike those that the calibration has seen "
-    "answered correctly: {reason}."
+    "No probability, and not accepted: the query differs from the correctly answered queries of the "
+    "calibration ({reason})."
 )
 UNLIKE_BANK = (
-    "Too few labelled queries were answered correctly to tell which queries are like them, so no risk is "
+    "Too few labelled queries were answered correctly to detect queries that differ from them, so no risk is "
     "guaranteed."
 )
 NO_IMAGES = "Patch matching needs the query images. Pass images instead of embeddings, or rerank=0."
@@ -148,15 +148,14 @@ def locate(
     clock.lap("signals")
     calibration, remark = _calibration_for(evidence, count, calibration, shipped)
     remarks += remark
-    judgement = judge(evidence, calibration, outside_rate=outside_rate, bank=bank)
     if by_probability:
-        if judgement.pairs is None:
+        if calibration is None or not calibration.pair_scores:
             raise KappaPlaceError(NO_RANKING)
         remarks.append(RERANKED)
-        evidence = _reranked(evidence, judgement.pairs)
-        judgement = judge(evidence, calibration, outside_rate=outside_rate, bank=bank)
-        judgement = replace(judgement, guaranteed=None)
-    if area is not None:
+        features = pair_features(evidence, calibration.pair_scores)
+        evidence = _reranked(evidence, calibration.pair_probability(features, outside_rate))
+    judgement = judge(evidence, calibration, outside_rate=outside_rate, bank=bank)
+    if by_probability or area is not None:  # the rule was fitted without
         judgement = replace(judgement, guaranteed=None)
     if calibration is not None and calibration.rule is not None and calibration.rule.guaranteed:
         domain = calibration.domain

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kappaplace._moved import renamed
+from kappaplace._names import renamed
 from kappaplace.calibration.calibration import Calibration
 from kappaplace.calibration.domain import Domain
 from kappaplace.calibration.fit import Examples
@@ -28,7 +28,7 @@ from kappaplace.data.images import Source
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.answer import Localization
 from kappaplace.maps.localize import Calibrations, locate, verified_by
-from kappaplace.maps.models import model_of, preprocessing_of
+from kappaplace.maps.models import adopt_model, model_of, preprocessing_of
 from kappaplace.maps.notes import map_info, standing_notes
 from kappaplace.maps.options import LocalizeOptions, Order
 from kappaplace.maps.references import MapReferences
@@ -37,9 +37,7 @@ from kappaplace.maps.store.reader import MapStore
 from kappaplace.maps.store.segments import StaleMap
 from kappaplace.maps.store.writer import writer_of
 from kappaplace.models.checkpoint import AnyModel
-from kappaplace.models.embedding import as_sources, embed_images, embed_patches
-from kappaplace.models.exported import ExportedModel
-from kappaplace.models.place_model import PlaceModel
+from kappaplace.models.embedding import as_sources, embed_images, patch_maps_of
 from kappaplace.retrieval import Circle, EngineOptions, open_search
 from kappaplace.retrieval.columns import COARSE
 from kappaplace.retrieval.references import Queries, draw
@@ -149,8 +147,7 @@ class OpenMap:
         """
         if rerank is not None:
             return rerank
-        model = self.model
-        if not isinstance(model, PlaceModel | ExportedModel) or not model.shows_patches:
+        if patch_maps_of(self.model) is None:
             return 0
         sample = draw(len(self), LOOKS_AT_IMAGES)
         sample = sample[~self._store.has_patches(sample)]
@@ -382,23 +379,27 @@ class OpenMap:
 
     def _load_model(self) -> AnyModel:
         try:
-            return model_of(self.folder, self.manifest.model, self.model_source)
+            model = model_of(self.folder, self.manifest.model, self.model_source)
         except KappaPlaceError:  # another process may have given the map another model
             if not self.refresh():
                 raise
-        return model_of(self.folder, self.manifest.model, self.model_source)
+            model = model_of(self.folder, self.manifest.model, self.model_source)
+        if self.model_source is not None and adopt_model(self.folder, self.manifest.model, model):
+            self.refresh()
+        return model
 
     def _patch_maps(self, images: Sequence[Source]) -> Tensor:
         before = self.manifest.model.fingerprint
         model = self.model
         if self.manifest.model.fingerprint != before:
             raise self._another_model()
-        if not isinstance(model, PlaceModel | ExportedModel):
+        patch_maps = patch_maps_of(model, preprocessing_of(self.manifest.model))
+        if patch_maps is None:
             raise KappaPlaceError(
-                "Patch matching needs a ResNet or EfficientNet-Lite encoder, and this map has another one. "
-                "Pass rerank=0."
+                "Patch matching needs a model that provides patch maps (ResNet, EfficientNet-Lite), and the "
+                "model of this map does not. Pass rerank=0."
             )
-        return embed_patches(model, preprocessing_of(self.manifest.model), images)
+        return patch_maps(images)
 
     def _use(self, manifest: Manifest) -> None:
         self.close()

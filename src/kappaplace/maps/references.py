@@ -28,7 +28,8 @@ from kappaplace.retrieval.columns import Columns
 from kappaplace.retrieval.exact import best_outside, of_descriptors, row_moments
 from kappaplace.retrieval.map_search import Search
 from kappaplace.retrieval.patch_codes import LocalFeatures, PatchCodebook
-from kappaplace.retrieval.references import Floats, PatchMaps
+from kappaplace.retrieval.references import SAMPLE as Z_SAMPLE
+from kappaplace.retrieval.references import Floats, PatchMaps, draw
 from kappaplace.types import Matches
 
 REEMBED = "Run `kappaplace map reembed {} --patches compact` where the images are"
@@ -158,8 +159,6 @@ EXACT_LIMIT = 100_000
 """Largest number of references that are all compared with each other."""
 SAMPLE = 1 << 15
 """Number of references that represent a larger map."""
-Z_SAMPLE = 4096
-"""Number of references for the z-score, which gives mean and deviation to 2%."""
 _STEP = 1024  # rows between two updates of the progress bar
 _FEW = 32
 
@@ -177,14 +176,6 @@ def updated_distinctiveness(store: MapStore) -> tuple[NDArray[np.float32], str]:
         if len(fresh):
             values[old] = np.maximum(values[old], _best_far(store, old, fresh, bar))
     return values, method
-
-
-def draw(count: int, sample: int) -> Indices:
-    """Return a fixed random sample of the numbers from 0 to ``count`` − 1, in order, or all of them."""
-    if count <= sample:
-        return np.arange(count, dtype=np.int64)
-    drawn = np.random.default_rng(0).choice(count, sample, replace=False, shuffle=False)
-    return np.sort(drawn).astype(np.int64)
 
 
 def _best_far(store: MapStore, rows: Indices, others: Indices, bar: track) -> NDArray[np.float32]:

@@ -187,8 +187,8 @@ class PatchCodebook:
         columns = np.full(SIDE * SIDE * self.directions.shape[1], len(self.sizes) * widest - 1)
         columns[self.order] = starts + within
         rows = np.arange(len(self.sizes)) * VALUES
-        arrays = (torch.from_numpy(array) for array in (table, rows, columns, self.directions))
-        return _Parts(*arrays, _cosines().T)
+        arrays = [torch.from_numpy(array) for array in (table, rows, columns, self.directions)]
+        return _Parts._make([*arrays, _cosines().T])
 
     def to_array(self) -> NDArray[np.float32]:
         """Return the codebook as one array of numbers."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,10 +19,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.models.checkpoint import AnyModel
-from kappaplace.models.embedding import embed_patches
-from kappaplace.models.exported import ExportedModel
-from kappaplace.models.place_model import PlaceModel
 from kappaplace.retrieval.patch_codes import CODE_BYTES, LocalFeatures, PatchCodebook, learn_patch_codebook
 from kappaplace.retrieval.references import Floats, Queries, References
 from kappaplace.retrieval.references import PatchMaps as PatchMaps
@@ -174,7 +170,11 @@ def rerank(
         The sorted matches, and the agreement of the first ones, N×count.
     """
     count = min(count, matches.indices.shape[1])
-    agreement = compare(queries, references, matches.indices[:, :count])
+    return by_agreement(matches, compare(queries, references, matches.indices[:, :count]))
+
+
+def by_agreement(matches: Matches, agreement: Floats) -> tuple[Matches, Floats]:
+    """Sort the first matches by an agreement N×count, ties in their order; return both sorted."""
     order = np.argsort(-agreement, axis=1, kind="stable")
     return reordered(matches, order), np.take_along_axis(agreement, order, 1)
 
@@ -186,13 +186,6 @@ def reordered(matches: Matches, order: NDArray[np.int64]) -> Matches:
     indices[:, :count] = np.take_along_axis(indices[:, :count], order, 1)
     similarities[:, :count] = np.take_along_axis(similarities[:, :count], order, 1)
     return Matches(indices, similarities)
-
-
-def patch_maps_of(model: AnyModel) -> PatchMaps | None:
-    """Return a function from images to feature maps; None if the model does not provide them."""
-    if isinstance(model, ExportedModel) or (isinstance(model, PlaceModel) and model.shows_patches):
-        return partial(embed_patches, model, model.preprocessing)
-    return None
 
 
 class CellCheck:

@@ -333,12 +333,11 @@ class LeaveOut(References):
         return len(self.whole)
 
     def search(self, queries: NDArray[np.floating], k: int, area: Circle | None = None) -> Matches:
-        order = np.argsort(-queries, axis=1, kind="stable")[:, :k].astype(np.int64)
-        return Matches(order, np.take_along_axis(queries, order, axis=1).astype(np.float32))
+        return search_matrix(queries, k, gaps=True)
 
     def outside(self, queries: NDArray[np.floating], top: Rows, area: Circle | None = None) -> Floats:
-        far = ~np.asarray(self.near(top[:, None], np.arange(len(self))[None, :]))
-        return np.where(far, queries, -np.inf).max(axis=1).astype(np.float64)
+        rows = np.arange(len(queries))
+        return best_outside(of_matrix(queries), rows, top, len(self), self.near).astype(np.float64)
 
     def aliases(self, rows: Rows) -> Floats:
         """Return the best similarity to another place among the references of each query; a row per query."""

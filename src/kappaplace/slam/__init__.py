@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kappaplace._lazy import lazy_exports
+from kappaplace._names import lazy_exports
 
 if TYPE_CHECKING:
-    from kappaplace.slam.calibrate import Examples as Examples
+    from kappaplace.slam.calibrate import DriveExamples as DriveExamples
     from kappaplace.slam.calibrate import calibration_for as calibration_for
     from kappaplace.slam.calibrate import collect as collect
     from kappaplace.slam.calibrate import fit_closures as fit_closures

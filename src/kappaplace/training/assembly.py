@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -161,9 +161,7 @@ class Assembly:
         own = self.model.preprocessing
         if not self.settings.model.size:
             return own
-        return Preprocessing(
-            self.settings.model.size, "exact", own.interpolation, own.mean, own.std, own.multiple
-        )
+        return replace(own, size=self.settings.model.size, mode="exact")
 
     def extract(self) -> FeatureStore:
         """Return the features of the frozen encoder, computed at the first call."""

@@ -20,6 +20,9 @@ def warm_cosine(step: int, steps: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
 
 
+HALVING_EPOCHS = 5
+
+
 class Optimizers:
     """AdamW for all weights. Learning rates are a function of the step and are not part of the state.
 
@@ -62,6 +65,8 @@ class Optimizers:
     @property
     def factor(self) -> float:
         """Factor of the learning rates at the current step."""
+        if self.settings.schedule == "halving":
+            return 0.5 ** (self.done * self.settings.epochs // self.total_steps // HALVING_EPOCHS)
         return 1.0 if self.settings.schedule == "constant" else warm_cosine(self.done, self.total_steps)
 
     def set_rates(self) -> None:

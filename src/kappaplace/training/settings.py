@@ -78,10 +78,16 @@ class ModelSettings:
     """Side of the training images in pixels. 0: the size that the model uses at inference."""
     trainable: Literal["partial", "all"] = "partial"
     """partial: stem to layer2 are frozen, as in the authors' release; all: everything trains (the paper)."""
+    frozen_statistics: bool = True
+    """Keep the BatchNorm statistics of frozen stages. The code of CosPlace and the release updates them."""
     freeze_batchnorm: bool = False
     """Keep the BatchNorm statistics. Then the result does not depend on the number of processes."""
     start_kappa: float = 0.0
     """κ before the first step. 0: the best constant κ of the first images; −1: 0.7, as in a new head."""
+    student: Literal["teacher", "new"] = "teacher"
+    """Where STUN's student starts: as a copy of its teacher, or as a new model, as in the code of STUN."""
+    reduced_jpeg: bool = True
+    """Decode large JPEGs at a reduced size, which is faster."""
     copy_aggregation: bool = False
     """Start the κ head from the trained aggregation of the descriptor instead of new weights."""
 
@@ -150,8 +156,9 @@ class OptimiserSettings:
     """Learning rate of the class prototypes."""
     weight_decay: float = _not_negative(0.0)
     """Weight decay of AdamW."""
-    schedule: Literal["constant", "warm-cosine"] = "constant"
-    """Learning rate over the run: constant, or a linear warm-up followed by a cosine."""
+    schedule: Literal["constant", "warm-cosine", "halving"] = "constant"
+    """Learning rate over the run: constant, a linear warm-up followed by a cosine, or half of it after every
+    five epochs, as in the code of STUN."""
 
 
 @dataclass(frozen=True)
@@ -361,8 +368,37 @@ def read_toml(file: str | Path) -> dict[str, Option]:
 
 def preset(recipe: str) -> dict[str, Option]:
     """Return the options of a recipe that differ from the defaults, from ``presets.toml``."""
-    text = files("kappaplace.training").joinpath("presets.toml").read_text(encoding="utf-8")
-    return _by_name(tomllib.loads(text).get(recipe, {}))
+    return _by_name(_packaged("presets.toml").get(recipe, {}))
+
+
+def peer_preset(name: str, recipe: str) -> dict[str, Option]:
+    """Return the options with which a recipe does what the code of the paper and of its baselines does.
+
+    Args:
+        name: "paper", or a table of the paper, such as "tab:sf_final". See ``paper.toml``.
+        recipe: The recipe.
+
+    Raises:
+        KappaPlaceError: If there is no such preset, or the table has no model of this recipe.
+    """
+    presets = _packaged("paper.toml")
+    if name not in presets:
+        raise KappaPlaceError(f"Unknown preset '{name}'. Choose from: {', '.join(presets)}.")
+    recipes = presets[name].get("recipes", [recipe])
+    if recipe not in recipes:
+        raise KappaPlaceError(
+            f"The preset '{name}' has no recipe '{recipe}'. Choose from: {', '.join(recipes)}."
+        )
+    options: dict[str, Option] = {}
+    for each in dict.fromkeys(("paper", name)):
+        for key in ("*", recipe):
+            options |= _by_name(presets[each].get(key, {}))
+    return options
+
+
+def _packaged(file: str) -> dict[str, Any]:
+    text = files("kappaplace.training").joinpath(file).read_text(encoding="utf-8")
+    return tomllib.loads(text)
 
 
 def _by_name(sections: Mapping[str, Mapping[str, Option]]) -> dict[str, Option]:

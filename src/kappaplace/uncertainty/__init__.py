@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.uncertainty.base import Evidence, Need, Score, Scores, at_least
@@ -43,8 +44,20 @@ SCORES: dict[str, Score] = {
 }
 
 
+VARIANTS: dict[str, Score] = {
+    each.name: each
+    for each in (
+        sue(cap="one-sided", name="sue-one-sided"),
+        sue(cap="one-sided", log=True, name="log-sue-one-sided"),
+        sue(distance="squared", name="sue-squared"),
+        replace(VARIANCE, name="variance-upper", label="Variance, upper clamp", one_sided=True),
+    )
+}
+"""Scores as the code of other projects computes or clamps them: only on request, never in a default table."""
+
+
 def list_scores() -> list[str]:
-    """List the names of all scores, in the order of tables.
+    """List the names of the scores of a default table, in its order.
 
     Returns:
         Names for `score`, `match_score` and ``kappaplace evaluate --scores``.
@@ -103,10 +116,13 @@ def score_named(name: str) -> Score:
     Raises:
         KappaPlaceError: If there is no such score.
     """
-    try:
-        return SCORES[name]
-    except KeyError:
-        raise KappaPlaceError(f"Unknown score '{name}'. Choose from: {', '.join(SCORES)}.") from None
+    match = SCORES.get(name) or VARIANTS.get(name)
+    if match is None:
+        raise KappaPlaceError(
+            f"Unknown score '{name}'. Choose from: {', '.join(SCORES)}; as in other projects: "
+            f"{', '.join(VARIANTS)}."
+        )
+    return match
 
 
 def available(scores: Iterable[Score], evidence: Evidence) -> tuple[list[Score], dict[str, str]]:

@@ -42,8 +42,8 @@ def check_counts(least: int = 0, **values: int) -> None:
 
 MANIFEST = "manifest.json"
 FORMAT = 3
-"""Version of the file format. Newer maps raise an error, older ones are read. From format 3, the manifest has a
-checksum and names its features."""
+"""Version of the file format. Newer maps raise an error, older ones are read. From format 3, the manifest has
+a checksum and names its features."""
 CODES = "codes"
 FEATURES = frozenset({CODES})
 """What a map may need from its reader: ``codes`` with weights and gains. Unknown features raise an error."""
@@ -96,8 +96,8 @@ class ModelRecord:
 
     fingerprint: str
     source: str
-    """Name of a published model, or a folder inside the map, which starts with ``./``. Empty, or any other path
-    in maps of earlier versions: the user must pass the model."""
+    """Name of a published model, or a folder inside the map, which starts with ``./``. Empty, or any other
+    path in maps of earlier versions: the user must pass the model."""
     dim: int
     kappa: bool
     preprocessing: dict[str, Any]
@@ -255,11 +255,11 @@ def read_manifest(folder: str | Path) -> Manifest:
         if values["format"] == FORMAT and SEAL not in values:
             raise ValueError("it has no checksum")
         values = unsealed(values)
-        unknown = sorted(set(values.get("features", ())) - FEATURES)
+        unknown = [name for name in values.get("features", ()) if name not in FEATURES]
         if unknown:
             raise KappaPlaceError(
-                f"The map {folder} needs {', '.join(map(repr, unknown))}, which kappaplace {package_version()} "
-                "does not support. Please upgrade kappaplace."
+                f"The map {folder} needs {', '.join(map(repr, unknown))}, which this version of kappaplace "
+                f"({package_version()}) does not support. Please upgrade kappaplace."
             )
         return of_this_protocol(from_plain(Manifest, values, newer=True), folder)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:

@@ -278,7 +278,12 @@ class Segment:
         if "scale.npy" in self.record.files:
             return Quantized(self.array("descriptors"), self.array("scale"))
         array = self.array("descriptors")
-        return array if self._codebook is None else Coded(array, self._codebook())
+        if self._codebook is None:
+            return array
+        codebook = self._codebook()
+        if array.shape[1] != codebook.width:
+            raise KappaPlaceError(f"{self.folder / 'descriptors.npy'} does not fit its codebook. {_HELP}")
+        return Coded(array, codebook)
 
     def descriptors(self) -> NDArray[np.float32]:
         """Return all descriptors as float32."""
@@ -386,9 +391,8 @@ def read_extra(folder: Path, extra: Extra, manifest: Manifest) -> Column:
             "`kappaplace map compact`."
         ) from None
     except DAMAGED_ARRAYS as error:
-        raise KappaPlaceError(
-            f"{file} is damaged ({error}). Restore the map from a copy, or run `kappaplace map compact`."
-        ) from None
+        advice = "" if extra in manifest.needed else ", or run `kappaplace map compact`"
+        raise KappaPlaceError(f"{file} is damaged ({error}). Restore the map from a copy{advice}.") from None
 
 
 def read_codebook(folder: Path, manifest: Manifest) -> Codebook:
@@ -410,7 +414,7 @@ def read_codebook(folder: Path, manifest: Manifest) -> Codebook:
         return Codebook.from_array(read_extra(folder, extra, manifest), manifest.model.dim)
     except StaleMap:
         raise
-    except KappaPlaceError:
+    except (KappaPlaceError, *DAMAGED_ARRAYS):
         raise KappaPlaceError(
             f"The codebook {folder / extra.file} is damaged, so the descriptors cannot be read. Restore it "
             "from a copy, or run `kappaplace map reembed`."

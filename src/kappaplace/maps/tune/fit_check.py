@@ -298,9 +298,8 @@ def write_record(folder: Path, record: FitRecord) -> None:
 
 def read_record(map_folder: Path, manifest: Manifest) -> FitRecord | None:
     """Read the record of a map's fit; None if κ was not fitted for this map."""
-    source = manifest.model.source
-    file = (map_folder / source if source.startswith("./") else Path(source)) / FIT_RECORD
-    if not manifest.model.base or not file.is_file():
+    file = map_folder / manifest.model.inside / FIT_RECORD
+    if not manifest.model.base or not manifest.model.inside or not file.is_file():
         return None
     try:
         return from_plain(FitRecord, json.loads(file.read_text(encoding="utf-8")))

@@ -6,8 +6,9 @@ Batches and results are copied while the device computes.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -157,6 +158,25 @@ def embed_patches(
             "Patch matching needs images of equal size. Use a preprocessing with a fixed size."
         )
     return torch.stack(maps)
+
+
+def patch_maps_of(
+    model: nn.Module, preprocessing: Preprocessing | None = None, *, batch_size: int = 32
+) -> Callable[[Iterable[Source] | Source], Tensor] | None:
+    """Return a function from images to patch maps.
+
+    Args:
+        model: The model.
+        preprocessing: Preprocessing of the images. Default: the preprocessing of the model.
+        batch_size: Number of images to process at once.
+
+    Returns:
+        `embed_patches` of this model; None if the model does not provide patch maps.
+    """
+    if not getattr(model, "shows_patches", False):
+        return None
+    own: Preprocessing = preprocessing or model.preprocessing  # type: ignore[assignment]
+    return partial(embed_patches, model, own, batch_size=batch_size)
 
 
 def join(parts: Sequence[Embeddings]) -> Embeddings:

@@ -17,7 +17,6 @@ import shutil
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -30,9 +29,7 @@ from kappaplace.data.images import Preprocessing, Source
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import DAMAGED_ARRAYS, make_folder, reserve_array
 from kappaplace.models.checkpoint import AnyModel
-from kappaplace.models.embedding import embed_images, embed_patches
-from kappaplace.models.exported import ExportedModel
-from kappaplace.models.place_model import PlaceModel
+from kappaplace.models.embedding import embed_images, patch_maps_of
 from kappaplace.models.published import cache_folder
 from kappaplace.progress import track
 from kappaplace.types import Embeddings
@@ -101,9 +98,7 @@ class EmbeddingStore:
 
         Feature maps are not stored, because they are a hundred times as large as descriptors.
         """
-        if not isinstance(self.model, PlaceModel | ExportedModel) or not self.model.shows_patches:
-            return None
-        return partial(embed_patches, self.model, self.preprocessing, batch_size=self.batch_size)
+        return patch_maps_of(self.model, self.preprocessing, batch_size=self.batch_size)
 
     def embed(self, images: Sequence[str]) -> Embeddings:
         """Return the embeddings of image files in their order; descriptors are a memory map."""
@@ -136,7 +131,7 @@ class EmbeddingStore:
 
 
 class _List:
-    """One list of images: descriptors, κ and variance as files, and a checksum per row; 0 for a missing row."""
+    """One list of images: descriptors, κ and variance, and a checksum per row (0 if it is missing)."""
 
     def __init__(self, folder: Path, digests: NDArray[np.void]) -> None:
         self.folder, self.digests = folder, digests
