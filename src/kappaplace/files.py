@@ -87,6 +87,14 @@ def not_written(file: Path, error: OSError) -> Exception:
     return KappaPlaceError(f"Cannot write {file}: {why(error)}. Its previous content is unchanged.")
 
 
+def check_target(file: Path) -> None:
+    """Check that a path names a file, which may exist, and not a folder."""
+    if not file.name or file.is_dir():
+        raise KappaPlaceError(
+            f"Cannot write the file {file}, because it is a folder. Pass the name of a file."
+        )
+
+
 def replace_file(file: Path, write: Callable[[Path], object], *, sync: bool = True) -> None:
     """Write a temporary file in the same folder, then put it in place of the target in one step.
 
@@ -97,8 +105,9 @@ def replace_file(file: Path, write: Callable[[Path], object], *, sync: bool = Tr
             that can be created again.
 
     Raises:
-        KappaPlaceError: If the disk reports an error. The target is then unchanged.
+        KappaPlaceError: If the target is a folder, or the disk reports an error. It is then unchanged.
     """
+    check_target(file)
     part = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:
         write(part)
@@ -115,7 +124,13 @@ def replace_file(file: Path, write: Callable[[Path], object], *, sync: bool = Tr
 
 def write_file(file: Path, content: str | bytes, *, sync: bool = True) -> None:
     """Replace the content of a file in one step, see `replace_file`; text is written as UTF-8."""
-    data = content.encode() if isinstance(content, str) else content
+    try:
+        data = content.encode() if isinstance(content, str) else content
+    except UnicodeEncodeError as error:
+        raise KappaPlaceError(
+            f"Cannot write {printable(str(file))}, because it would contain text that is not UTF-8 "
+            f"({printable(error.object[error.start :][:40])!r}). Choose another name."
+        ) from None
     replace_file(file, lambda part: part.write_bytes(data), sync=sync)
 
 

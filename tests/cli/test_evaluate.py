@@ -138,7 +138,8 @@ def test_the_paper_without_data(kappaplace, tmp_path):
     out = kappaplace(
         "evaluate", "--protocol", "paper", "--data", tmp_path / "tables", "--out", tmp_path / "out"
     )
-    assert "no data: Pitts30k" in out
+    assert "measurable" in out
+    assert "Pitts30k (pitts30k-test.parquet)" in " ".join(out.split())
     assert (tmp_path / "out" / "paper.csv").read_text().count("\n") == 392
 
 
@@ -284,8 +285,8 @@ def test_an_encoder_of_ones_own(kappaplace, city_folder, tmp_path, monkeypatch):
     few = (
         "anchors.source=views",
         "anchors.views=2",
-        "optimiser.epochs=1",
-        "optimiser.iterations=2",
+        "optimizer.epochs=1",
+        "optimizer.iterations=2",
         "model.size=32",
     )
     kappaplace(*train, *(word for each in (*few, "run.trackers=[]") for word in ("-s", each)))
@@ -302,3 +303,51 @@ def test_an_encoder_of_ones_own(kappaplace, city_folder, tmp_path, monkeypatch):
     ):
         words = ("evaluate", "model", table, "--encoder", function, "--out", tmp_path / "bad", *QUICK)
         assert message in kappaplace(*words, refuses=True)
+
+
+def test_seeds_are_one_command(kappaplace, matrix, tmp_path):
+    rng = np.random.default_rng(1)
+    folders = []
+    for seed in range(3):
+        similar = 0.3 * np.eye(40) + rng.uniform(-0.3, 0.3, (40, 40))
+        (tmp_path / str(seed)).mkdir()
+        np.save(tmp_path / str(seed) / "SET.npy", similar)
+        words = ("evaluate", "matrix", tmp_path / str(seed) / "SET.npy", "--positives", matrix[1])
+        kappaplace(*words, "--scores", "l2,pa", "--out", tmp_path / f"out-{seed}", *QUICK)
+        folders.append(tmp_path / f"out-{seed}")
+    out = kappaplace("compare", *folders, "--seeds", "--out", tmp_path / "seeds")
+    assert "mean ± std over 3 runs" in out
+    assert "depends on R@K" in out
+    with (tmp_path / "seeds" / "seeds.csv").open(newline="") as stream:
+        rows = {(row["score"], row["metric"]): row for row in csv.DictReader(stream)}
+    values = []
+    for folder in folders:
+        with (folder / "metrics.csv").open(newline="") as stream:
+            (row,) = [r for r in csv.DictReader(stream) if (r["score"], r["metric"]) == ("pa", "ECE@1")]
+        values.append(float(row["value"]))
+    assert float(rows["pa", "ECE@1"]["mean"]) == pytest.approx(np.mean(values))
+    assert float(rows["pa", "ECE@1"]["std"]) == pytest.approx(np.std(values, ddof=1))
+    asked = json.loads(kappaplace("compare", *folders, "--seeds", "--metric", "R@1", "--json"))["rows"]
+    assert [row["metric"] for row in asked] == ["R@1"]
+    assert "at least two runs" in kappaplace("compare", folders[0], "--seeds", refuses=True)
+
+
+def test_a_constant_score_is_marked_and_named(kappaplace, matrix, tmp_path):
+    """Its ECE@1 is R@1, which says nothing of the score."""
+    (tmp_path / "mine.csv").write_text("query,uncertainty\n" + "".join(f"{i},7\n" for i in range(40)))
+    words = ("evaluate", "matrix", matrix[0], "--positives", matrix[1], "--method", "HOG", "--scores", "l2")
+    words = (*words, "--uncertainty", tmp_path / "mine.csv", "--out", tmp_path / "out")
+    out = kappaplace(*words, "--resamples", 20)
+    line = next(line for line in out.splitlines() if line.strip().startswith("mine"))
+    assert line.count("*") == 3  # K = 1, 5 and 10
+    assert "Warning: SET: queries have the same value of mine (constant)." in " ".join(out.split())
+    assert "constant score" in out
+    assert "perfect ranking" in out
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "Warning: SET: queries have the same value of mine (constant)." in page
+    assert "*<small>" in page
+    answer = json.loads(kappaplace(*words, *QUICK, "--json"))
+    assert len(answer["warnings"]) == 1
+    compared = kappaplace("compare", tmp_path / "out", "--metric", "ECE@1", "--resamples", 50)
+    assert "* (" in compared
+    assert "depends on R@K" in compared

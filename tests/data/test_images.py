@@ -87,11 +87,11 @@ def test_impossible_pixel_values_raise(value: float) -> None:
 
 
 def test_grey_one_bit_and_palette() -> None:
-    grey = photo()[..., 0]
-    np.testing.assert_array_equal(pixels(decode(Image.fromarray(grey)))[..., 2], grey)
+    gray = photo()[..., 0]
+    np.testing.assert_array_equal(pixels(decode(Image.fromarray(gray)))[..., 2], gray)
     palette = Image.fromarray(photo()).quantize(16)
     np.testing.assert_array_equal(pixels(decode(encoded(palette, "PNG"))), np.asarray(palette.convert("RGB")))
-    assert set(np.unique(pixels(decode(Image.fromarray(grey > 128))))) == {0, 255}
+    assert set(np.unique(pixels(decode(Image.fromarray(gray > 128))))) == {0, 255}
 
 
 def test_alpha_is_composited_on_grey() -> None:
@@ -275,8 +275,8 @@ def test_normalization_formula_of_float_and_uint8() -> None:
     batch = torch.stack([preprocessing.to_uint8(photo(seed=s)) for s in range(3)])
     assert batch.dtype == torch.uint8
     one_by_one = torch.stack([preprocessing(photo(seed=s)) for s in range(3)])
-    torch.testing.assert_close(preprocessing.normalise(batch), one_by_one)
-    torch.testing.assert_close(preprocessing.normalise(batch / 255), one_by_one, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(preprocessing.normalize(batch), one_by_one)
+    torch.testing.assert_close(preprocessing.normalize(batch / 255), one_by_one, atol=1e-5, rtol=1e-5)
 
 
 @settings(deadline=None)

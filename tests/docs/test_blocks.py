@@ -189,7 +189,7 @@ def for_slam(folder: Path, _: pytest.MonkeyPatch) -> Names:
 
 def for_training(_: Path, patch: pytest.MonkeyPatch) -> Names:
     def small(name: str, options: list[str]) -> Any:
-        few = [each for each in OPTIONS if each.startswith(("optimiser", "run"))]
+        few = [each for each in OPTIONS if each.startswith(("optimizer", "run"))]
         few += ["classes.cell=100", "classes.min_images=4"]
         return settings_for(name, options=[*options, *few])
 

@@ -62,7 +62,7 @@ def test_scores_and_recipes_are_known() -> None:
 
 
 def test_settings_that_are_named_exist() -> None:
-    named = sorted(set(re.findall(r"`((?:loss|model|classes|optimiser|stop|anchors)\.\w+=[^`\s]+)", PAGE)))
+    named = sorted(set(re.findall(r"`((?:loss|model|classes|optimizer|stop|anchors)\.\w+=[^`\s]+)", PAGE)))
     assert named
     for option in named:
         settings_for("kappa-jt", options=[option])

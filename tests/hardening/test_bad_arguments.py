@@ -384,7 +384,8 @@ _covered("options or a type", "Machine OnError Order Patches Floats PatchMaps Ex
 _covered(
     "tests/cli covers it by `kappaplace evaluate` and `kappaplace compare`",
     """compare_with_paper comparison_rows evaluate_descriptors evaluate_matrices evaluate_model from_table
-    measure_set paper_rows plain score_set write_comparison write_paper""",
+    measure_set paper_rows plain score_set write_comparison write_paper write_rows flaws_of warnings_of
+    spread_over_seeds PaperComparison SeedRow reference_metrics score_flaw tied_fraction mean_cosine""",
 )
 _covered(
     "tests/cli covers it by `kappaplace map`",
@@ -399,6 +400,9 @@ _covered(
     drive_embeddings drive_frames fit_closures optimise place_matrix read_drive run_slam same_place scores_for
     patch_maps_of reordered DriveInput SlamOptions Labels closure_message""",
 )
+
+
+_covered("tests/cli and tests/evaluation cover it by --encoder", "load_encoder plain_encoder")
 
 
 def public_names() -> Iterator[str]:

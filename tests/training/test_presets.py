@@ -46,8 +46,8 @@ def test_a_preset_changes_what_it_states(name: str, recipe: str) -> None:
 
 
 def test_options_override_a_preset_and_unknown_presets_are_reported() -> None:
-    settings = settings_for("kappa-jt", options=["optimiser.epochs=2"], peers="tab:sf_final")
-    assert (settings.optimiser.epochs, settings.loss.vmf_dim) == (2, 256)
+    settings = settings_for("kappa-jt", options=["optimizer.epochs=2"], peers="tab:sf_final")
+    assert (settings.optimizer.epochs, settings.loss.vmf_dim) == (2, 256)
     with pytest.raises(KappaPlaceError, match=r"Unknown preset 'tab:x'\. Choose from: paper, tab:sf_final"):
         settings_for("kappa-jt", peers="tab:x")
     with pytest.raises(KappaPlaceError, match="'tab:l2_cosplace_app' has no recipe 'stun'"):
@@ -75,7 +75,7 @@ def stun_run(city: City, retrieval: Path, folder: Path, *options: str) -> Traine
 
 def test_stun_keeps_its_last_epoch(city: City, retrieval: Path, tmp_path: Path) -> None:
     """Also if an earlier one has a better R@1: that is the model that STUN's authors use."""
-    trained = stun_run(city, retrieval, tmp_path, "optimiser.epochs=4", "optimiser.lr=0.05")
+    trained = stun_run(city, retrieval, tmp_path, "optimizer.epochs=4", "optimizer.lr=0.05")
     recalls = [row["R@1"] for row in trained.epochs[1:]]
     assert recalls[-1] < max(recalls)  # otherwise this run would show nothing
     state = load_state(tmp_path)
@@ -88,9 +88,9 @@ def test_stun_keeps_its_last_epoch(city: City, retrieval: Path, tmp_path: Path) 
 def test_a_new_student_is_not_its_teacher(city: City, retrieval: Path, tmp_path: Path) -> None:
     teacher = load_checkpoint(retrieval / "model")[0].state_dict()
     still = (
-        "optimiser.lr=1e-12",
-        "optimiser.epochs=1",
-        "optimiser.iterations=1",
+        "optimizer.lr=1e-12",
+        "optimizer.epochs=1",
+        "optimizer.iterations=1",
         "model.freeze_batchnorm=true",
     )
     losses = {}
@@ -123,7 +123,7 @@ def test_statistics_of_frozen_stages(fixed: bool, city: City, tmp_path: Path) ->
         "model.trainable=partial",
         f"model.frozen_statistics={str(fixed).lower()}",
     ]
-    settings = tiny("retrieval", *options, "optimiser.iterations=1", "optimiser.epochs=1")
+    settings = tiny("retrieval", *options, "optimizer.iterations=1", "optimizer.epochs=1")
     before = {k: v.clone() for k, v in starting_model(settings, RECIPES["retrieval"]).state_dict().items()}
     after = train(settings, city.data, tmp_path, device="cpu").model.state_dict()
     for part in ("bn1", "layer1.0.bn1", "layer2.1.bn2"):
@@ -139,7 +139,7 @@ def test_statistics_of_frozen_stages(fixed: bool, city: City, tmp_path: Path) ->
 
 def test_gnll_per_dimension(city: City, retrieval: Path, tmp_path: Path) -> None:
     """With several outputs, dimensions that vary more get a larger variance than others."""
-    options = ["model.head=variance-each", "optimiser.epochs=3", "stop.score=variance-upper"]
+    options = ["model.head=variance-each", "optimizer.epochs=3", "stop.score=variance-upper"]
     settings = tiny("gnll", f"model.start={retrieval / 'model'}", *options)
     trained = train(settings, city.data, tmp_path, city.validation, device="cpu")
     assert all(np.isfinite(row["ECE@1"]) for row in trained.epochs)
@@ -147,6 +147,6 @@ def test_gnll_per_dimension(city: City, retrieval: Path, tmp_path: Path) -> None
     assert losses[-1] < losses[0]
     model = trained.model
     with torch.no_grad():
-        each = model.head(*model.features(model.preprocessing.normalise(city.data.images[:8])))
+        each = model.head(*model.features(model.preprocessing.normalize(city.data.images[:8])))
     assert each.shape == (8, model.dim)
     assert float(each.std(1).min()) > 0

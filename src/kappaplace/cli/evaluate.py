@@ -122,10 +122,7 @@ class EvaluateOptions:
 
     scores: Annotated[
         str,
-        Help(
-            'Comma-separated score names, or "all". Default: all except the slow ones (patches, '
-            "patch-margin, geometric)."
-        ),
+        Help('Comma-separated score names, or "all". Default: all except "geometric", which is slow.'),
     ] = ""
     k: Annotated[int, Help("Number of matches per query.")] = 10
     policy: Annotated[
@@ -137,6 +134,9 @@ class EvaluateOptions:
     ] = None
     resamples: Annotated[int, Help("Number of bootstrap resamples; 0 omits the intervals.")] = 1000
     seed: Annotated[int, Help(_SEED)] = 0
+    keep_twins: Annotated[
+        bool, Help("Evaluate queries that are nearly copies of references, too; they overstate every result.")
+    ] = False
     root: Annotated[Path | None, Help("Folder of the images, if they have moved.")] = None
 
     def choices(self, fuse: str = "") -> Choices:
@@ -144,7 +144,9 @@ class EvaluateOptions:
         from kappaplace.evaluation import Choices
 
         names = tuple(part.strip() for part in fuse.split(",") if part.strip())
-        return Choices(self.scores, self.k, self.policy, self.resamples, self.seed, names)
+        return Choices(
+            self.scores, self.k, self.policy, self.resamples, self.seed, names, keep_twins=self.keep_twins
+        )
 
 
 @dataclass(frozen=True)
@@ -373,9 +375,15 @@ def paper(
         ),
     ] = None,
     *,
+    cost: Annotated[
+        Path | None, typer.Option(help="Time and memory: CSV file written by benchmarks/paper_cost.py.")
+    ] = None,
     machine: MachineOptions,
 ) -> None:
     """Reproduce the tables of the paper for which you have the data, next to the published numbers.
+
+    Every table and figure is listed as measured, not comparable (other data, or another backbone), measurable
+    (with the data and models that are named) or not measurable.
 
     Examples:
 
@@ -385,12 +393,12 @@ def paper(
     """
     from rich.console import Console
 
-    from kappaplace.cli.show import missing_table, paper_tables
+    from kappaplace.cli.show import ece_notes, paper_overview, paper_tables
     from kappaplace.evaluation import compare_with_paper, paper_rows, plain, write_paper
 
     choices, embedding = options.choices(), machine.machine(options.root)
     make_folder(output.out)
-    comparison = compare_with_paper(models or [], data, choices, embedding)
+    comparison = compare_with_paper(models or [], data, choices, embedding, cost)
     for role, result in comparison.evaluations.items():
         output.write(result, output.out / role)
     file = write_paper(comparison, output.out)
@@ -398,13 +406,15 @@ def paper(
     if output.report:
         from kappaplace.reports import write_paper_report
 
-        write_paper_report(rows, output.out)
+        write_paper_report(comparison, output.out)
+    items = [item._asdict() for item in comparison.items]
     if output.as_json:
-        typer.echo(json.dumps(plain({"rows": rows, "files": {"paper": str(file)}})))
+        typer.echo(json.dumps(plain({"rows": rows, "items": items, "files": {"paper": str(file)}})))
         return
     console = Console()
-    for table in (*paper_tables(rows), missing_table(rows)):
-        console.print(table)
+    notes = ece_notes(list(comparison.evaluations.values())) if comparison.evaluations else []
+    for text in (*paper_tables(rows), paper_overview(items), *notes):
+        console.print(text)
     console.print(f"All rows are in [bold]{file}[/bold].")
 
 
@@ -495,9 +505,9 @@ def _seeds(results: list[EvaluationResult], metrics: list[str], out: Path | None
     from rich.console import Console
 
     from kappaplace.cli.show import ece_notes, seed_tables
-    from kappaplace.evaluation import plain, seeds, write_rows
+    from kappaplace.evaluation import plain, spread_over_seeds, write_rows
 
-    rows = [row._asdict() for row in seeds(results, metrics)]
+    rows = [row._asdict() for row in spread_over_seeds(results, metrics)]
     if out is not None:
         write_rows(make_folder(out) / "seeds.csv", rows, list(rows[0]))
     if as_json:

@@ -43,7 +43,7 @@ class Preprocessing:
     """How an image becomes model input. It is stored with every model, so both always match.
 
     Calling it returns float32 3×H×W, normalized. To normalize on the device of the model, load with
-    `to_uint8` and call `normalise` on the batch, which transfers a quarter of the bytes.
+    `to_uint8` and call `normalize` on the batch, which transfers a quarter of the bytes.
 
     >>> Preprocessing(size=512, mode="shorter").output_size(480, 640)
     (512, 683)
@@ -209,7 +209,7 @@ class Preprocessing:
 
         return torch.from_numpy(np.array(self.image(source))).permute(2, 0, 1)
 
-    def normalise(self, batch: torch.Tensor) -> torch.Tensor:
+    def normalize(self, batch: torch.Tensor) -> torch.Tensor:
         """Normalize images by mean and standard deviation.
 
         Args:
@@ -229,7 +229,7 @@ class Preprocessing:
 
     def __call__(self, source: Source) -> torch.Tensor:
         """Return float32 3×H×W, normalized."""
-        return self.normalise(self.to_uint8(source)).contiguous()
+        return self.normalize(self.to_uint8(source)).contiguous()
 
     def _pair(self) -> tuple[int, int]:
         assert self.size is not None  # checked by __post_init__

@@ -13,11 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from kappaplace.calibration.sources import calibration_with
 from kappaplace.data.images import Preprocessing
 from kappaplace.data.positives import NoPositives
 from kappaplace.data.protocols import PROTOCOLS
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
+from kappaplace.evaluation.calibrated import (
+    CALIBRATED,
+    calibrated_score,
+    fit_calibrated,
+    wants_calibrated,
+)
 from kappaplace.evaluation.inputs import Retrieved, from_descriptors, from_table
 from kappaplace.evaluation.measuring import MEAN, POOLED, RESAMPLES, measure
 from kappaplace.evaluation.own_scores import check_own_score, read_own_score
@@ -43,7 +50,7 @@ class Choices:
     """Options of an evaluation, apart from the data."""
 
     scores: str = ""
-    """Comma-separated names of scores, "all", or "" for every score that needs no extra pass."""
+    """Comma-separated names of scores, "all", or "" for every score but the slowest."""
     k: int = 10
     """Number of matches per query."""
     policy: NoPositives | None = None
@@ -56,6 +63,8 @@ class Choices:
     """Names of scores to combine."""
     pool: tuple[str, ...] = ()
     """Names of the datasets to pool. Default: all."""
+    keep_twins: bool = False
+    """Whether to evaluate queries that are nearly copies of references, too; they overstate every result."""
 
     def __post_init__(self) -> None:
         select_scores(self.scores)  # so that an unknown name fails before anything is embedded
@@ -119,8 +128,9 @@ def evaluate_sets(
     times = {"started": started.isoformat(timespec="seconds"), "seconds": round(time.monotonic() - clock, 3)}
     policy = "" if choices.policy is None else choices.policy.value
     options = asdict(choices) | {"policy": policy, "fuse": list(choices.fuse), "pool": list(choices.pool)}
-    if not choices.pool:
-        del options["pool"]
+    for option, unset in (("pool", not choices.pool), ("keep_twins", not choices.keep_twins)):
+        if unset:  # as earlier versions wrote it
+            del options[option]
     record = {"version": package_version(), **options, **(facts or {})}
     if fitted is not None and fitted.combination is not None:
         record["fused"] = to_plain(fitted.combination)
@@ -129,7 +139,8 @@ def evaluate_sets(
 
 def fit_on(retrieved: Retrieved, choices: Choices) -> Fitted:
     """Fit probabilities, and the combination of ``choices.fuse``, on a validation set after retrieval."""
-    return fit(retrieved, select_scores(choices.scores)[0], choices.fuse)
+    fitted = fit(retrieved, select_scores(choices.scores)[0], choices.fuse)
+    return fitted._replace(own=fit_calibrated(retrieved) if wants_calibrated(choices.scores) else None)
 
 
 def preprocessing_for(model: AnyModel, table: PlaceImages, resize: Resize) -> Preprocessing:
@@ -151,13 +162,21 @@ def _score(retrieved: Retrieved, choices: Choices, fitted: Fitted | None, own: S
     scores, not_asked = select_scores(choices.scores)
     if fitted is not None and fitted.combined is not None:
         scores = [*scores, fitted.combined]
+    rows = [read_own_score(file, retrieved) for file in own]
+    if wants_calibrated(choices.scores):
+        calibrated = calibrated_score(retrieved, None if fitted is None else fitted.own)
+        if isinstance(calibrated, str):
+            not_asked = {**not_asked, CALIBRATED: calibrated}
+        else:
+            rows.insert(0, calibrated)
     return score_set(
         retrieved,
         scores,
         policy=choices.policy,
         calibrations=None if fitted is None else fitted.calibrations,
-        own=[read_own_score(file, retrieved) for file in own],
+        own=rows,
         not_asked=not_asked,
+        keep_twins=choices.keep_twins,
     )
 
 
@@ -216,10 +235,12 @@ def evaluate(
     if isinstance(source, np.ndarray | tuple):
         query, reference = _sides(source, images)
         retrieved = from_descriptors(query, reference, None, images, k=choices.k, device=machine.device)
+        fitted = None
     else:
         model = encoder_of(source)
         retrieved = from_table(images, _store(model, model.fingerprint, machine), choices.k)
-    return evaluate_sets(name or retrieved.name, [retrieved], choices)
+        fitted = Fitted({}, None, None, calibration_with(model.fingerprint, model.preprocessing))
+    return evaluate_sets(name or retrieved.name, [retrieved], choices, fitted=fitted)
 
 
 def encoder_of(source: Encoder | nn.Module | str | Path) -> AnyModel:
@@ -315,7 +336,7 @@ def evaluate_model(
         size = preprocessing_for(model, table, resize)
         return from_table(table, _store(model, fingerprint, machine, size), choices.k, title)
 
-    fitted: Fitted | None = None
+    fitted = Fitted({}, None, None, calibration_with(fingerprint, model.preprocessing))
     facts: dict[str, Json] = {
         "model": label,
         "fingerprint": fingerprint,
@@ -323,7 +344,8 @@ def evaluate_model(
         **_encoder(model),
     }
     if fitting is not None:
-        fitted = fit_on(retrieve(fitting), choices)
+        own_fit = fit_on(retrieve(fitting), choices)
+        fitted = own_fit._replace(own=own_fit.own or fitted.own)
         facts |= {"fitted on": fitting.name, "fitted on hash": fitting.content_hash}
     sets = (retrieve(opened.pop(0), title) for title in names)
     return evaluate_sets(name or Path(label).name, sets, choices, fitted=fitted, own=own, facts=facts)

@@ -8,7 +8,6 @@ from kappaplace._names import lazy_exports
 
 if TYPE_CHECKING:
     from kappaplace.reports.drift import write_drift as write_drift
-    from kappaplace.reports.evaluation import write_paper_report as write_paper_report
     from kappaplace.reports.evaluation import write_report as write_report
     from kappaplace.reports.figures import GalleryRow as GalleryRow
     from kappaplace.reports.figures import gallery_figure as gallery_figure
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from kappaplace.reports.localization import write_answers as write_answers
     from kappaplace.reports.map_fit import fit_verdict as fit_verdict
     from kappaplace.reports.map_fit import write_fit_report as write_fit_report
+    from kappaplace.reports.paper import write_paper_report as write_paper_report
     from kappaplace.reports.runs import draw_trajectory as draw_trajectory
     from kappaplace.reports.runs import write_slam as write_slam
     from kappaplace.reports.runs import write_training as write_training

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
@@ -26,13 +25,11 @@ from kappaplace.reports.ground import map_figure, thinning
 from kappaplace.reports.groups import Group, group_of, pooled_group
 from kappaplace.reports.html import CAPTIONS, Artifacts, slug
 from kappaplace.reports.tables import (
-    PaperRow,
     Table,
     comparison_table,
     left_out_table,
     match_table,
     mean_table,
-    paper_table,
     probability_table,
     retrieval_table,
     score_table,
@@ -290,23 +287,3 @@ def _curves(files: Artifacts, groups: Mapping[str, Group]) -> str:
     alternative = f"Risk over coverage of {', '.join(groups)} for each score, {first.title}"
     caption = f"{first.title}. {CAPTIONS['comparison']}"
     return files.figure(f"comparison-{first.name}", comparison_figure(curves), alternative, caption)
-
-
-def write_paper_report(rows: Sequence[PaperRow], folder: str | Path) -> Path:
-    """Write report.html with one table per table of the paper, and the same tables as LaTeX.
-
-    Args:
-        rows: One row per published number, see `paper_table`.
-        folder: Output folder.
-
-    Returns:
-        Path of ``report.html``.
-    """
-    files = Artifacts(folder)
-    measured = sum(isinstance(row["ours"], float) and math.isfinite(row["ours"]) for row in rows)
-    sections = []
-    for name in dict.fromkeys(str(row["table"]) for row in rows):
-        table = paper_table([row for row in rows if row["table"] == name])
-        sections += [html.heading(name), files.table(f"paper {name}", table)]
-    lead = f"{measured} of {len(rows)} published numbers could be measured with these data and models."
-    return files.page(html.page("Published and measured numbers", lead, sections))

@@ -6,7 +6,7 @@ import html
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from kappaplace.metrics import ECE_NOTE
 from kappaplace.reports.groups import NAN, Group, Metrics
@@ -132,34 +132,6 @@ def mark_best(values: Sequence[float], larger: bool) -> list[bool]:
 def latex_text(text: str) -> str:
     """Return text that is safe inside a LaTeX document."""
     return "".join(_LATEX.get(letter, letter) for letter in text).replace("--", "-{}-")  # no ligature
-
-
-PaperRow: TypeAlias = Mapping[str, str | float | None]
-
-
-def paper_table(rows: Sequence[PaperRow], caption: str = "") -> Table:
-    """Return a table of published and measured numbers.
-
-    Args:
-        rows: Rows with the keys table, set, method, metric, paper, ours, difference and status. Numbers that
-            could not be measured are None or NaN, and status (or reason) explains why.
-        caption: Caption of the table.
-    """
-    names = ("table", "set", "method", "metric", "paper", "ours", "difference", "status")
-    full = [{**row, "status": row.get("status") or row.get("reason")} for row in rows]
-    cells = tuple(tuple(_paper_cell(name, row.get(name)) for name in names) for row in full)
-    return Table(names, cells, caption)
-
-
-def _paper_cell(name: str, value: str | float | None) -> Cell:
-    if value is None or value == "":
-        return Cell(MISSING)
-    if isinstance(value, str):
-        return Cell(value)
-    text = number(float(value))
-    if name == "difference" and math.isfinite(value):
-        text = f"{value:+.{DIGITS}f}".replace("-", "−")
-    return Cell(text)
 
 
 def _html_cell(cell: Cell) -> str:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from kappaplace.training.objectives import Objective
-from kappaplace.training.settings import OptimiserSettings
+from kappaplace.training.settings import OptimizerSettings
 
 
 def warm_cosine(step: int, steps: int) -> float:
@@ -39,7 +39,7 @@ class Optimizers:
         model: nn.Module,
         objective: Objective,
         groups: int,
-        settings: OptimiserSettings,
+        settings: OptimizerSettings,
         total_steps: int,
     ) -> None:
         self.settings, self.total_steps, self.done = settings, total_steps, 0

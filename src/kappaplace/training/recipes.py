@@ -353,8 +353,8 @@ def settings_for(
     Raises:
         KappaPlaceError: If the recipe or an option is unknown, or a value is invalid.
 
-    >>> settings = settings_for("kappa-jt", options=["optimiser.epochs=3"])
-    >>> settings.optimiser.epochs, settings.loss.weight
+    >>> settings = settings_for("kappa-jt", options=["optimizer.epochs=3"])
+    >>> settings.optimizer.epochs, settings.loss.weight
     (3, 0.01)
     """
     recipe = recipe_named(name)
@@ -382,18 +382,18 @@ def check_run(settings: Settings, recipe: Recipe, model: TrainableModel, process
     Raises:
         KappaPlaceError: If the run is not possible.
     """
-    batch, run, source = settings.optimiser.batch_size, settings.run, settings.anchors.source
+    batch, run, source = settings.optimizer.batch_size, settings.run, settings.anchors.source
     parts = processes * run.accumulate
     if batch % parts:
         raise KappaPlaceError(
-            f"optimiser.batch_size must be a multiple of {parts} ({processes} processes × run.accumulate="
+            f"optimizer.batch_size must be a multiple of {parts} ({processes} processes × run.accumulate="
             f"{run.accumulate}), got {batch}."
         )
-    per_place = settings.optimiser.images_per_place
+    per_place = settings.optimizer.images_per_place
     if recipe.place_batches and (batch // parts) % per_place:
         raise KappaPlaceError(
-            f"Images per process must be a multiple of optimiser.images_per_place={per_place}, got "
-            f"{batch // parts}. Change optimiser.batch_size or optimiser.images_per_place."
+            f"Images per process must be a multiple of optimizer.images_per_place={per_place}, got "
+            f"{batch // parts}. Change optimizer.batch_size or optimizer.images_per_place."
         )
     if recipe.place_batches and run.accumulate > 1:
         raise KappaPlaceError(

@@ -137,7 +137,7 @@ class AugmentSettings:
 
 
 @dataclass(frozen=True)
-class OptimiserSettings:
+class OptimizerSettings:
     """How the weights are updated."""
 
     epochs: int = _positive(50)
@@ -253,7 +253,7 @@ class Settings:
     """Which images show the same place."""
     augment: AugmentSettings = field(default_factory=AugmentSettings)
     """How training views differ from the images."""
-    optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     """How the weights are updated."""
     loss: LossSettings = field(default_factory=LossSettings)
     """Constants of the losses."""
@@ -277,7 +277,8 @@ class Settings:
             KappaPlaceError: If an option is unknown, or its value has the wrong type or is out of range.
         """
         settings = self
-        for name, value in changes.items():
+        for earlier, value in changes.items():
+            name = _renamed(earlier)
             section, _, key = name.partition(".")
             kind = _kind(name)
             if kind is None:
@@ -321,7 +322,7 @@ def field_docs(record: type) -> dict[str, str]:
     except (OSError, SyntaxError):
         return {}
     return {
-        item.target.id: " ".join(text.value.value.split())
+        ast.unparse(item.target): " ".join(str(ast.literal_eval(text.value)).split())
         for item, text in pairwise(body)
         if isinstance(item, ast.AnnAssign) and isinstance(text, ast.Expr)
     }
@@ -402,7 +403,16 @@ def _packaged(file: str) -> dict[str, Any]:
 
 
 def _by_name(sections: Mapping[str, Mapping[str, Option]]) -> dict[str, Option]:
-    return {f"{section}.{key}": value for section, part in sections.items() for key, value in part.items()}
+    return {
+        _renamed(f"{section}.{key}"): value
+        for section, part in sections.items()
+        for key, value in part.items()
+    }
+
+
+def _renamed(name: str) -> str:
+    """Return the name of an option for its name in this or an earlier version."""
+    return re.sub(r"^optimiser\.", "optimizer.", name)
 
 
 def parse_options(pairs: Iterable[str]) -> dict[str, Option]:
@@ -422,9 +432,9 @@ def parse_options(pairs: Iterable[str]) -> dict[str, Option]:
         name, equals, text = pair.partition("=")
         if not equals:
             raise KappaPlaceError(
-                f"An option must be section.key=value, like optimiser.lr=1e-4, got '{pair}'."
+                f"An option must be section.key=value, like optimizer.lr=1e-4, got '{pair}'."
             )
-        name, text = name.strip(), text.strip()
+        name, text = _renamed(name.strip()), text.strip()
         try:
             value = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:

@@ -8,9 +8,17 @@ from dataclasses import replace
 from kappaplace.errors import KappaPlaceError
 from kappaplace.uncertainty.base import Evidence, Need, Score, Scores, at_least
 from kappaplace.uncertainty.geometric import GEOMETRIC, GeometricCheck, Verification, geometric
-from kappaplace.uncertainty.images import PATCH_MARGIN, PATCHES
 from kappaplace.uncertainty.kappa import EXPECTED_LIKELIHOOD, INVERSE_KAPPA, KAPPAPLACE, VARIANCE
-from kappaplace.uncertainty.matches import COSINE, L2, PA, TLD_DISTRIBUTION, TLD_RATIO_SPREAD, TLD_STATISTICAL
+from kappaplace.uncertainty.matches import (
+    COSINE,
+    L2,
+    PA,
+    PATCH_MARGIN,
+    PATCHES,
+    TLD_DISTRIBUTION,
+    TLD_RATIO_SPREAD,
+    TLD_STATISTICAL,
+)
 from kappaplace.uncertainty.places import ALIASING, LOG_SUE, MARGIN, SUE, Z_SCORE, sue, z_score
 
 __all__ = [

@@ -95,7 +95,7 @@ def _measure(
     copies = pixels.expand(len(names), *pixels.shape[1:])
     degraded = degrade(copies, names, list(LEVELS) * len(DEGRADATIONS), torch.Generator().manual_seed(seed))
     weight = next(model.parameters())
-    batch = model.preprocessing.normalise(torch.cat([pixels, degraded]).to(weight.device)).to(weight.dtype)
+    batch = model.preprocessing.normalize(torch.cat([pixels, degraded]).to(weight.device)).to(weight.dtype)
     features = model.features(batch)
     descriptor = unit(features.raw).float()
     kappa = model.head(*features)  # type: ignore[misc]  # a fitted model has a head

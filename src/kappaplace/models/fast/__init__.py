@@ -367,4 +367,4 @@ def probe_images(
         )
         for cells in (3, 12, 60)
     ]
-    return preprocessing.normalise(torch.stack(layers).mean(0))
+    return preprocessing.normalize(torch.stack(layers).mean(0))
