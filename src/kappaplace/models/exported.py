@@ -275,20 +275,29 @@ class ExportedModel(EncoderModule):
         """Whether the file has patch maps."""
         return PATCHES in self.record.outputs
 
-    def forward(self, images: Tensor) -> Embeddings:
-        """Compute descriptors B×d and κ of shape B from images B×3×H×W, normalized by ``preprocessing``."""
-        names = [name for name in self.record.outputs if name != PATCHES]
+    def forward(self, images: Tensor, patches: bool = False) -> Embeddings:
+        """Compute descriptors B×d and κ of shape B from images B×3×H×W, normalized by ``preprocessing``.
+
+        With ``patches``, the feature maps come from the same pass.
+        """
+        if patches:
+            self._check_patches()
+        names = [name for name in self.record.outputs if patches or name != PATCHES]
         outputs = dict(zip(names, self._run(images, names), strict=True))
-        return Embeddings(outputs[DESCRIPTOR], outputs.get(KAPPA), outputs.get(VARIANCE))
+        maps = outputs[PATCHES].half() if patches else None
+        return Embeddings(outputs[DESCRIPTOR], outputs.get(KAPPA), outputs.get(VARIANCE), maps)
 
     def patch_maps(self, images: Tensor) -> Tensor:
         """Compute feature maps for patch matching; raise an error if they were not exported."""
+        self._check_patches()
+        return self._run(images, [PATCHES])[0]
+
+    def _check_patches(self) -> None:
         if not self.shows_patches:
             raise KappaPlaceError(
                 f"The exported model {self.file} has no patch maps for patch matching. Export a ResNet or "
                 "EfficientNet-Lite without --no-patches."
             )
-        return self._run(images, [PATCHES])[0]
 
     def train(self, mode: bool = True) -> ExportedModel:
         """Stay in evaluation mode: an exported model cannot be trained."""
