@@ -22,7 +22,7 @@ from kappaplace.uncertainty import SCORES, available, score_named
 from kappaplace.uncertainty.base import Evidence, Score
 
 FUSED = "fused"
-COINCIDENT, ROUNDING = 0.98, 1e-6
+COINCIDENT, ROUNDING = 0.995, 1e-6
 """Mean cosine of different references, and difference of cosines, from which descriptors coincide."""
 _PATCHES = "Patch matching needs a second pass over the images. Pass --scores all to include it."
 SLOW = {
