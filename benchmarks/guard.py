@@ -1,10 +1,11 @@
 """How many images that no map can know does a map accept, and how many good queries does its guard cost?
 
-python benchmarks/guard.py --set st_lucia=DATA/st_lucia --set town=TABLE.parquet --csv results/guard.csv
+python benchmarks/guard.py --set st_lucia=DATA/st_lucia:600 --set city=city.parquet --csv results/guard.csv
 
-Every map is queried as it is built, and calibrated on labelled queries, on labels of its best matches, and on
-itself. Half of the queries calibrate, the other half is judged. Images of other sets count as junk, too.
-Mirrored and turned queries are counted apart, because a person may still call them the same place.
+Every map is queried as it is built, with the calibration of its model, and calibrated on labelled queries, on
+labels of its best matches, and on itself, each with patches and without. Half of the queries calibrate, the
+other half is judged. Images of other sets count as junk, too. Mirrored and turned queries are counted apart,
+because a person may still call them the same place.
 """
 
 from __future__ import annotations
@@ -12,18 +13,25 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
+import torch
 from PIL import Image
+from torch import Tensor
 
 from junk import altered, junk_images
 from kappaplace import PlaceImages, PlaceMap
 from kappaplace.calibration import CalibrateOptions
-from kappaplace.data import TABLE_FORMATS, read_layout
+from kappaplace.data import TABLE_FORMATS, Source, read_layout
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import LabelOptions, Localization
+from kappaplace.maps.tune.label_sheet import write_labels
+from kappaplace.models.embedding import join
+from kappaplace.types import Embeddings
 from record import append_row
 
 EACH = 20
@@ -32,9 +40,9 @@ OTHERS = 20
 """Images of each other set."""
 ALTERED = 40
 """Queries that are mirrored and turned."""
-FAMILY = 5
+FAMILY = 3
 """Sets whose names begin with the same letters, as many as this, show the same places."""
-OPTIONS = CalibrateOptions(max_risk=0.1, confidence=0.9, thin=False)
+T = TypeVar("T")
 
 
 def read(source: Path, references: int) -> PlaceImages:
@@ -49,88 +57,139 @@ def read(source: Path, references: int) -> PlaceImages:
     return table.select(np.sort(chosen))
 
 
-def calibrated(place_map: PlaceMap, half: PlaceImages, way: str, folder: Path) -> None:
-    """Calibrate the map in this way."""
-    if way == "labelled queries":
-        place_map.calibrate(half, OPTIONS)
-    elif way == "labels of matches":
-        sheet = place_map.label(
-            half, folder / "labels.csv", LabelOptions(size=len(half.query_rows), thin=False)
-        )
-        order = {name: row for row, name in enumerate(half.queries.paths.tolist())}
-        references = half.references.paths.tolist()
-        from kappaplace.maps.tune.label_sheet import write_labels
+class CachedMap(PlaceMap):
+    """A map that embeds each image once, although it is queried after every way of calibrating it."""
 
-        for position, row in enumerate(sheet.rows):
-            own = half.positives().of(order[row.query])
-            right = row.match in {references[reference] for reference in own}
-            sheet = sheet.with_label(position, "yes" if right else "no")
-        write_labels(sheet, folder / "labels.csv")
-        place_map.calibrate_on_labels(folder / "labels.csv", OPTIONS)
-    elif way == "itself":
-        place_map.self_calibrate(OPTIONS)
+    @cached_property
+    def cache(self) -> dict[Hashable, Embeddings | Tensor]:
+        return {}
+
+    def embed(self, sources: Sequence[Source], batch_size: int = 32) -> Embeddings:
+        def rows(new: list[Source]) -> list[Embeddings]:
+            embeddings = PlaceMap.embed(self, new, batch_size)
+            return [embeddings.take([row]) for row in range(len(new))]
+
+        return join(self._each("embedding", sources, rows))
+
+    def _patch_maps(self, images: Sequence[Source]) -> Tensor:
+        return torch.stack(self._each("patches", images, lambda new: list(PlaceMap._patch_maps(self, new))))
+
+    def _each(
+        self, kind: str, sources: Sequence[Source], compute: Callable[[list[Source]], list[T]]
+    ) -> list[T]:
+        keys = [(kind, _key(source)) for source in sources]
+        new = {key: source for key, source in zip(keys, sources, strict=True) if key not in self.cache}
+        if new:
+            self.cache |= dict(zip(new, compute(list(new.values())), strict=True))
+        return [self.cache[key] for key in keys]
 
 
-WAYS = ("not calibrated", "labelled queries", "labels of matches", "itself")
+def _key(source: Source) -> Hashable:
+    return source if isinstance(source, str) else np.asarray(source).tobytes()
+
+
+def by_labels(place_map: PlaceMap, half: PlaceImages, options: CalibrateOptions, folder: Path) -> None:
+    """Label the best match of every query as a person would, and calibrate on the labels."""
+    file = folder / "labels.csv"
+    sheet = place_map.label(half, file, LabelOptions(size=len(half.query_rows), thin=False))
+    right = correct_names(half)
+    for position, row in enumerate(sheet.rows):
+        sheet = sheet.with_label(position, "yes" if row.match in right[row.query] else "no")
+    write_labels(sheet, file)
+    place_map.calibrate_on_labels(file, options)
+
+
+def correct_names(table: PlaceImages) -> dict[str, set[str]]:
+    """Return the names of the correct references of each query."""
+    references = table.references.paths.tolist()
+    return {
+        name: {references[row] for row in table.positives().of(number)}
+        for number, name in enumerate(table.queries.paths.tolist())
+    }
+
+
+WAYS: dict[str, Callable[[PlaceMap, PlaceImages, CalibrateOptions, Path], object]] = {
+    "as shipped": lambda place_map, half, options, folder: None,
+    "labelled queries": lambda place_map, half, options, folder: place_map.calibrate(half, options),
+    "labels of matches": by_labels,
+    "itself": lambda place_map, half, options, folder: place_map.self_calibrate(options),
+}
 
 
 def measured(
-    name: str, table: PlaceImages, others: Sequence[PlaceImages], seed: int
+    name: str, table: PlaceImages, others: Sequence[PlaceImages], options: CalibrateOptions
 ) -> Iterator[dict[str, object]]:
-    """Yield one row per way of calibrating a map of this table."""
-    rng = np.random.default_rng(seed)
+    """Yield one row per way of calibrating a map of this table, with patches and without."""
+    rng = np.random.default_rng(options.seed)
     queries = rng.permutation(table.query_rows)
     first, second = np.sort(queries[: len(queries) // 2]), np.sort(queries[len(queries) // 2 :])
     half = table.select(np.sort(np.concatenate([first, table.reference_rows])))
     rest = table.select(np.sort(np.concatenate([second, table.reference_rows])))
     good = rest.image_paths(rest.query_rows)
-    junk = {kind: list(images) for kind, images in junk_images(EACH, seed).items()}
-    foreign = [
+    junk = {kind: list(images) for kind, images in junk_images(EACH, options.seed).items()}
+    junk["other places"] = [
         path for other in others for path in other.image_paths(rng.permutation(other.query_rows)[:OTHERS])
     ]
     turned = altered([Image.open(path).convert("RGB") for path in good[:ALTERED]])
+    correct = list(correct_names(rest).values())
     with tempfile.TemporaryDirectory() as folder:
-        for way in WAYS:
-            place_map = PlaceMap.build(table, Path(folder) / f"{WAYS.index(way)}.map")
+        cache: dict[Hashable, Embeddings | Tensor] = {}
+        for way, calibrate in WAYS.items():
+            place_map = CachedMap.build(table, Path(folder) / f"{way}.map")
+            place_map.cache = cache
             try:
-                calibrated(place_map, half, way, Path(folder))
+                calibrate(place_map, half, options, Path(folder))
             except KappaPlaceError as error:
-                print(f"{name}, {way}: {error}")
+                print(f"{name}, {way}: {error}", flush=True)
                 continue
-            answers = place_map.localize(good)
-            references = rest.references.paths.tolist()
-            right = np.array(
-                [
-                    answer.matches[0].name in {references[own] for own in rest.positives().of(row)}
-                    for row, answer in enumerate(answers)
-                ]
-            )
-            accepted = np.array([answer.decision == "accept" for answer in answers])
-            unlike = np.array([any("unlike" in note for note in answer.notes) for answer in answers])
-            passed = {kind: _accepted(place_map.localize(images)) for kind, images in junk.items()}
-            passed["other places"] = _accepted(place_map.localize(foreign)) if foreign else 0
-            yield {
-                "map": name,
-                "calibrated": way,
-                "references": len(place_map),
-                "junk": sum(map(len, junk.values())) + len(foreign),
-                "junk accepted": sum(passed.values()),
-                "of these": ", ".join(f"{n} {kind}" for kind, n in Counter(passed).items() if n),
-                "queries": len(good),
-                "correct": int(right.sum()),
-                "accepted": int(accepted.sum()),
-                "accepted incorrect": int((accepted & ~right).sum()),
-                "correct but unlike": int((right & unlike).sum()),
-                **{
-                    f"{kind} accepted": _accepted(place_map.localize(images))
-                    for kind, images in turned.items()
-                },
-                "altered each": min(ALTERED, len(good)),
-            }
+            for rerank in (None, 0):
+                answers = place_map.localize(good, rerank=rerank)
+                if answers[0].decision is None:
+                    continue  # not calibrated without patches: no decisions at all
+                right = np.array([a.matches[0].name in own for a, own in zip(answers, correct, strict=True)])
+                accepted = _accepted(answers)
+                passed, altered_accepted = (
+                    {
+                        kind: int(_accepted(place_map.localize(images, rerank=rerank)).sum())
+                        for kind, images in group.items()
+                        if images
+                    }
+                    for group in (junk, turned)
+                )
+                yield {
+                    "map": name,
+                    "calibrated": way,
+                    "patches": "yes" if rerank is None else "no",
+                    "references": len(place_map),
+                    "junk": sum(map(len, junk.values())),
+                    "junk accepted": sum(passed.values()),
+                    "of these": ", ".join(f"{n} {kind}" for kind, n in Counter(passed).items() if n),
+                    "queries": len(good),
+                    "correct": int(right.sum()),
+                    "accepted": int(accepted.sum()),
+                    "accepted incorrect": int((accepted & ~right).sum()),
+                    "correct without guard": int((right & _accepted_unguarded(place_map, answers)).sum()),
+                    "lost by guard": int((right & ~accepted & _accepted_unguarded(place_map, answers)).sum()),
+                    **{f"{kind} accepted": count for kind, count in altered_accepted.items()},
+                    "altered each": min(ALTERED, len(good)),
+                }
 
 
-def _accepted(answers: Sequence[Localization]) -> int:
-    return sum(answer.decision == "accept" for answer in answers)
+def _accepted(answers: Sequence[Localization]) -> np.ndarray:
+    return np.array([answer.decision == "accept" for answer in answers])
+
+
+def _accepted_unguarded(place_map: PlaceMap, answers: Sequence[Localization]) -> np.ndarray:
+    """Return which answers the thresholds alone would accept."""
+    calibration = place_map.calibration or place_map.borrowed
+    assert calibration is not None
+    if calibration.plain is not None and answers[0].calibration == calibration.plain.fingerprint:
+        calibration = calibration.plain
+    if calibration.rule is None:
+        return _accepted(answers)
+    uncertainty = np.array([answer.uncertainty for answer in answers])
+    probability = calibration.right.probability(uncertainty, calibration.outside_rate)
+    return calibration.rule.decide(uncertainty=uncertainty, probability=probability) == "accept"
 
 
 def main() -> None:
@@ -140,9 +199,11 @@ def main() -> None:
         "--set", action="append", required=True, metavar="NAME=SOURCE[:REFERENCES]", dest="sets"
     )
     parser.add_argument("--only", default="", help="measure this map only; the others provide foreign images")
+    parser.add_argument("--max-risk", type=float, default=0.1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--csv", type=Path)
     given = parser.parse_args()
+    options = CalibrateOptions(given.max_risk, 0.9, thin=False, seed=given.seed)
     tables = {}
     for word in given.sets:
         name, _, source = word.partition("=")
@@ -152,7 +213,7 @@ def main() -> None:
         if given.only and name != given.only:
             continue
         others = [other for key, other in tables.items() if key[:FAMILY] != name[:FAMILY]]
-        for row in measured(name, table, others, given.seed):
+        for row in measured(name, table, others, options):
             print(row, flush=True)
             if given.csv:
                 append_row(given.csv, row)

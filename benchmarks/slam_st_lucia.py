@@ -65,8 +65,8 @@ def drive(args: argparse.Namespace, low: float, high: float) -> tuple[list[Frame
     paths = {part: sorted((args.data / part).glob("*.webp"))[::2] for part in ("ref", "query")}
     truth = json.loads((args.data / "gt.json").read_text())["positives"][::2]
     count = len(stored["ref_descriptor"])
-    centre = np.array([np.median(frames) / 2 for frames in truth])
-    rows = np.flatnonzero((centre >= low * count) & (centre < high * count))
+    center = np.array([np.median(frames) / 2 for frames in truth])
+    rows = np.flatnonzero((center >= low * count) & (center < high * count))
     last = count if high == 1.0 else int(high * count)  # later frames are not used
 
     def frame(part: str, row: int) -> Frame:

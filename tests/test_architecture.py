@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,8 @@ LIMITS = architecture.Counts(
 - Evaluations and trainings report scores that say nothing; status, data and backbone of every number of the
   paper; seeds; fp16; time and memory of the paper's tables (files +2, code lines +530, all +650).
 - The service decodes uploads in limited processes, and limits connections that wait (files +3, lines +300).
+- Files, orders, options and presets of the authors' release, CosPlace and STUN; encoders of one's own (code
+  lines +165, Any +1).
 """
 
 
@@ -43,6 +46,28 @@ def test_modules_do_not_import_each_other() -> None:
     cycles = set(architecture.lazy_cycles(architecture.imports()))
     assert not cycles - CYCLES, "modules that import each other"
     assert not CYCLES - cycles, "cycles that are gone: delete them from the list"
+
+
+def test_there_is_no_other_protocol() -> None:
+    """`Score` and `Reader` are records of functions; `Column` and `Record` describe data, not a step."""
+    protocols = {
+        f"{name}.{node.name}"
+        for name, path in architecture.modules().items()
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.ClassDef) and "Protocol" in map(ast.unparse, node.bases)
+    }
+    steps = {"models.encoder.Encoder", "retrieval.references.References", "retrieval.engine.Engine"}
+    assert protocols == {*steps, "retrieval.codes.Column", "records.Record"}
+
+
+def test_one_module_builds_the_evidence() -> None:
+    builders = {
+        name
+        for name, path in architecture.modules().items()
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "Evidence"
+    }
+    assert builders == {"retrieval.retrieve"}
 
 
 @pytest.fixture(scope="module")

@@ -135,5 +135,8 @@ def test_bad_input() -> None:
         DecisionRule("uncertainty", 0.1, 0.4, guaranteed=True)
     with pytest.raises(KappaPlaceError, match="NaN"):
         DecisionRule("uncertainty", np.nan, 0.4)
+    for on, threshold in (("uncertainty", np.inf), ("probability", -np.inf)):
+        with pytest.raises(KappaPlaceError, match="cannot accept every answer"):
+            DecisionRule(on, threshold, threshold)
     with pytest.raises(RecordError, match="accept_at: expected a number, got 'far'"):
         from_plain(DecisionRule, {**to_plain(rule), "accept_at": "far"})

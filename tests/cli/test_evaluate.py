@@ -246,6 +246,65 @@ def test_a_policy_that_is_not_met_is_one_sentence(kappaplace, matrix, tmp_path):
     assert "HOG, SET: 39 queries" in out
 
 
+ENCODER = """
+import torch
+from kappaplace import Preprocessing
+
+class Colors(torch.nn.Module):
+    preprocessing = Preprocessing(32, "exact")
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(48, 8)
+
+    def forward(self, images):
+        return self.layer(torch.nn.functional.adaptive_avg_pool2d(images, 4).flatten(1))
+
+def build():
+    return Colors()
+
+def count():
+    return 3
+
+def fail():
+    raise RuntimeError("no weights here")
+"""
+
+
+def test_an_encoder_of_ones_own(kappaplace, city_folder, tmp_path, monkeypatch):  # noqa: F811
+    """Evaluated without κ, trained with a κ head, and evaluated with it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_encoder.py").write_text(ENCODER)
+    table, own = city_folder / "test.parquet", ("--encoder", "own_encoder:build")
+    out = kappaplace("evaluate", "model", table, *own, "--out", tmp_path / "plain", *QUICK)
+    assert "build" in out
+    results = json.loads((tmp_path / "plain" / "results.json").read_text())
+    assert "kappaplace" in json.dumps(results["sets"][0]["left_out"])
+    train = ("train", "kappa-pt", "--data", table, "--out", tmp_path / "pt", "--cpu", *own)
+    few = (
+        "anchors.source=views",
+        "anchors.views=2",
+        "optimizer.epochs=1",
+        "optimizer.iterations=2",
+        "model.size=32",
+    )
+    kappaplace(*train, *(word for each in (*few, "run.trackers=[]") for word in ("-s", each)))
+    head = tmp_path / "pt" / "model"
+    kappaplace("evaluate", "model", head, table, *own, "--out", tmp_path / "pt-results", *QUICK)
+    results = json.loads((tmp_path / "pt-results" / "results.json").read_text())
+    assert "kappaplace" not in results["sets"][0]["left_out"]
+    for function, message in (
+        ("own_encoder", "must be package.module:function"),
+        ("own_encoder:nothing", "has no attribute 'nothing'"),
+        ("no_such_module:build", "No module named 'no_such_module'"),
+        ("own_encoder:count", "must return a torch module, got int"),
+        ("own_encoder:fail", "no weights here"),
+    ):
+        words = ("evaluate", "model", table, "--encoder", function, "--out", tmp_path / "bad", *QUICK)
+        assert message in kappaplace(*words, refuses=True)
+
+
 def test_seeds_are_one_command(kappaplace, matrix, tmp_path):
     rng = np.random.default_rng(1)
     folders = []

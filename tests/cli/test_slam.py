@@ -78,10 +78,11 @@ def test_a_drive_is_closed_and_written(drive: Path) -> None:
     assert len(read_poses(out / "trajectory.tum").poses) == 120
     lines = [json.loads(line) for line in (out / "closures.jsonl").read_text().splitlines()]
     assert sum(line["accepted"] for line in lines) == facts["accepted"]
-    # Embeddings are kept: without the images the same drive is closed again, now frame by frame.
-    before = (out / "embeddings.npz").stat().st_mtime_ns
+    # Embeddings are stored: the same drive is closed again without the encoder, now frame by frame.
+    (stored,) = (out / "embeddings").rglob("descriptor.npy")
+    before = stored.stat().st_mtime_ns
     again = _run(drive, "--incremental", "--truth", str(drive / "truth.tum"))
-    assert (out / "embeddings.npz").stat().st_mtime_ns == before
+    assert stored.stat().st_mtime_ns == before
     assert again["error"]["absolute"] == pytest.approx(facts["error"]["absolute"], abs=0.2)
 
 
@@ -124,7 +125,8 @@ def test_cells_are_compared_once_and_an_unreadable_image_costs_nothing_else(driv
     (drive / "frames" / "118.png").write_bytes(b"no image")
     with pytest.raises(KappaPlaceError, match=r"118\.png"):
         _run(drive, "--agreement", "0.3")
-    assert len(np.load(drive / "out" / "embeddings.npz")["files"]) == 64  # the block before it
+    (sums,) = (drive / "out" / "embeddings").rglob("sums.npy")
+    assert np.count_nonzero(np.load(sums)) == 64  # the block before it
     (drive / "frames" / "118.png").write_bytes((drive / "frames" / "58.png").read_bytes())
     first = _run(drive, "--agreement", "0.3")
     stored = np.load(drive / "out" / "cells.npz")

@@ -23,9 +23,9 @@ TINY = [
     "classes.groups_per_axis=2",
     "classes.groups_per_heading=1",
     "classes.min_images=4",
-    "optimiser.epochs=2",
-    "optimiser.iterations=2",
-    "optimiser.batch_size=8",
+    "optimizer.epochs=2",
+    "optimizer.iterations=2",
+    "optimizer.batch_size=8",
 ]
 
 
@@ -63,7 +63,7 @@ def test_without_a_recipe_all_are_listed(
 def test_shown_settings_are_a_config_file(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert run(monkeypatch, "train", "kappa-jt", "-s", "optimiser.lr=0.5", "--show-settings") == 0
+    assert run(monkeypatch, "train", "kappa-jt", "-s", "optimizer.lr=0.5", "--show-settings") == 0
     shown = capsys.readouterr().out
     assert "lr = 0.5" in shown
     file = tmp_path / "jt.toml"
@@ -123,7 +123,7 @@ def test_from_tables_to_a_model_that_knows_kappa(
     [
         (("kappa-xt",), "Unknown recipe 'kappa-xt'"),
         (("retrieval",), "Pass --data TABLE and --out FOLDER"),
-        (("retrieval", "-s", "optimiser.lr=fast"), "optimiser.lr must be a number, got 'fast'"),
+        (("retrieval", "-s", "optimizer.lr=fast"), "optimizer.lr must be a number, got 'fast'"),
         (
             ("retrieval", "-s", "optimizer.lr=1"),
             "Unknown option 'optimizer.lr'. Choose a section from: model",

@@ -40,8 +40,9 @@ def cache(tiny, tmp_path) -> EmbeddingStore:
 def test_every_score_is_there_or_has_a_reason(tiny, table, tmp_path):
     result = evaluate(tiny, table, Choices(resamples=0), Machine(tmp_path / "cache")).sets[0]
     assert result.hits.shape == (24, 10)
-    assert set(result.scores) | set(result.left_out) == set(SCORES)
-    assert set(result.left_out) == {"variance", *SLOW}
+    assert set(result.scores) | set(result.left_out) == {*SCORES, "calibrated"}
+    assert set(result.left_out) == {"variance", "calibrated", *SLOW}
+    assert {"patches", "patch-margin"} <= set(result.scores)  # without being asked for
     assert result.references == len(table.reference_rows)
     assert result.query_images[3] == str(table.image_path(int(table.query_rows[3])))
     np.testing.assert_array_equal(result.hits, table.positives().hits(result.matches.indices))
@@ -124,7 +125,7 @@ def test_files_give_the_result_back(cache, table, route, tmp_path):
     rng = np.random.default_rng(0)
     alone = from_similarities(rng.uniform(-1, 1, (12, 24)), Positives.from_lists(lists, 24), name="alone")
     sets = [from_table(table, cache), from_table(route, cache), alone]
-    result = evaluate_sets("tiny", sets, Choices("l2,pa,kappaplace,sue", resamples=10))
+    result = evaluate_sets("tiny", sets, Choices("l2,pa,kappaplace,sue", resamples=10, keep_twins=True))
     again = read_result(write_result(result, tmp_path / "out"))
     assert again.name == result.name
     assert again.facts == json.loads(json.dumps(result.facts))
@@ -166,14 +167,15 @@ def test_equal_inputs_give_equal_bytes(tiny, table, tmp_path):
 
 
 def test_a_route_is_resampled_by_blocks_in_the_order_of_its_frames(cache, route):
+    choices = Choices("l2", resamples=5, keep_twins=True)  # the queries are the references
     shuffled = np.random.default_rng(0).permutation(48)
     rows = np.concatenate([route.query_rows[shuffled], route.reference_rows])
     mixed = replace(route.select(rows), frame_number=np.concatenate([shuffled, np.arange(len(rows) - 48)]))
-    result = evaluate_sets("tiny", [from_table(mixed, cache)], Choices("l2", resamples=5)).sets[0]
+    result = evaluate_sets("tiny", [from_table(mixed, cache)], choices).sets[0]
     assert result.block == 20
     assert shuffled[result.queries].tolist() == list(range(48))
     short = mixed.select(np.concatenate([mixed.query_rows[:39], mixed.reference_rows]))
-    assert evaluate_sets("x", [from_table(short, cache)], Choices("l2", resamples=5)).sets[0].block == 1
+    assert evaluate_sets("x", [from_table(short, cache)], choices).sets[0].block == 1
 
 
 def test_policies(cache, table):

@@ -36,8 +36,11 @@ MAPS = ("float32", "float16", "int8", "pq", "fitted", "compared")
 MODELS = ("mirrored", "none", "layers", "variance", "linear", "half", "frozen")
 CALIBRATORS = ("logistic", "beta", "temperature", "logit-temperature", "isotonic", "bent", "lone")
 SCORES = ("cosine", "margin", "aliasing")
-NOT_KEPT = ("seconds", "map", "files", "bytes", "kappaplace", "times", "report", "picture", "image", "state")
-"""Times, addresses and versions, which are no part of an answer."""
+NOT_KEPT = (
+    *("seconds", "map", "files", "bytes", "kappaplace", "times", "report", "picture", "image", "state"),
+    "checksum",
+)
+"""Times, addresses, versions and checksums, which are no part of an answer."""
 
 
 def plain(value: Any) -> Any:
@@ -97,7 +100,7 @@ def evaluated() -> Any:
             command(
                 *("evaluate", "--descriptors", "query.npy", "reference.npy", "town.parquet", "--kappa"),
                 *("query-kappa.npy", "reference-kappa.npy", "--out", out, "--resamples", 50, "--no-report"),
-                *("--name", "golden", "--json"),
+                *("--name", "golden", "--keep-twins", "--json"),  # the synthetic views resemble each other
             )
         )
 
@@ -187,15 +190,22 @@ def embedded(name: str) -> Any:
 
 def asked(name: str, *words: object) -> Any:
     """`localize` of images, as it comes."""
-    said = command("localize", f"{name}.map", *_images(8), "--json", "--k", 3, *words)
+    with tempfile.TemporaryDirectory() as folder:  # the map gets a copy of the model
+        copy = shutil.copytree(f"{name}.map", Path(folder) / "town.map")
+        said = command("localize", copy, *_images(8), "--json", "--k", 3, *_model(name), *words)
     return [json.loads(line) for line in said.splitlines()]
+
+
+def _model(name: str) -> tuple[str, ...]:
+    """These maps name their model by its path, so it must be passed, apart from a map with a model inside."""
+    return () if name == "fitted" else ("--model", "models/mirrored")
 
 
 def calibrated(name: str, *words: object) -> Any:
     """`calibrate` of a copy of a map; what it then says of the queries."""
     with tempfile.TemporaryDirectory() as folder:
         copy = shutil.copytree(f"{name}.map", Path(folder) / "town.map")
-        facts = json.loads(command("calibrate", copy, *words, "--json"))
+        facts = json.loads(command("calibrate", copy, *words, *_model(name), "--json"))
         made, names = queries_of(name)
         found = PlaceMap.open(copy).localize_embeddings(made, names, LocalizeOptions(k=1, rerank=0))
         return {"facts": facts, "probability": [each.probability for each in found]}
@@ -205,7 +215,7 @@ def model_evaluated() -> Any:
     """A model on a table."""
     with tempfile.TemporaryDirectory() as out:
         words = ("--out", out, "--cache", out, "--resamples", 20, "--no-report", "--json")
-        return json.loads(command("evaluate", "models/mirrored", "town.parquet", *words))
+        return json.loads(command("evaluate", "models/mirrored", "town.parquet", "--keep-twins", *words))
 
 
 def _images(count: int) -> list[str]:
@@ -229,7 +239,7 @@ EXACT: dict[str, Question] = {
     "slam-calibrate": closures_calibrated,
 }
 
-LABELS = ("--labels", "labels-2.csv", "--max-risk", 0.5, "--confidence", 0.8)
+LABELS = ("--labels", "labels-2.csv", "--max-risk", 0.5, "--confidence", 0.8, "--keep-twins")
 ENCODED: dict[str, Question] = {
     **{f"embed-{name}": lambda name=name: embedded(name) for name in MODELS},
     "embed-onnx": lambda: embedded("models/place.onnx"),

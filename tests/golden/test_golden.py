@@ -126,7 +126,15 @@ def test_records_are_written_again_byte_by_byte(release: Path, tmp_path: Path) -
         again = tmp_path / str(number) / file.name
         again.parent.mkdir()
         rewrite(file, again)
-        assert again.read_bytes() == file.read_bytes(), file.relative_to(release)
+        if b'"checksum"' not in again.read_bytes():
+            assert again.read_bytes() == file.read_bytes(), file.relative_to(release)
+        else:  # manifests and calibrations have a checksum since
+            new = {"checksum", "features", "format"}
+            ours, theirs = (json.loads(each.read_text(encoding="utf-8")) for each in (again, file))
+            assert {*ours} - {*theirs} <= new
+            assert {k: v for k, v in ours.items() if k not in new} == {
+                k: v for k, v in theirs.items() if k not in new
+            }, file.relative_to(release)
         if file.name == "results.json":
             for other in file.parent.iterdir():
                 if other.suffix != ".parquet":  # its writer's version is in it

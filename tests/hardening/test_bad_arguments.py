@@ -389,7 +389,7 @@ _covered(
 )
 _covered(
     "tests/cli covers it by `kappaplace map`",
-    """AnswerFile MapStore add_images area_of as_table decided from_lines head_lines holds_answers keep_model
+    """AnswerFile MapStore add_images area_of as_table decided from_lines head_lines holds_answers
     label_loop label_map loaded match_picture model_of no_longer_compared observed_in preprocessing_of
     query_picture read_manifest read_observed read_record sparse_note verified verified_by write_manifest
     write_pairs""",
@@ -400,6 +400,9 @@ _covered(
     drive_embeddings drive_frames fit_closures optimise place_matrix read_drive run_slam same_place scores_for
     patch_maps_of reordered DriveInput SlamOptions Labels closure_message""",
 )
+
+
+_covered("tests/cli and tests/evaluation cover it by --encoder", "load_encoder plain_encoder")
 
 
 def public_names() -> Iterator[str]:

@@ -315,8 +315,8 @@ def test_a_damaged_cache_is_told_and_made_anew(folder: Path) -> None:
     cache = EmbeddingStore.of(model(0), folder / "cache")
     files = [str(file) for file in sorted((folder / "images").glob("*.png"))]
     first = np.array(cache.embed(files).descriptor)
-    (store,) = (path.parent for path in (folder / "cache").rglob("done.npy"))
-    for name in ("descriptor.npy", "done.npy", "kappa.npy"):
+    (store,) = (path.parent for path in (folder / "cache").rglob("sums.npy"))
+    for name in ("descriptor.npy", "sums.npy", "kappa.npy"):
         good = (store / name).read_bytes()
         for bad in (b"", good[: len(good) // 2], good[:100]):
             (store / name).write_bytes(bad)
@@ -339,7 +339,7 @@ def test_half_a_cache_of_a_killed_process_is_not_found(folder: Path) -> None:
         os.rename = rename
 
     assert in_a_child(lambda: EmbeddingStore.of(model(0), folder / "cache").embed(files), dies) == KILLED
-    assert not list((folder / "cache").glob("*/[!.]*/done.npy"))
+    assert not list((folder / "cache").glob("*/[!.]*/sums.npy"))
     assert len(EmbeddingStore.of(model(0), folder / "cache").embed(files).descriptor) == len(files)
 
 

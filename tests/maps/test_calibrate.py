@@ -136,8 +136,8 @@ def test_what_cannot_be_self_calibrated(many, ready, tiny, tmp_path):
     export_map(ready.store, moved)
     with np.load(moved) as stored:
         arrays = {key: stored[key] for key in stored.files}
-    np.savez(moved, **(arrays | {"root": np.full(len(ready), "/nowhere")}))
-    import_map(moved, tmp_path / "gone")
+    np.savez(moved, **arrays)
+    import_map(moved, tmp_path / "gone", tiny, "/nowhere")
     with pytest.raises(KappaPlaceError, match=r"no longer exist .*/nowhere"):
         self_calibrate_map(PlaceMap.open(tmp_path / "gone"))
 

@@ -40,7 +40,7 @@ from tests.browser import CHROMIUM, Browser
 from tests.maps.conftest import town_table
 
 EDGES = ("top", "bottom")
-LAX = CalibrateOptions(max_risk=0.3, confidence=0.8)
+LAX = CalibrateOptions(max_risk=0.3, confidence=0.8, keep_twins=True)
 
 
 @pytest.fixture(scope="module")
@@ -456,7 +456,7 @@ def test_correct_answers_alone_are_enough(ready, sheet, tmp_path):
     for i in range(60):
         sheet = sheet.with_label(i, YES)
     made = calibrate_map_on_labels(
-        ready, write(sheet, tmp_path), CalibrateOptions(max_risk=0.5, confidence=0.6)
+        ready, write(sheet, tmp_path), CalibrateOptions(max_risk=0.5, confidence=0.6, keep_twins=True)
     )
     assert made.facts["right"] == 60 - made.facts["stale"]
     assert made.facts["counterparts"]

@@ -10,13 +10,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from kappaplace.calibration.calibration import QUERY_SIGNALS, query_features
+from kappaplace.calibration.calibration import QUERY_SIGNALS, Calibration, query_features
+from kappaplace.calibration.calibrators import Logistic
 from kappaplace.calibration.combination import Signal, features_of
+from kappaplace.calibration.decision import rule_by_probability
 from kappaplace.calibration.fit import Examples, fit_calibration
 from kappaplace.calibration.options import CalibrateOptions
+from kappaplace.calibration.outside import OutsideAware
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import LocalizeOptions, PlaceMap
-from kappaplace.maps.answer import fused_pose
+from kappaplace.maps.answer import Match, decided, fused_pose
 from kappaplace.maps.localize import _reranked
 from kappaplace.maps.tune.self_calibrate import self_calibrate_map
 from kappaplace.retrieval import EngineOptions, faiss
@@ -146,10 +149,10 @@ def test_the_spatial_prior_is_brute_force_within_the_circle(town, town_map, quer
     if gone:
         town_map.remove(list(town_map.store.names())[:gone])
     store, made = town_map.store, town_map.embed(queries)
-    centre = town.positions[town.reference_rows[20]]
-    inside = np.flatnonzero(np.hypot(*(store.positions - centre).T) <= radius)
+    center = town.positions[town.reference_rows[20]]
+    inside = np.flatnonzero(np.hypot(*(store.positions - center).T) <= radius)
     order = np.argsort(-(made.descriptor @ store.descriptors[:][inside].T), axis=1, kind="stable")
-    answers = town_map.localize(queries, k=6, area=(tuple(centre), radius))
+    answers = town_map.localize(queries, k=6, area=(tuple(center), radius))
     for row, answer in enumerate(answers):
         assert [m.reference for m in answer.matches] == inside[order[row, :6]].tolist()
 
@@ -202,16 +205,41 @@ def test_bad_questions_are_told(town_map, queries):
     assert len(town_map.localize(queries[0], k=10**6).matches) == 56
 
 
-def test_the_pose_is_the_weighted_mean_of_those_that_agree():
+def match(x: float, heading: float, probability: float | None, decision: str = "accept") -> Match:
+    return Match(1, "m", x, 0 * x, heading, np.nan, 0.5, np.nan, 0.1, probability, decision, 0, "")
+
+
+def test_the_pose_is_the_mean_of_those_that_agree_weighted_by_their_probability():
     nan = np.nan
-    poses = np.array([[0, 0, 350, nan], [10, 0, 10, nan], [500, 0, 90, nan], [nan, nan, 0, nan]])
-    pose = fused_pose(poses, np.array([3.0, 1.0, 9.0, 9.0]), np.array([True, True, False, False]))
-    assert (pose.x, pose.y, pose.matches) == (2.5, 0, 2)
+    matches = [match(0, 350, 0.9), match(10, 10, 0.3), match(500, 90, 0.9), match(nan, 0, 0.9)]
+    pose = fused_pose(matches, 25.0)
+    assert (pose.x, pose.y, pose.matches) == (pytest.approx(2.5), 0, 2)
     assert pose.spread == pytest.approx(np.sqrt(0.75 * 2.5**2 + 0.25 * 7.5**2))
     assert pose.heading == pytest.approx(355, abs=0.2)
-    assert fused_pose(poses[3:], np.ones(1), np.array([True])) is None
-    zero = fused_pose(poses[:2], np.zeros(2), np.array([True, True]))
-    assert zero.x == 5
+    assert fused_pose(matches[3:], 25.0) is None
+    assert fused_pose([], 25.0) is None
+    assert fused_pose([match(0, 0, 0.0), match(10, 0, 0.0)], 25.0).x == 5
+    assert fused_pose([match(0, 0, 0.9), match(10, 0, None)], 25.0).x == 5  # by similarity, which is equal
+
+
+def test_a_rejected_match_never_moves_the_pose_whatever_the_risk(town_map, queries):
+    """`decided` decides for another risk: the position follows the decisions."""
+    calibration = Calibration(
+        Signal(("cosine",)),
+        OutsideAware(Logistic(0.0, 1.0, 0.0, 1.0), None, 0.0, 0.5),
+        rule=rule_by_probability(0.1, 0.2),
+    )
+    matches = (match(0, 0, 0.95), match(20, 0, 0.6, "doubtful"), match(10, 0, 0.1, "reject"))
+    before = replace(town_map.localize(queries[0]), probability=0.95, decision="accept", matches=matches)
+    before = replace(before, pose=fused_pose(matches, 25.0))
+    assert before.pose.matches == 2
+    after = decided(before, calibration, 25.0, max_risk=0.05).answer
+    assert [each.decision for each in after.matches] == ["accept", "doubtful", "reject"]
+    assert after.pose == before.pose
+    lax = replace(before, matches=(*matches[:1], match(20, 0, 0.15, "doubtful")))
+    after = decided(lax, calibration, 25.0, max_risk=0.05).answer
+    assert after.matches[1].decision == "reject"
+    assert (after.pose.x, after.pose.matches) == (0.0, 1)
 
 
 def test_one_match_alone_has_no_spread(town_map, queries):

@@ -185,12 +185,21 @@ class Calibration:
             facts = parts.get("facts")
             if isinstance(facts, Mapping) and RERANK in facts:
                 parts["rerank"] = facts[RERANK]
+            parts["rule"] = _finite_rule(parts.get("rule"), parts.get("sketch"))
             return from_plain(cls, parts)
         except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
             raise KappaPlaceError(f"The stored calibration is damaged ({error}). Calibrate again.") from None
 
     def _rate(self, outside_rate: float | None) -> float | None:
         return self.outside_rate if outside_rate is None else outside_rate
+
+
+def _finite_rule(rule: Json, sketch: Json) -> Json:
+    """Return the stored rule; one that accepts everything, as earlier versions wrote, ends at the largest
+    uncertainty of the calibration queries."""
+    if not isinstance(rule, Mapping) or rule.get("accept_at") != "inf" or not isinstance(sketch, Mapping):
+        return rule
+    return {**rule, "accept_at": sketch["values"][UNCERTAINTY][-1]}
 
 
 QUERY_SIGNALS = ("cosine", "pa", "margin", "aliasing", "z-score", "inverse-kappa", "kappaplace")
@@ -200,7 +209,7 @@ PATCH_SIGNALS = ("patches", "patch-margin")
 
 
 @dataclass(frozen=True, eq=False)
-class Judgement:
+class Judgment:
     """Probabilities and decisions of some queries; all but the uncertainty is None without a calibration."""
 
     uncertainty: Floats
@@ -226,7 +235,7 @@ def judge(
     *,
     outside_rate: float | None = None,
     bank: Domain | None = None,
-) -> Judgement:
+) -> Judgment:
     """Turn the scores of a retrieval into probabilities and decisions.
 
     A query that is unlike the correctly answered calibration queries is never accepted, because its
@@ -243,7 +252,7 @@ def judge(
         One value per query, and one per match if the calibration was fitted on pairs.
     """
     if calibration is None:
-        return Judgement(plain_score(evidence).query(evidence))
+        return Judgment(plain_score(evidence).query(evidence))
     uncertainty = calibration.uncertainty(query_features(evidence, calibration.scores))
     domain = calibration.domain
     conclusive = domain is not None and domain.conclusive
@@ -261,7 +270,7 @@ def judge(
     if calibration.pair_scores:
         pairs = calibration.pair_probability(pair_features(evidence, calibration.pair_scores), outside_rate)
     rate = calibration.outside_rate if outside_rate is None else outside_rate
-    return Judgement(
+    return Judgment(
         uncertainty,
         calibration.right.probability(uncertainty, rate),
         calibration.right.inside_probability(uncertainty, rate),

@@ -57,7 +57,7 @@ class DecisionRule:
     on: str
     """Quantity that the thresholds apply to: "uncertainty" or "probability"."""
     accept_at: float
-    """Accept an uncertainty up to this value, or a probability from it; infinite: accept all or none."""
+    """Accept an uncertainty up to this value, or a probability from it; never so that all are accepted."""
     reject_at: float
     """Reject an uncertainty from this value, or a probability up to it; infinite: reject none."""
     accepted: RiskThreshold | None = None
@@ -75,6 +75,11 @@ class DecisionRule:
         if np.isnan(self.accept_at) or np.isnan(self.reject_at):
             raise KappaPlaceError("The thresholds of a decision rule must be numbers, got NaN.")
         accept, reject = self._signed(self.accept_at), self._signed(self.reject_at)
+        if accept == np.inf:
+            raise KappaPlaceError(
+                f"A decision rule cannot accept every answer, got the threshold {self.accept_at:g} of "
+                f"{self.on}. Calibrate again."
+            )
         if accept >= reject and reject < np.inf:
             raise KappaPlaceError(
                 f"The thresholds of a decision rule overlap: it accepts up to {self.accept_at:g} and rejects "

@@ -292,7 +292,12 @@ def _with_prior(examples: Examples, options: CalibrateOptions, prior: Calibratio
         prior,
         rule=rule,
         sketch=Sketch.of({**examples.signals, UNCERTAINTY: prior.uncertainty(features)}),
-        facts={"queries": len(features), "right": len(features) - incorrect, **examples.facts},
+        facts={
+            "queries": len(features),
+            "right": len(features) - incorrect,
+            "labelled": examples.labelled,
+            **examples.facts,
+        },
         domain=fit_domain(examples.domain, examples.right, options.seed) if examples.domain else None,
     )
 

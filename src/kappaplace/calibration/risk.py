@@ -291,9 +291,8 @@ def _refused(
     if guess > MOST_LABELS:
         lowest = float((wrong / count).min(initial=1.0))
         return RiskRefused(
-            f"{subject} cannot be guaranteed, because even the most confident of the {queries:,} queries "
-            f"are incorrect "
-            f"in {percent(lowest)} of the cases. Allow a higher risk or use a better score.",
+            f"{subject} cannot be guaranteed, because even the most confident queries are incorrect in "
+            f"{percent(lowest)} of the cases. Allow a higher risk or use a better score.",
             None,
             row,
         )

@@ -122,10 +122,7 @@ class EvaluateOptions:
 
     scores: Annotated[
         str,
-        Help(
-            'Comma-separated score names, or "all". Default: all except the slow ones (patches, '
-            "patch-margin, geometric)."
-        ),
+        Help('Comma-separated score names, or "all". Default: all except "geometric", which is slow.'),
     ] = ""
     k: Annotated[int, Help("Number of matches per query.")] = 10
     policy: Annotated[
@@ -137,6 +134,9 @@ class EvaluateOptions:
     ] = None
     resamples: Annotated[int, Help("Number of bootstrap resamples; 0 omits the intervals.")] = 1000
     seed: Annotated[int, Help(_SEED)] = 0
+    keep_twins: Annotated[
+        bool, Help("Evaluate queries that are nearly copies of references, too; they overstate every result.")
+    ] = False
     root: Annotated[Path | None, Help("Folder of the images, if they have moved.")] = None
 
     def choices(self, fuse: str = "") -> Choices:
@@ -144,7 +144,9 @@ class EvaluateOptions:
         from kappaplace.evaluation import Choices
 
         names = tuple(part.strip() for part in fuse.split(",") if part.strip())
-        return Choices(self.scores, self.k, self.policy, self.resamples, self.seed, names)
+        return Choices(
+            self.scores, self.k, self.policy, self.resamples, self.seed, names, keep_twins=self.keep_twins
+        )
 
 
 @dataclass(frozen=True)
@@ -181,6 +183,13 @@ class ModelOptions(NamedOptions):
     fit_on: Annotated[
         Path | None, Help("Validation table, on which scores are calibrated and --fuse is fitted.")
     ] = None
+    encoder: Annotated[
+        str,
+        Help(
+            "Your own encoder: package.module:function, whose code runs and returns a torch module. Omit "
+            "MODEL, or pass the folder of a κ head that was trained for it."
+        ),
+    ] = ""
     resize: Annotated[
         Literal["model", "protocol"],
         Help("Resize images as the model expects (model) or as the benchmark specifies (protocol)."),
@@ -236,9 +245,11 @@ def model(
         kappaplace evaluate model cosplace-resnet50-512 walk.parquet --scores l2,pa,margin --out results/walk
 
         kappaplace evaluate model runs/pt/model test.parquet --fuse margin,pa --fit-on val.parquet --out fused
+
+        kappaplace evaluate model walk.parquet --encoder mine.models:build --out results/mine
     """
     from kappaplace.evaluation import evaluate_model
-    from kappaplace.models import DEFAULT
+    from kappaplace.models import DEFAULT, load_encoder, load_model, plain_encoder
 
     pretrained = _is_table(words[0])
     tables = [Path(word) for word in (words if pretrained else words[1:])]
@@ -246,12 +257,14 @@ def model(
         raise KappaPlaceError("evaluate needs at least one table, got none. Pass MODEL TABLE….")
     choices, embedding = options.choices(options.fuse), machine.machine(options.root)
     make_folder(output.out)  # before the work, not after it
+    source = DEFAULT if pretrained else words[0]
+    own = load_encoder(options.encoder) if options.encoder else None
     result = evaluate_model(
-        DEFAULT if pretrained else words[0],
+        source if own is None else plain_encoder(own) if pretrained else load_model(source, encoder=own),
         tables,
         choices,
         embedding,
-        name=options.name,
+        name=options.name or options.encoder.partition(":")[2],
         validation=options.fit_on,
         own=options.uncertainty,
         resize=options.resize,

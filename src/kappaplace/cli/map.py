@@ -288,10 +288,13 @@ def import_(
     file: Annotated[Path, typer.Argument(help="Exported map or descriptors, .parquet or .npz.")],
     out: Annotated[Path, typer.Option(help="Map folder to create.")],
     model: Annotated[
-        str, typer.Option(help="Model that computed the descriptors, if the file does not name it.")
+        str, typer.Option(help="Model that computed the descriptors, unless the file names a published one.")
     ] = "",
+    root: Annotated[str, typer.Option(help="Folder of the images. Default: no images.")] = "",
 ) -> None:
     """Build a map from an exported map, or from descriptors with names.
+
+    The file may come from someone else, so the image folders that it names are not used.
 
     Examples:
 
@@ -301,7 +304,9 @@ def import_(
     """
     from kappaplace.maps import PlaceMap
 
-    typer.echo(f"{len(PlaceMap.import_(file, out, model or None)):,} references imported into {out}.")
+    typer.echo(
+        f"{len(PlaceMap.import_(file, out, model or None, root or None)):,} references imported into {out}."
+    )
 
 
 command(app, panel=USE)(localize)

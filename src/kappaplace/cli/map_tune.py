@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -30,9 +31,23 @@ def images_of(images: list[Path]) -> Path | list[Path]:
     return images[0] if len(images) == 1 else images
 
 
+@dataclass(frozen=True)
+class Calibrating(CalibrateOptions):
+    """Options of a calibration, with a flag for what Python requests by ``max_risk=None``."""
+
+    no_decisions: Annotated[
+        bool, Help("Fit probabilities only: no thresholds, no guarantee, fewer labels.", ("--no-decisions",))
+    ] = False
+
+    def __post_init__(self) -> None:
+        if self.no_decisions:
+            object.__setattr__(self, "max_risk", None)
+        super().__post_init__()
+
+
 def calibrate(
     place_map: MapFolder,
-    options: CalibrateOptions,
+    options: Calibrating,
     queries: Annotated[
         Path | None, typer.Option(help="Labelled queries: a table with positions or with correct references.")
     ] = None,
@@ -102,13 +117,23 @@ def _show_calibration(calibration: Calibration, notes: list[str], as_json: bool)
         answer = {"facts": dict(facts), "promise": promise, "guaranteed": guaranteed, "notes": notes}
         typer.echo(json.dumps(answer))
         return
-    outside = "" if facts["outside"] is None else f", {facts['outside']:,} were out-of-map queries"
+    outside = "" if facts.get("outside") is None else f", {facts['outside']:,} were out-of-map queries"
     typer.echo(
         f"Calibrated on {facts['origin']}: {facts['right']:,} of {facts['queries']:,} top matches were "
         f"correct{outside}."
     )
-    for line in [*promise, *notes]:
+    for line in [*promise, *_twin_notes(facts), *notes]:
         typer.echo(line)
+
+
+def _twin_notes(facts: Mapping[str, Json]) -> list[str]:
+    """Say how many queries were copies of map images, and which labels of them must be incorrect."""
+    notes = []
+    if twins := facts.get("twins"):
+        notes.append(f"{twins:,} labelled queries are nearly copies of map images and were left out.")
+    if misplaced := facts.get("misplaced"):
+        notes.append(f"Copies of a map image that are labelled at another place: {', '.join(misplaced)}.")
+    return notes
 
 
 @dataclass(frozen=True)

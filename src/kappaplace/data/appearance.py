@@ -31,6 +31,8 @@ LUMA = np.array([0.299, 0.587, 0.114])
 COPY = 0.95
 """Correlation from which two images are copies: re-encoded photos have 0.985 or more, the same place in
 another drive 0.83 or less, and neighboring frames of one drive 0.96 in the median."""
+TWIN_SECONDS = 60.0
+"""Images that were taken this close in time to a reference are not independent of it."""
 FLAT = 1e-6
 LEAST = 1e-3
 """Added to detail and color before the logarithm, so that a flat image has a finite value."""
@@ -60,6 +62,24 @@ def copies(images: Sequence[Source], others: Sequence[Source]) -> Bools:
         Whether the correlation of the thumbnails is at least `COPY`, N.
     """
     return np.array([_correlation(a, b) >= COPY for a, b in zip(images, others, strict=True)], bool)
+
+
+def taken_together(times: Floats, others: Floats) -> Bools:
+    """Return which times are at most `TWIN_SECONDS` from one of the others.
+
+    Args:
+        times: N times in seconds; NaN if unknown.
+        others: Times of the references.
+
+    Returns:
+        One boolean per time; False if it is unknown.
+    """
+    sorted_times = np.sort(others[np.isfinite(others)])
+    if not len(sorted_times):
+        return np.zeros(len(times), bool)
+    at = np.searchsorted(sorted_times, times)
+    gaps = [np.abs(sorted_times[np.clip(at + step, 0, len(sorted_times) - 1)] - times) for step in (-1, 0)]
+    return np.asarray(np.minimum(*gaps) <= TWIN_SECONDS)
 
 
 def _correlation(first: Source, second: Source) -> float:

@@ -122,7 +122,7 @@ def score_metrics(score: ScoreColumns, hits: NDArray[np.bool_], zoom: bool = Tru
 
 
 def plan_of(sets: Sequence[SetResult], resamples: int, seed: int) -> Resampling:
-    """Return resamples that keep the size of each dataset; frames of a route are drawn in moving blocks.
+    """Return resamples: whole drives if the table has several, frames of a route in moving blocks.
 
     Args:
         sets: The datasets.
@@ -131,7 +131,10 @@ def plan_of(sets: Sequence[SetResult], resamples: int, seed: int) -> Resampling:
     """
     strata = np.repeat(np.arange(len(sets)), [len(each.hits) for each in sets])
     block = {number: each.block for number, each in enumerate(sets)}
-    return Resampling.of(len(strata), strata=strata, block=block, resamples=resamples, seed=seed)
+    groups = np.concatenate([np.full(len(s.hits), -1) if s.sessions is None else s.sessions for s in sets])
+    return Resampling.of(
+        len(strata), strata=strata, block=block, groups=groups, resamples=resamples, seed=seed
+    )
 
 
 def pooled_hits(sets: Sequence[SetResult]) -> tuple[NDArray[np.bool_], NDArray[np.int64] | None]:
@@ -219,6 +222,11 @@ def warnings_of(result: EvaluationResult) -> list[str]:
                 warnings.append(f"{text}, and 1/κ is floored at κ = 1. Train the head longer.")
             elif score_flaw(kappa):
                 warnings.append(f"{text}, so it carries no information. Train the head longer.")
+        if misplaced := part.facts.get("misplaced"):
+            warnings.append(
+                f"{part.name}: copies of a reference that are labelled at another place: "
+                f"{', '.join(misplaced)}. Check their labels."
+            )
         if part.facts.get("coincident"):
             warnings.append(f"{part.name}: {part.facts['coincident']}")
     return warnings

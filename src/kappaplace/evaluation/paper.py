@@ -36,7 +36,7 @@ from kappaplace.models.heads import Head
 
 MEASURED, INCOMPARABLE = "measured", "not comparable"
 MEASURABLE, IMPOSSIBLE = "measurable", "not measurable"
-SCORES = "l2,pa,log-sue,variance,inverse-kappa,kappaplace"
+SCORES = "l2,pa,log-sue,log-sue-one-sided,variance,variance-upper,inverse-kappa,kappaplace"
 
 
 class PaperRow(NamedTuple):

@@ -7,13 +7,24 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from kappaplace.calibration.sources import calibration_with
 from kappaplace.data.images import Preprocessing
 from kappaplace.data.positives import NoPositives
 from kappaplace.data.protocols import PROTOCOLS
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
+from kappaplace.evaluation.calibrated import (
+    CALIBRATED,
+    calibrated_score,
+    fit_calibrated,
+    wants_calibrated,
+)
 from kappaplace.evaluation.inputs import Retrieved, from_descriptors, from_table
 from kappaplace.evaluation.measuring import MEAN, POOLED, RESAMPLES, measure
 from kappaplace.evaluation.own_scores import check_own_score, read_own_score
@@ -23,6 +34,8 @@ from kappaplace.metrics import MOST_RESAMPLES
 from kappaplace.models.checkpoint import AnyModel, load_model
 from kappaplace.models.embedding import usable_device
 from kappaplace.models.embedding.store import EmbeddingStore
+from kappaplace.models.encoder import Encoder, EncoderModule
+from kappaplace.models.frozen import plain_encoder
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.records import to_plain
 from kappaplace.types import Embeddings, Json
@@ -37,7 +50,7 @@ class Choices:
     """Options of an evaluation, apart from the data."""
 
     scores: str = ""
-    """Comma-separated names of scores, "all", or "" for every score that needs no extra pass."""
+    """Comma-separated names of scores, "all", or "" for every score but the slowest."""
     k: int = 10
     """Number of matches per query."""
     policy: NoPositives | None = None
@@ -50,6 +63,8 @@ class Choices:
     """Names of scores to combine."""
     pool: tuple[str, ...] = ()
     """Names of the datasets to pool. Default: all."""
+    keep_twins: bool = False
+    """Whether to evaluate queries that are nearly copies of references, too; they overstate every result."""
 
     def __post_init__(self) -> None:
         select_scores(self.scores)  # so that an unknown name fails before anything is embedded
@@ -113,8 +128,9 @@ def evaluate_sets(
     times = {"started": started.isoformat(timespec="seconds"), "seconds": round(time.monotonic() - clock, 3)}
     policy = "" if choices.policy is None else choices.policy.value
     options = asdict(choices) | {"policy": policy, "fuse": list(choices.fuse), "pool": list(choices.pool)}
-    if not choices.pool:
-        del options["pool"]
+    for option, unset in (("pool", not choices.pool), ("keep_twins", not choices.keep_twins)):
+        if unset:  # as earlier versions wrote it
+            del options[option]
     record = {"version": package_version(), **options, **(facts or {})}
     if fitted is not None and fitted.combination is not None:
         record["fused"] = to_plain(fitted.combination)
@@ -123,7 +139,8 @@ def evaluate_sets(
 
 def fit_on(retrieved: Retrieved, choices: Choices) -> Fitted:
     """Fit probabilities, and the combination of ``choices.fuse``, on a validation set after retrieval."""
-    return fit(retrieved, select_scores(choices.scores)[0], choices.fuse)
+    fitted = fit(retrieved, select_scores(choices.scores)[0], choices.fuse)
+    return fitted._replace(own=fit_calibrated(retrieved) if wants_calibrated(choices.scores) else None)
 
 
 def preprocessing_for(model: AnyModel, table: PlaceImages, resize: Resize) -> Preprocessing:
@@ -145,13 +162,21 @@ def _score(retrieved: Retrieved, choices: Choices, fitted: Fitted | None, own: S
     scores, not_asked = select_scores(choices.scores)
     if fitted is not None and fitted.combined is not None:
         scores = [*scores, fitted.combined]
+    rows = [read_own_score(file, retrieved) for file in own]
+    if wants_calibrated(choices.scores):
+        calibrated = calibrated_score(retrieved, None if fitted is None else fitted.own)
+        if isinstance(calibrated, str):
+            not_asked = {**not_asked, CALIBRATED: calibrated}
+        else:
+            rows.insert(0, calibrated)
     return score_set(
         retrieved,
         scores,
         policy=choices.policy,
         calibrations=None if fitted is None else fitted.calibrations,
-        own=[read_own_score(file, retrieved) for file in own],
+        own=rows,
         not_asked=not_asked,
+        keep_twins=choices.keep_twins,
     )
 
 
@@ -176,8 +201,11 @@ class Machine:
             raise KappaPlaceError(f"batch_size must be at least 1, got {self.batch_size}.")
 
 
+Descriptors: TypeAlias = "Embeddings | NDArray[np.floating]"
+
+
 def evaluate(
-    source: AnyModel | str | Path | tuple[Embeddings, Embeddings],
+    source: Encoder | nn.Module | str | Path | Descriptors | tuple[Descriptors, Descriptors],
     table: PlaceImages | str | Path,
     choices: Choices = Choices(),  # frozen
     machine: Machine = Machine(),
@@ -187,7 +215,10 @@ def evaluate(
     """Evaluate retrieval and uncertainty scores on one table.
 
     Args:
-        source: A model, its name or folder; or the embeddings of the table's queries and of its references.
+        source: A model, its name or folder; any torch module that returns descriptors B×d for images B×3×H×W
+            (its attribute ``preprocessing`` is used; default: 512×512, ImageNet); descriptors, one row per
+            image of the table; or a pair of descriptors, of the queries and of the references. Descriptors
+            are arrays, or `Embeddings` that can have κ or a variance.
         table: Images with positions and their roles, or the file of such a table.
         choices: Scores, number of matches per query, handling of queries without positives, bootstrap.
         machine: Cache, device and batch size for embedding; no effect on the result.
@@ -201,12 +232,44 @@ def evaluate(
             embeddings and table differ in length.
     """
     images = table if isinstance(table, PlaceImages) else PlaceImages.open(table, machine.root)
-    if isinstance(source, tuple):
-        retrieved = from_descriptors(*source, None, images, k=choices.k, device=machine.device)
+    if isinstance(source, np.ndarray | tuple):
+        query, reference = _sides(source, images)
+        retrieved = from_descriptors(query, reference, None, images, k=choices.k, device=machine.device)
+        fitted = None
     else:
-        model = load_model(source) if isinstance(source, str | Path) else source
+        model = encoder_of(source)
         retrieved = from_table(images, _store(model, model.fingerprint, machine), choices.k)
-    return evaluate_sets(name or retrieved.name, [retrieved], choices)
+        fitted = Fitted({}, None, None, calibration_with(model.fingerprint, model.preprocessing))
+    return evaluate_sets(name or retrieved.name, [retrieved], choices, fitted=fitted)
+
+
+def encoder_of(source: Encoder | nn.Module | str | Path) -> AnyModel:
+    """Return a model by its name or folder, or as it is; another torch module gets no κ."""
+    if isinstance(source, str | Path):
+        return load_model(source)
+    if isinstance(source, nn.Module) and not isinstance(source, EncoderModule):
+        return plain_encoder(source)
+    return source  # type: ignore[return-value]
+
+
+def _sides(
+    source: Descriptors | tuple[Descriptors, Descriptors], table: PlaceImages
+) -> tuple[Embeddings, Embeddings]:
+    """Return the embeddings of the queries and of the references of a table."""
+    if isinstance(source, tuple) and not isinstance(source, Embeddings):
+        if len(source) != 2:
+            raise KappaPlaceError(
+                f"Descriptors must be one array, or a pair of queries and references, got {len(source)}."
+            )
+        query, reference = (x if isinstance(x, Embeddings) else Embeddings(np.asarray(x)) for x in source)
+        return query, reference
+    every = source if isinstance(source, Embeddings) else Embeddings(source)
+    if len(every.descriptor) != len(table):
+        raise KappaPlaceError(
+            f"There are {len(every.descriptor):,} descriptors for a table of {len(table):,} images. Pass one "
+            "row per image, or a pair of arrays for its queries and its references."
+        )
+    return every.take(table.query_rows), every.take(table.reference_rows)
 
 
 def _store(
@@ -223,7 +286,7 @@ def _store(
 
 
 def evaluate_model(
-    source: str,
+    source: str | nn.Module,
     tables: Sequence[Path],
     choices: Choices,
     machine: Machine = Machine(),  # frozen
@@ -236,7 +299,7 @@ def evaluate_model(
     """Evaluate a model on tables.
 
     Args:
-        source: The model: a folder, a weights file or a name.
+        source: The model: a folder, a weights file, a name, or any torch module that returns descriptors.
         tables: Files of the tables.
         choices: Options.
         machine: Where and how images are embedded.
@@ -266,25 +329,26 @@ def evaluate_model(
         )
     if fitting is None and choices.fuse:
         raise KappaPlaceError("A combination must be fitted on other queries. Pass --fit-on TABLE.")
-    model = load_model(source)
+    model, label = encoder_of(source), source if isinstance(source, str) else type(source).__name__
     fingerprint = model.fingerprint  # the weights are hashed once for all tables
 
     def retrieve(table: PlaceImages, title: str = "") -> Retrieved:
         size = preprocessing_for(model, table, resize)
         return from_table(table, _store(model, fingerprint, machine, size), choices.k, title)
 
-    fitted: Fitted | None = None
+    fitted = Fitted({}, None, None, calibration_with(fingerprint, model.preprocessing))
     facts: dict[str, Json] = {
-        "model": source,
+        "model": label,
         "fingerprint": fingerprint,
         "resize": resize,
         **_encoder(model),
     }
     if fitting is not None:
-        fitted = fit_on(retrieve(fitting), choices)
+        own_fit = fit_on(retrieve(fitting), choices)
+        fitted = own_fit._replace(own=own_fit.own or fitted.own)
         facts |= {"fitted on": fitting.name, "fitted on hash": fitting.content_hash}
     sets = (retrieve(opened.pop(0), title) for title in names)
-    return evaluate_sets(name or Path(source).name, sets, choices, fitted=fitted, own=own, facts=facts)
+    return evaluate_sets(name or Path(label).name, sets, choices, fitted=fitted, own=own, facts=facts)
 
 
 def _encoder(model: AnyModel) -> dict[str, Json]:

@@ -8,13 +8,17 @@ from typing import NamedTuple, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from kappaplace.calibration.calibration import Calibration
 from kappaplace.calibration.combination import Combination, features_of, fit_combination, fused
+from kappaplace.data.columns import ImageNames
 from kappaplace.data.near import Neighborhood
 from kappaplace.data.positives import NoPositives, apply_policy
-from kappaplace.data.table import ImageNames, PlaceImages
+from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
+from kappaplace.evaluation.calibrated import CALIBRATED
 from kappaplace.evaluation.inputs import Retrieved
 from kappaplace.evaluation.results import MOST_REFERENCES, ScoreColumns, SetResult, references_to_store
+from kappaplace.evaluation.twins import Twins, find_twins
 from kappaplace.metrics import ROUTE_BLOCK, mean_cosine, success_at
 from kappaplace.retrieval.references import References
 from kappaplace.types import Embeddings, Matches
@@ -22,18 +26,17 @@ from kappaplace.uncertainty import SCORES, available, score_named
 from kappaplace.uncertainty.base import Evidence, Score
 
 FUSED = "fused"
+LEAST_SESSIONS = 5
+"""Drives from which intervals resample whole drives."""
 COINCIDENT, ROUNDING = 0.995, 1e-6
 """Mean cosine of different references, and difference of cosines, from which descriptors coincide."""
-_PATCHES = "Patch matching needs a second pass over the images. Pass --scores all to include it."
 SLOW = {
-    "patches": _PATCHES,
-    "patch-margin": _PATCHES,
     "geometric": "Geometric verification takes about 0.06 s per pair. Pass --scores all to include it.",
 }
 
 
 def select_scores(text: str = "") -> tuple[list[Score], dict[str, str]]:
-    """Parse ``--scores``: "all", a comma-separated list, or "" for every score that needs no extra pass.
+    """Parse ``--scores``: "all", a comma-separated list, or "" for every score but the slowest.
 
     Args:
         text: The option.
@@ -45,8 +48,8 @@ def select_scores(text: str = "") -> tuple[list[Score], dict[str, str]]:
         return list(SCORES.values()), {}
     if not text.strip():
         return [score for name, score in SCORES.items() if name not in SLOW], dict(SLOW)
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    return [score_named(name) for name in dict.fromkeys(names)], {}
+    names = dict.fromkeys(name.strip() for name in text.split(",") if name.strip())
+    return [score_named(name) for name in names if name != CALIBRATED], {}
 
 
 def score_set(
@@ -57,6 +60,7 @@ def score_set(
     calibrations: Mapping[str, Combination] | None = None,
     own: Sequence[ScoreColumns] = (),
     not_asked: Mapping[str, str] | None = None,
+    keep_twins: bool = False,
 ) -> SetResult:
     """Compute the scores of one dataset.
 
@@ -67,6 +71,7 @@ def score_set(
         calibrations: Turn a score, by name, into the probability that the top match is correct.
         own: The user's own scores of all queries of the dataset.
         not_asked: Scores that were not requested, each with the reason.
+        keep_twins: Whether to evaluate queries that are nearly copies of references, too.
 
     Returns:
         Matches and scores.
@@ -81,8 +86,15 @@ def score_set(
         raise KappaPlaceError(
             f"No query of {retrieved.name} is left to evaluate ({selection}). Change --policy."
         )
-    block = _block(retrieved.neighborhood, len(selection.rows))
-    rows = _route_order(retrieved.table, selection.rows) if block > 1 else selection.rows
+    twins = Twins() if keep_twins else find_twins(retrieved, selection.rows)
+    rows = selection.rows[~np.isin(selection.rows, twins.rows)]
+    if not len(rows):
+        raise KappaPlaceError(
+            f"All queries of {retrieved.name} are nearly copies of references, or were taken within a minute "
+            "of one. Pass --keep-twins to evaluate them."
+        )
+    block = _block(retrieved.neighborhood, len(rows))
+    rows = _route_order(retrieved.table, rows) if block > 1 else rows
     usable, missing = available(scores, evidence)
     columns = [_columns(score, evidence, calibrations or {}) for score in usable]
     matches = Matches(evidence.matches.indices[rows], evidence.matches.similarities[rows])
@@ -100,14 +112,24 @@ def score_set(
         reference_kappa=_kappa(evidence.references),
         block=block,
         queries=rows,
+        sessions=_sessions(retrieved.table, rows),
         facts={
             **retrieved.facts,
             "queries": selection.total,
-            "counted": str(selection),
+            "counted": f"{selection}{twins}",
+            **twins.facts,
             **_coincident(evidence),
         },
         **_of_table(retrieved.table, rows, matches.indices),
     )
+
+
+def _sessions(table: PlaceImages | None, rows: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    """Return the drive of each query; None if the table has too few for an interval."""
+    if table is None:
+        return None
+    names, session = np.unique(table.condition[table.query_rows[rows]], return_inverse=True)
+    return session.astype(np.int64) if len(names) >= LEAST_SESSIONS else None
 
 
 def _columns(score: Score, evidence: Evidence, calibrations: Mapping[str, Combination]) -> ScoreColumns:
@@ -202,6 +224,8 @@ class Fitted(NamedTuple):
     """The combination as a score. None if no scores were combined."""
     combination: Combination | None
     """Its weights. None if no scores were combined."""
+    own: Calibration | None = None
+    """Calibration as a map would use it. None if there is none for the model."""
 
 
 def fit(retrieved: Retrieved, scores: Sequence[Score], names: Sequence[str] = ()) -> Fitted:
@@ -226,6 +250,8 @@ def fit(retrieved: Retrieved, scores: Sequence[Score], names: Sequence[str] = ()
             raise KappaPlaceError(f"The score {part.name} cannot be combined: {reason}")
     result = score_set(retrieved, scores, policy="fail")
     success = success_at(result.hits, 1)
+    if not parts and (success.all() or not success.any()):
+        return Fitted({}, None, None)  # nothing to learn from; a combination fails below, with the reason
     calibrations = {
         name: fit_combination(column.query[:, None], success, [name])
         for name, column in result.scores.items()

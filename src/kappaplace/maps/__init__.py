@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from kappaplace.maps.build import Report as Report
     from kappaplace.maps.build import add_images as add_images
     from kappaplace.maps.localize import verified_by as verified_by
-    from kappaplace.maps.models import keep_model as keep_model
     from kappaplace.maps.models import loaded as loaded
     from kappaplace.maps.models import model_of as model_of
     from kappaplace.maps.models import preprocessing_of as preprocessing_of
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from kappaplace.maps.place_map import PlaceMap as PlaceMap
     from kappaplace.maps.sources import as_table as as_table
     from kappaplace.maps.store.manifest import MANIFEST as MANIFEST
-    from kappaplace.maps.store.manifest import MODEL_FOLDER as MODEL_FOLDER
     from kappaplace.maps.store.manifest import Manifest as Manifest
     from kappaplace.maps.store.manifest import read_manifest as read_manifest
     from kappaplace.maps.store.manifest import write_manifest as write_manifest

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kappaplace.calibration.calibration import Calibration
 from kappaplace.calibration.decision import Decision, DecisionRule, decide_matches, rule_by_probability
@@ -138,22 +137,26 @@ class Localization:
         return {**{key: _plain(value) for key, value in asdict(self).items()}, "sentence": self.sentence}
 
 
-def fused_pose(
-    poses: NDArray[np.float64], weights: NDArray[np.float64], consistent: NDArray[np.bool_]
-) -> Pose | None:
-    """Average the poses of the matches that agree with the best one.
+def fused_pose(matches: Sequence[Match], radius: float) -> Pose | None:
+    """Average the poses of the matches that agree with the best one and are not rejected.
 
     Args:
-        poses: Poses as K×4 (x, y, heading, time), the best match first.
-        weights: Weight of each match, K. Negative weights count as 0.
-        consistent: Whether each match agrees with the best one, K.
+        matches: The matches, best first. They are weighted by their probability, or by their similarity if
+            there is none.
+        radius: Distance in metres up to which a match agrees with the best one.
 
     Returns:
-        The weighted mean; None if the position of the best match is unknown.
+        The weighted mean; None if there is no match, or the best one is rejected or has no position.
     """
-    used = consistent & np.isfinite(poses[:, :2]).all(axis=1)
-    if not len(poses) or not used[0]:
+    if not matches:
         return None
+    poses = np.array([[match.x, match.y, match.heading] for match in matches])
+    agrees = np.hypot(*(poses[:, :2] - poses[0, :2]).T) <= radius  # not if a position is unknown
+    used = agrees & np.array([match.decision != Decision.REJECT for match in matches])
+    if not used[0]:
+        return None
+    probable = all(match.probability is not None for match in matches)
+    weights = np.array([match.probability if probable else match.similarity for match in matches], np.float64)
     pose, weight = poses[used], np.maximum(weights[used], 0.0)
     weight = weight / weight.sum() if weight.sum() > 0 else np.full(len(pose), 1 / len(pose))
     center = weight @ pose[:, :2]
@@ -360,7 +363,7 @@ def decided(
     top = rule.decide(uncertainty=[answer.uncertainty], probability=[answer.probability])[0].value
     note = f"Decided for a risk of {percent(max_risk)}. This is an estimate, not a guarantee."
     matches = _decided_matches(answer, match_rule(own, max_risk), top, radius)
-    pose = None if top == Decision.REJECT else answer.pose
+    pose = fused_pose(matches, radius)
     notes = (*answer.notes, note)
     decided_answer = replace(answer, decision=top, matches=matches, pose=pose, notes=notes, guaranteed=False)
     return Decided(decided_answer, max_risk, False)

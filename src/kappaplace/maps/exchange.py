@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +15,11 @@ from numpy.typing import NDArray
 
 from kappaplace.data.geodesy import LOCAL_FRAME, unproject
 from kappaplace.errors import KappaPlaceError
-from kappaplace.files import replace_file, telling
+from kappaplace.files import new_folder, replace_file, telling
 from kappaplace.maps.build import SEGMENT_ROWS
-from kappaplace.maps.models import loaded, record_of
+from kappaplace.maps.models import is_published, keep_model, loaded, record_of
 from kappaplace.maps.references import finish
-from kappaplace.maps.store.manifest import MODEL_FOLDER, Manifest, of_this_protocol
+from kappaplace.maps.store.manifest import Manifest, ModelRecord, of_this_protocol
 from kappaplace.maps.store.reader import MapStore
 from kappaplace.maps.store.schema import Column, has_half_positions
 from kappaplace.maps.store.segments import POSE, Blobs, Rows
@@ -82,15 +81,22 @@ def export_map(store: MapStore, file: str | Path) -> Path:
     return file
 
 
-def import_map(file: str | Path, out: str | Path, model: AnyModel | str | Path | None = None) -> None:
+def import_map(
+    file: str | Path,
+    out: str | Path,
+    model: AnyModel | str | Path | None = None,
+    root: str | Path | None = None,
+) -> None:
     """Build a map from an exported map, or from descriptors with names.
 
-    The folder is created in one step when the map is complete.
+    The folder is created in one step when the map is complete. Image folders and paths of models in the file
+    are not used, because the file may come from someone else.
 
     Args:
         file: A .parquet or .npz file.
         out: Folder of the new map.
-        model: Model of the descriptors. Default: the model that the file names.
+        model: Model of the descriptors. Default: the model that the file names, if it is a published one.
+        root: Folder of the images. Default: the map has no images until they are added from their folder.
 
     Raises:
         KappaPlaceError: If the file cannot be imported, or the folder exists.
@@ -101,48 +107,39 @@ def import_map(file: str | Path, out: str | Path, model: AnyModel | str | Path |
         raise KappaPlaceError(f"Unknown file type of {file}. Choose from: {', '.join(readers)}.")
     if not file.is_file():
         raise KappaPlaceError(f"The file {file} does not exist.")
-    if out.exists():
-        raise KappaPlaceError(f"{out} already exists. Choose a new folder.")
-    part = out.with_name(f".{out.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    try:
-        with telling(f"{file} cannot be imported as a map"):
-            facts, parts = readers[file.suffix.lower()](file)
-            manifest = _with_model(_manifest_from(facts, model, file, out.stem), part)
-            seen: set[str] = set()
-            with writer_of(part, create=manifest) as writer:
-                for each in parts:
-                    _check(each.rows, manifest.model.dim, seen, file)
-                    writer.append(each.rows, each.root, each.prefix)
-                finish(writer)
-        os.rename(part, out)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+    with new_folder(out) as part, telling(f"{file} cannot be imported as a map"):
+        facts, parts = readers[file.suffix.lower()](file)
+        ready = None if model is None else loaded(model)
+        manifest = _manifest_from(facts, ready, file, out.stem)
+        folder = "" if root is None else os.path.abspath(root)
+        seen: set[str] = set()
+        with writer_of(part, create=manifest) as writer:
+            if ready is not None:
+                keep_model(part, manifest.model, ready[0])
+            for each in parts:
+                _check(each.rows, manifest.model.dim, seen, file)
+                writer.append(each.rows, folder, each.prefix)
+            finish(writer)
 
 
 def _facts(store: MapStore) -> dict[str, Json]:
     """Return what is the same for all references."""
     manifest = store.manifest
-    model = manifest.model
-    if model.source.startswith("./"):  # outside of the map, its own model needs the full path
-        model = replace(model, source=str((store.folder / model.source).resolve()))
-    plain = to_plain(replace(manifest, model=model))
+    plain = to_plain(replace(manifest, model=_without_path(manifest.model)))
     if manifest.storage == "pq":  # exported descriptors are decoded
         plain["storage"] = "float16"
     return {key: plain[key] for key in FACTS}
 
 
+def _without_path(model: ModelRecord) -> ModelRecord:
+    """Return the record without a path: the model of another machine or of another map must be passed."""
+    return model if is_published(model.source) else replace(model, source="")
+
+
 def _manifest_from(
-    facts: Mapping[str, Json] | None, model: AnyModel | str | Path | None, file: Path, name: str
+    facts: Mapping[str, Json] | None, model: tuple[AnyModel, str] | None, file: Path, name: str
 ) -> Manifest:
-    record = None
-    if model is not None:
-        ready, source = loaded(model)
-        record = record_of(ready, source)
-        if record.source.startswith("./"):
-            # A model of another map is copied by its path. A model in memory must be passed again.
-            path = str(Path(model).resolve()) if isinstance(model, str | Path) else ""
-            record = replace(record, source=path)
+    record = None if model is None else record_of(*model)
     if facts is None:
         if record is None:
             raise KappaPlaceError(
@@ -152,18 +149,9 @@ def _manifest_from(
     manifest = from_plain(Manifest, {**FIRST, **facts})
     if record is not None and record.fingerprint != manifest.model.fingerprint:
         raise KappaPlaceError(f"The descriptors in {file} are from another model. Pass that model.")
-    if record is not None and record.source:
-        manifest = replace(manifest, model=record)
+    source = _without_path(manifest.model) if record is None else record
+    manifest = replace(manifest, model=replace(manifest.model, source=source.source))
     return of_this_protocol(manifest, file)
-
-
-def _with_model(manifest: Manifest, folder: Path) -> Manifest:
-    """Copy the model if it is inside the exported map, because that map may delete it."""
-    path = Path(manifest.model.source)
-    if not (MODEL_FOLDER.fullmatch(path.name) and (path / "card.json").is_file()):
-        return manifest
-    shutil.copytree(path, folder / path.name)
-    return replace(manifest, model=replace(manifest.model, source=f"./{path.name}"))
 
 
 def _check(rows: Rows, dim: int, seen: set[str], file: Path) -> None:

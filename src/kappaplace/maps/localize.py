@@ -15,13 +15,13 @@ from kappaplace.calibration.calibration import (
     PATCH_SIGNALS,
     QUERY_SIGNALS,
     Calibration,
-    Judgement,
+    Judgment,
     judge,
     pair_features,
     plain_score,
     usable_signals,
 )
-from kappaplace.calibration.decision import Decision, decide_matches, match_probabilities
+from kappaplace.calibration.decision import decide_matches, match_probabilities
 from kappaplace.calibration.domain import Domain
 from kappaplace.calibration.sources import borrowed_note
 from kappaplace.checks import percent
@@ -154,15 +154,15 @@ def locate(
         remarks.append(RERANKED)
         features = pair_features(evidence, calibration.pair_scores)
         evidence = _reranked(evidence, calibration.pair_probability(features, outside_rate))
-    judgement = judge(evidence, calibration, outside_rate=outside_rate, bank=bank)
+    judgment = judge(evidence, calibration, outside_rate=outside_rate, bank=bank)
     if by_probability or area is not None:  # the rule was fitted without
-        judgement = replace(judgement, guaranteed=None)
+        judgment = replace(judgment, guaranteed=None)
     if calibration is not None and calibration.rule is not None and calibration.rule.guaranteed:
         domain = calibration.domain
         remarks += [UNLIKE_BANK] if domain is None or not domain.conclusive else []
     remarks += _outside_note(calibration, outside_rate)
     clock.lap("decide")
-    answers = _answers(references, names, evidence, calibration, judgement, signals)
+    answers = _answers(references, names, evidence, calibration, judgment, signals)
     clock.lap("answer")
     return [
         replace(
@@ -269,69 +269,65 @@ def _answers(
     names: Sequence[str],
     evidence: Evidence,
     calibration: Calibration | None,
-    judgement: Judgement,
+    judgment: Judgment,
     signals: dict[str, Floats],
 ) -> list[Localization]:
     """Return one answer per query, without notes and times."""
     store, radius = references.store, references.store.manifest.radius
     poses = store.gather("poses", evidence.matches.indices)
-    offsets = poses[:, :, :2] - poses[:, :1, :2]
-    distances = np.hypot(offsets[..., 0], offsets[..., 1])  # to the best match; NaN if a position is unknown
-    apart = distances > 2 * radius
-    decisions = _match_decisions(calibration, judgement, apart)
-    probabilities = _match_probabilities(judgement, apart)
-    # Without a calibration, the similarity is the best measure of how much to trust a match.
-    weights = evidence.cosines if judgement.pairs is None else judgement.pairs
+    offsets = poses[:, :, :2] - poses[:, :1, :2]  # NaN if a position is unknown
+    apart = np.hypot(offsets[..., 0], offsets[..., 1]) > 2 * radius
+    decisions = _match_decisions(calibration, judgment, apart)
+    probabilities = _match_probabilities(judgment, apart)
     kappas, matches = _kappas(evidence.queries), _matches(store, evidence, probabilities, poses, decisions)
     answers = []
     for row, name in enumerate(names):
-        reason = judgement.reasons[row] if judgement.reasons else ""
-        valid = judgement.probability is not None and not reason
-        inside = None if judgement.inside is None or reason else float(judgement.inside[row])
-        agreeing = np.array([decision != Decision.REJECT for decision in decisions[row]])
+        reason = judgment.reasons[row] if judgment.reasons else ""
+        valid = judgment.probability is not None and not reason
+        inside = None if judgment.inside is None or reason else float(judgment.inside[row])
         answers.append(
             Localization(
                 query=name,
                 kappa=kappas[row],
-                uncertainty=float(judgement.uncertainty[row]),
+                uncertainty=float(judgment.uncertainty[row]),
                 probability=probabilities[row][0] if valid else None,
                 inside=inside,
-                decision=None if judgement.decision is None else judgement.decision[row],
+                decision=None if judgment.decision is None else judgment.decision[row],
                 in_map=None if inside is None else inside >= SAME_PLACE,
-                pose=fused_pose(poses[row], weights[row], agreeing & (distances[row] <= radius)),
+                pose=fused_pose(matches[row], radius),
                 matches=matches[row],
                 signals={key: float(values[row]) for key, values in signals.items()},
                 notes=(UNLIKE.format(reason=reason),) if reason else (),
-                guaranteed=judgement.guaranteed is not None and bool(judgement.guaranteed[row]),
+                guaranteed=judgment.guaranteed is not None and bool(judgment.guaranteed[row]),
             )
         )
     return answers
 
 
 def _match_decisions(
-    calibration: Calibration | None, judgement: Judgement, apart: NDArray[np.bool_]
+    calibration: Calibration | None, judgment: Judgment, apart: NDArray[np.bool_]
 ) -> Table[str]:
     """Return the decision on every match, N×K; None if it is unknown."""
-    if judgement.decision is None or judgement.pairs is None or judgement.probability is None:
-        return _best_only(judgement.decision, *apart.shape)
+    if judgment.decision is None or judgment.pairs is None or judgment.probability is None:
+        return _best_only(judgment.decision, *apart.shape)
     assert calibration is not None
     assert calibration.rule is not None
     decisions = decide_matches(
-        calibration.rule, judgement.decision, judgement.probability, judgement.pairs, apart
+        calibration.rule, judgment.decision, judgment.probability, judgment.pairs, apart
     )
     return [[decision.value for decision in row] for row in decisions]
 
 
-def _match_probabilities(judgement: Judgement, apart: NDArray[np.bool_]) -> Table[float]:
+def _match_probabilities(judgment: Judgment, apart: NDArray[np.bool_]) -> Table[float]:
     """Return the probability that decided on every match, N×K; None if it is unknown."""
     queries, count = apart.shape
-    if judgement.probability is None:
+    if judgment.probability is None:
         return _best_only(None, queries, count)
-    if judgement.pairs is None:
-        table = _best_only(judgement.probability.tolist(), queries, count)
+    if judgment.pairs is None:
+        table = _best_only(judgment.probability.tolist(), queries, count)
     else:
-        table = match_probabilities(judgement.probability, judgement.pairs, apart).tolist()
-    return [[None] * count if reason else row for row, reason in zip(table, judgement.reasons, strict=True)]
+        table = match_probabilities(judgment.probability, judgment.pairs, apart).tolist()
+    return [[None] * count if reason else row for row, reason in zip(table, judgment.reasons, strict=True)]
 
 
 def _best_only(values: Sequence[T] | None, queries: int, matches: int) -> Table[T]:

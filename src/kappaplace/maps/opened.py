@@ -27,7 +27,7 @@ from kappaplace.data.images import Source
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.answer import Localization
 from kappaplace.maps.localize import Calibrations, locate
-from kappaplace.maps.models import model_of, preprocessing_of
+from kappaplace.maps.models import adopt_model, model_of, preprocessing_of
 from kappaplace.maps.notes import map_info, standing_notes
 from kappaplace.maps.options import LocalizeOptions, Order
 from kappaplace.maps.references import MapReferences
@@ -353,11 +353,14 @@ class OpenMap:
 
     def _load_model(self) -> AnyModel:
         try:
-            return model_of(self.folder, self.manifest.model, self.model_source)
+            model = model_of(self.folder, self.manifest.model, self.model_source)
         except KappaPlaceError:  # another process may have given the map another model
             if not self.refresh():
                 raise
-        return model_of(self.folder, self.manifest.model, self.model_source)
+            model = model_of(self.folder, self.manifest.model, self.model_source)
+        if self.model_source is not None and adopt_model(self.folder, self.manifest.model, model):
+            self.refresh()
+        return model
 
     def _patch_maps(self, images: Sequence[Source]) -> Tensor:
         before = self.manifest.model.fingerprint

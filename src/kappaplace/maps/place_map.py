@@ -192,14 +192,19 @@ class PlaceMap(OpenMap):
 
     @classmethod
     def import_(
-        cls, file: str | Path, out: str | Path, model: AnyModel | str | Path | None = None
+        cls,
+        file: str | Path,
+        out: str | Path,
+        model: AnyModel | str | Path | None = None,
+        root: str | Path | None = None,
     ) -> PlaceMap:
         """Build a map from an exported map, or from descriptors with names.
 
         Args:
             file: A .parquet or .npz file.
             out: Folder of the new map.
-            model: Model of the descriptors. Default: the model that the file names.
+            model: Model of the descriptors. Default: the model that the file names, if it is a published one.
+            root: Folder of the images. Default: the map has no images until they are added from their folder.
 
         Returns:
             The open map.
@@ -207,7 +212,7 @@ class PlaceMap(OpenMap):
         Raises:
             KappaPlaceError: If the file cannot be imported, or the folder exists.
         """
-        import_map(file, out, model)
+        import_map(file, out, model, root)
         return cls.open(out, model)
 
     def calibrate(self, queries: Images, options: CalibrateOptions | None = None) -> Calibration:

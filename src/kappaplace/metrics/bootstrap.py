@@ -38,8 +38,8 @@ class Resampling:
 
     queries: int
     """Number of queries."""
-    strata: tuple[tuple[NDArray[np.int64], int], ...]
-    """Rows of each dataset, in the order of its frames, and the length of its blocks."""
+    strata: tuple[tuple[NDArray[np.int64], int | tuple[NDArray[np.int64], ...]], ...]
+    """Rows of each dataset, in the order of its frames, and the length of its blocks or its groups."""
     resamples: int
     """Number of resamples."""
     seed: int
@@ -52,6 +52,7 @@ class Resampling:
         *,
         strata: npt.ArrayLike | None = None,
         block: int | Mapping[int, int] | Mapping[str, int] = 1,
+        groups: npt.ArrayLike | None = None,
         resamples: int = 1000,
         seed: int = 0,
     ) -> Resampling:
@@ -63,6 +64,8 @@ class Resampling:
                 dataset as the data. Default: one dataset.
             block: Length of the blocks, for all datasets or per dataset: 1 for independent queries, at least
                 ``ROUTE_BLOCK`` for consecutive frames. Blocks move: every run of frames is equally likely.
+            groups: Drive of each query; drives are drawn as a whole, and blocks do not matter. Negative, for
+                all queries of a dataset: none.
             resamples: Number of resamples, up to 1,000,000.
             seed: Random seed, 0 or more.
 
@@ -78,13 +81,17 @@ class Resampling:
         labels = np.zeros(queries, dtype=np.int64) if strata is None else np.asarray(strata)
         if labels.shape != (queries,):
             raise KappaPlaceError(f"strata must have shape ({queries},), got {labels.shape}.")
-        parts = []
+        parts: list[tuple[NDArray[np.int64], int | tuple[NDArray[np.int64], ...]]] = []
         for label in np.unique(labels).tolist():
             rows = np.flatnonzero(labels == label)
             if isinstance(block, Mapping) and label not in block:
                 raise KappaPlaceError(f"block must contain a length for the dataset {label!r}.")
             length = block[label] if isinstance(block, Mapping) else block
             within(length, "block", 1)
+            own = None if groups is None else np.asarray(groups)[rows]
+            if own is not None and own.min() >= 0:
+                parts.append((rows, tuple(np.flatnonzero(own == group) for group in np.unique(own))))
+                continue
             if length > 1 and len(rows) < 2 * length:
                 raise KappaPlaceError(
                     f"A route of {len(rows)} frames is too short for blocks of {length}. "
@@ -104,8 +111,12 @@ class Resampling:
             yield np.concatenate([rows[_draw(rng, len(rows), block)] for rows, block in self.strata])
 
 
-def _draw(rng: np.random.Generator, queries: int, block: int) -> NDArray[np.int64]:
-    """Draw positions in a dataset: blocks from anywhere, the last one cut to fit."""
+def _draw(
+    rng: np.random.Generator, queries: int, block: int | tuple[NDArray[np.int64], ...]
+) -> NDArray[np.int64]:
+    """Draw positions in a dataset: whole groups, or blocks from anywhere, the last one cut to fit."""
+    if isinstance(block, tuple):
+        return np.concatenate([block[group] for group in rng.integers(0, len(block), len(block))])
     starts = rng.integers(0, queries - block + 1, -(-queries // block))
     return (starts[:, None] + np.arange(block)).ravel()[:queries]
 

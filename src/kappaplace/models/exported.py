@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from threading import Lock
 from types import ModuleType
-from typing import Protocol
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -33,17 +33,8 @@ XML, BIN = "model.xml", "model.bin"
 """Members of an OpenVINO model file: the two files that OpenVINO itself writes."""
 
 
-class Runtime(Protocol):
-    """An opened model file."""
-
-    content: bytes
-    """Content of the file."""
-    text: str | None
-    """Its record as JSON; None if the file was not written by kappaplace."""
-
-    def run(self, images: Tensor, names: Sequence[str]) -> list[Tensor]:
-        """Return the named outputs for a batch of images."""
-        ...
+Runtime: TypeAlias = "OnnxRuntime | OpenVino"
+"""An opened model file: its ``content``, its record as JSON in ``text``, and ``run``."""
 
 
 class OnnxRuntime:

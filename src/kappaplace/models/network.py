@@ -20,6 +20,7 @@ from kappaplace.models.heads import (
     Head,
     HeadName,
     LayersKappaHead,
+    StunHead,
     build_head,
     stage_statistics,
     with_folded_head,
@@ -192,7 +193,7 @@ def with_spread(descriptor: Tensor, head: nn.Module | None, spread: Tensor | Non
         return Embeddings(descriptor)
     if head.spread == "kappa":
         return Embeddings(descriptor, spread)
-    variance = spread.float().exp() if head.spread == "log-variance" else spread
+    variance = head.variance(spread) if isinstance(head, StunHead) else spread
     return Embeddings(descriptor, variance=variance.mean(-1) if variance.ndim == 2 else variance)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import make_folder, write_file
 from kappaplace.maps import LEVELS, FitRecord, KappaCheck, read_record
-from kappaplace.reports.figures import COLOURS, new_figure, styled
+from kappaplace.reports.figures import COLORS, new_figure, styled
 from kappaplace.reports.html import card, heading, page, paragraph, picture, png_of, table
 from kappaplace.reports.localization import picture_data
 
@@ -61,7 +61,7 @@ def summary_figure(facts: FitFacts) -> Figure:
     _kappa(kappa, facts)
     _closeness(close, facts)
     losses = [float(row["loss"]) for row in facts.record.epochs if "loss" in row]
-    loss.plot(range(1, len(losses) + 1), losses, "o-", ms=3, color=COLOURS[0])
+    loss.plot(range(1, len(losses) + 1), losses, "o-", ms=3, color=COLORS[0])
     loss.set(title="training", xlabel="epoch", ylabel="negative log-likelihood")
     loss.locator_params(axis="x", integer=True)
     _reliability(promise, facts)
@@ -97,8 +97,8 @@ def _reliability(axis: Axes, facts: FitFacts) -> None:
         return
     probability, correct, counts = facts.reliability
     sizes = [12 + 130 * count / max(max(counts), 1) for count in counts]
-    axis.plot(probability, correct, "-", color=COLOURS[0], linewidth=1)
-    axis.scatter(probability, correct, s=sizes, color=COLOURS[0], linewidths=0, alpha=0.8)
+    axis.plot(probability, correct, "-", color=COLORS[0], linewidth=1)
+    axis.scatter(probability, correct, s=sizes, color=COLORS[0], linewidths=0, alpha=0.8)
 
 
 def _marker(number: int) -> str:
@@ -106,7 +106,7 @@ def _marker(number: int) -> str:
 
 
 def _color(number: int) -> str:
-    return (*COLOURS, "#000000")[number % (len(COLOURS) + 1)]
+    return (*COLORS, "#000000")[number % (len(COLORS) + 1)]
 
 
 def fit_page(facts: FitFacts, highest: Sequence[Example], lowest: Sequence[Example]) -> str:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from kappaplace.files import make_folder, write_file
 from kappaplace.metrics import TIED
-from kappaplace.reports.figures import COLOURS, QUERY, RIGHT, WRONG, new_figure, styled
+from kappaplace.reports.figures import COLORS, QUERY, RIGHT, WRONG, new_figure, styled
 from kappaplace.reports.html import page, paragraph, picture, png_of, table
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def draw_trajectory(
         truth: True poses.
     """
     if truth is not None:
-        axis.plot(truth[:, 0], truth[:, 1], color=COLOURS[5], linewidth=3, alpha=0.6, label="truth")
+        axis.plot(truth[:, 0], truth[:, 1], color=COLORS[5], linewidth=3, alpha=0.6, label="truth")
     if odometry is not None:
         axis.plot(odometry[:, 0], odometry[:, 1], color="#a9a9a9", linewidth=0.8, label="odometry")
     axis.plot(poses[:, 0], poses[:, 1], color=QUERY, linewidth=1, label="optimized")
@@ -148,10 +148,10 @@ def training_figure(epochs: Sequence[Epoch]) -> Figure:
     figure = new_figure(9.0 if measured else 4.8, 3.3)
     axes = figure.subplots(1, 2 if measured else 1, squeeze=False)[0]
     number, loss = _series(epochs, "loss")
-    axes[0].plot(number, loss, "o-", ms=3, color=COLOURS[0])
+    axes[0].plot(number, loss, "o-", ms=3, color=COLORS[0])
     axes[0].set(xlabel="epoch", ylabel="training loss")
     axes[0].set_xlim(left=0)
-    for color, name in zip(COLOURS, measured, strict=False):
+    for color, name in zip(COLORS, measured, strict=False):
         number, values = _series(epochs, name)
         axes[1].plot(number, values, "o-", ms=3, color=color, label=name)
         if name == "ECE@1":

@@ -1,6 +1,6 @@
 """Loop closing for robots: closures with a probability, pose graphs and localization along a route.
 
-`LoopCloser` proposes closures and decides which ones to accept. `optimise` optimizes the trajectory (GTSAM,
+`LoopCloser` proposes closures and decides which ones to accept. `optimize` optimizes the trajectory (GTSAM,
 extra ``slam``). `HistogramFilter` localizes a camera along the route of an existing map.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kappaplace.slam.loop_closer import ClosingSettings as ClosingSettings
     from kappaplace.slam.loop_closer import LoopCloser as LoopCloser
     from kappaplace.slam.pose_graph import IncrementalGraph as IncrementalGraph
-    from kappaplace.slam.pose_graph import optimise as optimise
+    from kappaplace.slam.pose_graph import optimize as optimize
     from kappaplace.slam.run import SlamOptions as SlamOptions
     from kappaplace.slam.run import SlamRun as SlamRun
     from kappaplace.slam.run import drive_embeddings as drive_embeddings

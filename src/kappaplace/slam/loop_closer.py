@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace import vmf
-from kappaplace.calibration import PATCH_SIGNALS, Calibration, Decision, Judgement, features_of, judge
+from kappaplace.calibration import PATCH_SIGNALS, Calibration, Decision, Judgment, features_of, judge
 from kappaplace.data import (
     PLANAR,
     SPATIAL,
@@ -294,8 +294,8 @@ class LoopCloser:
 
     def _decide(self, number: int, evidence: Evidence) -> Closure:
         match, similarity = int(evidence.top[0]), float(evidence.cosines[0, 0])
-        judgement = judge(evidence, self.calibration, outside_rate=self.settings.outside_rate)
-        probability = None if judgement.probability is None else float(judgement.probability[0])
+        judgment = judge(evidence, self.calibration, outside_rate=self.settings.outside_rate)
+        probability = None if judgment.probability is None else float(judgment.probability[0])
         if probability is not None and self.map.pose_size and self.settings.drift is not None:
             probability = update(probability, self._plausibility(number, match, self.settings.drift))
         if self._scores:
@@ -305,7 +305,7 @@ class LoopCloser:
             Proposal(number, match), self._recent, odometry, self.map.poses, self.settings.tolerance
         )
         agreement = None if evidence.agreement is None else float(evidence.agreement[0, 0])
-        reason, inliers = self._reason(judgement, probability, supporters), None
+        reason, inliers = self._reason(judgment, probability, supporters), None
         if not reason and self.cells is not None and self.settings.least_agreement is not None:
             agreement = float(self.cells.agreement(number, [match])[0])
             reason = "" if agreement >= self.settings.least_agreement else CELLS
@@ -326,7 +326,7 @@ class LoopCloser:
             query=number,
             match=match,
             similarity=similarity,
-            uncertainty=float(judgement.uncertainty[0]),
+            uncertainty=float(judgment.uncertainty[0]),
             probability=probability,
             concentration=concentration,
             support=supporters,
@@ -353,13 +353,13 @@ class LoopCloser:
         spread = self.settings.tolerance / 2
         return likelihood_ratio(displacement, distance, area, drift=drift, spread=spread, turn=turn)
 
-    def _reason(self, judgement: Judgement, probability: float | None, supporters: int) -> str:
+    def _reason(self, judgment: Judgment, probability: float | None, supporters: int) -> str:
         if probability is None:
             return UNCALIBRATED
-        if judgement.reasons[0]:
+        if judgment.reasons[0]:
             return UNLIKE
         limit = self.settings.max_risk
-        if judgement.decision != [Decision.ACCEPT.value] if limit is None else probability < 1 - limit:
+        if judgment.decision != [Decision.ACCEPT.value] if limit is None else probability < 1 - limit:
             return RISK
         return "" if supporters >= self.settings.least_support else LONELY
 

@@ -17,10 +17,11 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from kappaplace.data.identity import file_digest
 from kappaplace.data.images import Preprocessing
 from kappaplace.data.near import Near
 from kappaplace.errors import KappaPlaceError
-from kappaplace.files import BLOCK
+from kappaplace.files import BLOCK, path_inside
 from kappaplace.maps.store.manifest import Extra, Manifest
 from kappaplace.maps.store.schema import Column
 from kappaplace.maps.store.segments import (
@@ -60,7 +61,7 @@ class MapStore:
         self.starts = np.concatenate([[0], np.cumsum([len(s) for s in self.segments])]).astype(np.int64)
 
     def check(self) -> None:
-        """Check what takes little time: file lists, sizes, removed rows and the codebook.
+        """Check what takes little time: file lists, sizes and the list of removed rows.
 
         Checksums and values of other files are checked when they are first read.
 
@@ -70,9 +71,9 @@ class MapStore:
         Preprocessing.from_dict(self.manifest.model.preprocessing)
         for segment in self.segments:
             segment.check_sizes()
-        for extra in self.manifest.needed:
-            if extra.record.size <= BLOCK:
-                self.extra(extra)
+        removed = self.manifest.removed
+        if removed is not None and removed.record.size <= BLOCK:
+            self.extra(removed)
 
     def __len__(self) -> int:
         return self.manifest.count
@@ -216,12 +217,15 @@ class MapStore:
         return row_name(*self.place(reference))
 
     def image_path(self, reference: int) -> str:
-        """Return the path of a reference's image when it was embedded; empty if it never was a file."""
+        """Return the path of a reference's image; empty if there is no file inside its folder."""
         segment, row = self.place(reference)
-        if not segment.record.root:
-            return ""
-        name = row_name(segment, row)
-        return str(Path(segment.record.root) / name.removeprefix(segment.record.prefix))
+        return path_inside(segment.record.root, row_name(segment, row).removeprefix(segment.record.prefix))
+
+    def original(self, reference: int) -> str:
+        """Return the path of a reference's image if it is the image that was embedded; otherwise empty."""
+        path = self.image_path(reference)
+        same = path and bool((file_digest(path) == self.gather("digests", np.array([reference]))[0]).all())
+        return path if same else ""
 
     def thumbnail(self, reference: int) -> bytes | None:
         """Return the JPEG thumbnail of a reference; None if the map has none."""

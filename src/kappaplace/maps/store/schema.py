@@ -1,5 +1,4 @@
-"""What the files of a map contain: types, shapes and ranges, checked when a map is opened, read and
-verified."""
+"""What the files of a map contain: types, shapes and ranges, checked when it is opened, read and verified."""
 
 from __future__ import annotations
 
@@ -38,13 +37,12 @@ def expected(column: str, manifest: Manifest, count: int) -> tuple[str, tuple[in
     if column == "descriptors":
         width = -1 if manifest.storage == "pq" else manifest.model.dim
         return DESCRIPTORS[manifest.storage], (count, width)
-    dtype, width = TYPES[column]
-    return dtype, (count + column.endswith(".starts"), *width)
+    dtype, others = TYPES[column]
+    return dtype, (count + column.endswith(".starts"), *others)
 
 
 def wrong_file(record: SegmentRecord, manifest: Manifest) -> str:
-    """Return a message about a file that a segment does not have, or whose size cannot be that of its
-    rows."""
+    """Return a message about a file that a segment does not have, or whose size does not fit its rows."""
     absent = set() if manifest.storage == "int8" else {"scale.npy"}
     small = {"thumbnails.starts.npy", "thumbnails.bin"}
     absent |= set() if small & set(record.files) else small
@@ -118,10 +116,10 @@ def check_extra(kind: str, array: Column, manifest: Manifest) -> None:
         if len(array) < extra.rows or np.isposinf(array).any():
             raise ValueError(f"it does not have a similarity for each of {extra.rows:,} references")
         return
-    if kind == "removed" and len(array) != extra.rows:
-        raise ValueError(f"it lists {len(array):,} references instead of {extra.rows:,}")
+    if not len(array) or (kind == "removed" and len(array) != extra.rows):
+        raise ValueError(f"it lists {len(array):,} references")
     ascending = not (np.diff(array) <= 0).any()
-    if len(array) and not (ascending and array[0] >= 0 and array[-1] < manifest.rows):
+    if not (ascending and array[0] >= 0 and array[-1] < manifest.rows):
         raise ValueError("it lists rows that the map does not have, or not in order")
 
 
@@ -157,7 +155,7 @@ class Guard:
             blocks = np.unique(np.concatenate([first // BLOCK, last // BLOCK]))
             blocks = blocks[self.new[blocks]]
         for block in blocks.tolist():
-            part = self.data[block * BLOCK : (block + 1) * BLOCK]
+            part = self.data[block * BLOCK : (block + 1) * BLOCK].data
             if self.record.blocks:
                 same = zlib.crc32(part) == self.record.blocks[block]
             else:

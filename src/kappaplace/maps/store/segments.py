@@ -243,8 +243,7 @@ class Segment:
             self.checked(name)
 
     def array(self, column: str) -> Column:
-        """Return a numeric column, memory-mapped. Descriptors are compared with their checksums by
-        `check`."""
+        """Return a numeric column, memory-mapped. `check` compares descriptors with their checksums."""
         if column not in self._arrays:
             name = f"{column}.npy"
             data_size = self.record.files[f"{column[:-6]}bin"].size if column.endswith("starts") else 0
@@ -269,7 +268,12 @@ class Segment:
         if "scale.npy" in self.record.files:
             return Quantized(self.array("descriptors"), self.array("scale"))
         array = self.array("descriptors")
-        return array if self._codebook is None else Coded(array, self._codebook())
+        if self._codebook is None:
+            return array
+        codebook = self._codebook()
+        if array.shape[1] != codebook.width:
+            raise KappaPlaceError(f"{self.folder / 'descriptors.npy'} does not fit its codebook. {_HELP}")
+        return Coded(array, codebook)
 
     def descriptors(self) -> NDArray[np.float32]:
         """Return all descriptors as float32."""
@@ -366,9 +370,8 @@ def read_extra(folder: Path, extra: Extra, manifest: Manifest) -> Column:
             "`kappaplace map compact`."
         ) from None
     except DAMAGED_ARRAYS as error:
-        raise KappaPlaceError(
-            f"{file} is damaged ({error}). Restore the map from a copy, or run `kappaplace map compact`."
-        ) from None
+        advice = "" if extra in manifest.needed else ", or run `kappaplace map compact`"
+        raise KappaPlaceError(f"{file} is damaged ({error}). Restore the map from a copy{advice}.") from None
 
 
 def read_codebook(folder: Path, manifest: Manifest) -> Codebook:
@@ -390,7 +393,7 @@ def read_codebook(folder: Path, manifest: Manifest) -> Codebook:
         return Codebook.from_array(read_extra(folder, extra, manifest), manifest.model.dim)
     except StaleMap:
         raise
-    except KappaPlaceError:
+    except (KappaPlaceError, *DAMAGED_ARRAYS):
         raise KappaPlaceError(
             f"The codebook {folder / extra.file} is damaged, so the descriptors cannot be read. Restore it "
             "from a copy, or run `kappaplace map reembed`."

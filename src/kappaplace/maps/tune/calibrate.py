@@ -22,7 +22,7 @@ from kappaplace.calibration.options import CalibrateOptions
 from kappaplace.calibration.risk import RiskRefused
 from kappaplace.calibration.splits import thin_to_places
 from kappaplace.checks import Bools
-from kappaplace.data.appearance import copies
+from kappaplace.data.appearance import copies, taken_together
 from kappaplace.data.near import within
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
@@ -46,8 +46,6 @@ STEP = 1 << 14
 """References that are compared at once."""
 APART = 2.0
 """Radii around a query that are left out with its place: an image just beyond one radius still shows it."""
-TWIN_SECONDS = 60.0
-"""Queries taken this close in time to a map image are not independent of it."""
 MOST_NAMED = 5
 FEWEST = 20
 """Smallest number of places with labelled queries."""
@@ -113,13 +111,7 @@ def calibrate_map(
                 group.append(labels.examples(seen, part, count))
                 if counterparts:
                     group.extend(labels.counterparts(seen, part, count))
-    left = len(rows) - len(twins)
-    if left < FEWEST:
-        raise KappaPlaceError(
-            f"Calibration needs at least {FEWEST} labelled queries that are no copies of map images, got "
-            f"{left:,} "
-            f"of {len(rows):,}. Label queries from another day, or pass --keep-twins."
-        )
+    left = check_twins(len(rows) - len(twins), len(rows))
     origin = f"{left:,} labelled queries of {table.name or 'a table'}"
     facts: dict[str, Json] = {
         "origin": origin,
@@ -138,6 +130,16 @@ def calibrate_map(
         calibration = replace(calibration, rule=replace(calibration.rule, assumptions=assumptions))
     keep(place_map, calibration, origin, reliability=reliability(fitted[rerank], options, calibration))
     return calibration
+
+
+def check_twins(left: int, queries: int) -> int:
+    """Return how many labelled queries are no copies of map images, or raise an error if they are too few."""
+    if left < FEWEST:
+        raise KappaPlaceError(
+            f"Calibration needs at least {FEWEST} labelled queries that are no copies of map images, got "
+            f"{left:,} of {queries:,}. Label queries from another day, or pass --keep-twins."
+        )
+    return left
 
 
 def join_counterparts(blocks: Sequence[Examples]) -> Examples:
@@ -174,7 +176,6 @@ class _Labels:
         self.outside = np.array([not len(self._near(row, 1.0)) for row in range(len(queries))])
         self.misplaced: list[str] = []
         """Queries that are copies of a map image but labelled at another place."""
-        self._times = np.sort(np.asarray(place_map.store.whole("poses")[:, 3]))
 
     def _near(self, query: int, factor: float) -> NDArray[np.int64]:
         """Return the references that show the place of a query; with a larger factor, those around it too."""
@@ -201,10 +202,8 @@ class _Labels:
         same = copies(images, others)
         wrong = same & ~self.correct(part, best[:, None])[:, 0]
         self.misplaced += [image for image, row in zip(images, wrong, strict=True) if row]
-        times = self.queries.timestamp[part]
-        at = np.searchsorted(self._times, np.nan_to_num(times))
-        gaps = [np.abs(self._times[np.clip(at + step, 0, len(self._times) - 1)] - times) for step in (-1, 0)]
-        return same | (np.fmin(*gaps) <= TWIN_SECONDS)
+        times = np.asarray(self.place_map.store.whole("poses")[:, 3])
+        return same | taken_together(self.queries.timestamp[part], times)
 
     def examples(self, queries: Queries, part: NDArray[np.int64], rerank: int) -> Examples:
         """Return the scores of these queries with their outcomes."""

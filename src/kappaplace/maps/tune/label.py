@@ -18,12 +18,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kappaplace.calibration.calibration import PATCH_SIGNALS, Calibration
 from kappaplace.calibration.decision import DecisionRule
-from kappaplace.calibration.fit import Examples, examples_of, fit_calibration, reliability
+from kappaplace.calibration.fit import (
+    Examples,
+    check_label_count,
+    examples_of,
+    fit_calibration,
+    reliability,
+)
 from kappaplace.calibration.options import CalibrateOptions
+from kappaplace.data.appearance import copies
 from kappaplace.data.table import PlaceImages
 from kappaplace.data.thumbnails import side_by_side, small_picture
 from kappaplace.errors import KappaPlaceError
@@ -32,10 +38,12 @@ from kappaplace.maps.localize import how_compared, verified_by
 from kappaplace.maps.opened import OpenMap
 from kappaplace.maps.options import LabelOptions
 from kappaplace.maps.sources import is_same_image
+from kappaplace.maps.store.reader import parts
 from kappaplace.maps.tune.calibrate import (
     BLOCK,
     FEWEST,
     MATCHES,
+    check_twins,
     counterparts_of,
     join_counterparts,
     keep,
@@ -66,11 +74,12 @@ class Outcomes:
     """Outcomes of the map's current answers according to the labels."""
 
     examples: Examples
-    correct: NDArray[np.bool_]
     unknown: int
     """Number of labels that are neither yes nor no."""
     stale: int
     """Number of queries for which the map returns another match now."""
+    twins: int
+    """Number of queries that are copies of their match, and were left out."""
 
 
 def calibrate_map_on_labels(
@@ -102,20 +111,23 @@ def calibrate_map_on_labels(
         )
     sheet = read_labels(file)
     rows = _usable(place_map, sheet, file)
+    check_label_count(len(rows), options)
     rerank = _rerank(sheet, options, file)
     paths = _paths(sheet, rows, Path(file), root)
-    outcomes = _outcomes(place_map, rows, paths, rerank)
-    origin = f"{len(rows):,} labelled matches of {Path(file).name}"
+    outcomes = _outcomes(place_map, rows, paths, rerank, options.keep_twins)
+    labels = len(rows) - outcomes.twins
+    origin = f"{labels:,} labelled matches of {Path(file).name}"
     facts: dict[str, Json] = {
         "origin": origin,
         "unknown": outcomes.unknown,
         "stale": outcomes.stale,
+        "twins": outcomes.twins,
         "sampling_flaw": sheet.flaw,
     }
     examples = replace(outcomes.examples, facts=facts, rerank=rerank)
     calibration = fit_calibration(examples, options, prior=place_map.prior(examples))
     if calibration.rule is not None:
-        rule = _with_assumptions(calibration.rule, sheet, len(rows), outcomes)
+        rule = _with_assumptions(calibration.rule, sheet, labels, outcomes)
         calibration = replace(calibration, rule=rule)
     keep(place_map, calibration, origin, reliability=reliability(examples, options, calibration))
     return calibration
@@ -168,36 +180,47 @@ def _paths(sheet: Sheet, rows: tuple[Row, ...], file: Path, root: str | Path | N
     return paths
 
 
-def _outcomes(place_map: OpenMap, rows: tuple[Row, ...], paths: list[str], rerank: int) -> Outcomes:
+def _outcomes(
+    place_map: OpenMap, rows: tuple[Row, ...], paths: list[str], rerank: int, keep_twins: bool
+) -> Outcomes:
     """Query the map again for its scores. A label applies if the map returns the match that was shown."""
-    blocks, correct = [], np.zeros(len(rows), bool)
+    blocks, used = [], np.zeros(len(rows), bool)
     shown = place_map.store.find([row.match for row in rows])
-    same = np.zeros(len(rows), bool)
-    near, everyone = place_map.references.near, np.arange(len(place_map))
+    yes = np.array([row.label == YES for row in rows])
+    same, references = np.zeros(len(rows), bool), place_map.references
+    everyone = np.arange(len(place_map))
     with track("Calibrating", len(rows)) as bar:
-        for start in range(0, len(rows), BLOCK):
-            part = slice(start, start + BLOCK)
-            queries = place_map.queries(place_map.embed(paths[part]), paths[part])
-            evidence = retrieve(queries, place_map.references, min(MATCHES, len(place_map)), rerank=rerank)
+        for part in parts(np.arange(len(rows)), BLOCK):
+            bar.advance(len(part))
+            images = [paths[row] for row in part.tolist()]
+            embeddings = place_map.embed(images)
+            if not keep_twins:
+                top = retrieve(place_map.queries(embeddings, images), references, 1).top
+                own = np.flatnonzero(~copies(images, references.images(top)))
+                part, images, embeddings = part[own], [images[row] for row in own], embeddings.take(own)
+            if not len(part):
+                continue
+            used[part] = True
+            queries = place_map.queries(embeddings, images)
+            evidence = retrieve(queries, references, min(MATCHES, len(place_map)), rerank=rerank)
             same[part] = evidence.top == shown[part]
-            correct[part] = same[part] & np.array([row.label == YES for row in rows[part]])
-            numbers = np.arange(len(rows))[part]
-            inside = np.zeros(len(numbers), bool)
-            blocks.append(examples_of(evidence, correct[part], inside, numbers, paths[part]))
+            correct = same[part] & yes[part]
+            inside = np.zeros(len(part), bool)
+            blocks.append(examples_of(evidence, correct, inside, part, images))
             places = [
-                np.flatnonzero(near(match, everyone)) if right else None
-                for match, right in zip(shown[part].tolist(), correct[part], strict=True)
+                np.flatnonzero(references.near(match, everyone)) if right else None
+                for match, right in zip(shown[part].tolist(), correct, strict=True)
             ]
-            blocks += counterparts_of(place_map, queries, places, numbers, rerank, pairs=False)
-            bar.advance(len(evidence.top))
-    stale = int((~same).sum())
-    if stale > MOST_STALE * len(rows):
+            blocks += counterparts_of(place_map, queries, places, part, rerank, pairs=False)
+    count = check_twins(int(used.sum()), len(rows))
+    stale = int((used & ~same).sum())
+    if stale > MOST_STALE * count:
         raise KappaPlaceError(
-            f"For {stale:,} of {len(rows):,} labelled queries, the map {place_map.folder} returns another "
+            f"For {stale:,} of {count:,} labelled queries, the map {place_map.folder} returns another "
             "match than the labelled one. It is another map, or has changed too much; label again."
         )
-    unknown = sum(row.label not in (YES, NO) for row in rows)
-    return Outcomes(join_counterparts(blocks), correct, unknown, stale)
+    unknown = sum(row.label not in (YES, NO) for row, each in zip(rows, used, strict=True) if each)
+    return Outcomes(join_counterparts(blocks), unknown, stale, len(rows) - count)
 
 
 def _with_assumptions(rule: DecisionRule, sheet: Sheet, labels: int, outcomes: Outcomes) -> DecisionRule:

@@ -123,7 +123,7 @@ _SPECS = (
         23.5,
         lambda: ResNet((3, 4, 6, 3), Bottleneck, stride_in_conv1=True),
         WeightSource("file", ""),
-        "see weights",
+        "that of the weights",
         frozen_stages=3,
         note="the first 1×1 convolution of each stage has the stride, as in the original paper",
     ),

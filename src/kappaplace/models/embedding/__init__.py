@@ -227,7 +227,7 @@ def loader_for(
 
 
 def _input(parts: list[Tensor], preprocessing: Preprocessing, weight: Tensor) -> Tensor:
-    return preprocessing.normalise(parts[0] if len(parts) == 1 else torch.cat(parts)).to(weight.dtype)
+    return preprocessing.normalize(parts[0] if len(parts) == 1 else torch.cat(parts)).to(weight.dtype)
 
 
 class Upload:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, TypeAlias, TypedDict
 
 import torch
 
@@ -45,6 +45,8 @@ Embedder: TypeAlias = Callable[[Sequence[str]], Embeddings]
 """Function from image files to embeddings."""
 Started: TypeAlias = Callable[[], Embeddings]
 """Pending embeddings: a call waits for them."""
+Starter: TypeAlias = "Here | RayEmbedder"
+"""Starts the embedding of a block with ``begin(paths)``, ``ahead`` blocks before it waits for the first one."""
 
 
 class Settings(TypedDict):
@@ -52,19 +54,6 @@ class Settings(TypedDict):
 
     batch_size: int
     device: str | None
-
-
-class Starter(Protocol):
-    """Starts the embedding of a block of images and does not wait for it."""
-
-    @property
-    def ahead(self) -> int:
-        """Number of blocks to start before waiting for the first one."""
-        ...
-
-    def begin(self, paths: Sequence[str]) -> Started:
-        """Start the embedding of a block of image files."""
-        ...
 
 
 class Here:

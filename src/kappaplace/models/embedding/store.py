@@ -63,6 +63,8 @@ class EmbeddingStore:
     """Number of images to embed at once."""
     device: str | None = None
     """Device to move the model to. None: do not move it."""
+    block: int | None = None
+    """Number of images between two writes, which a kill or an error loses. None: 1,024."""
 
     @classmethod
     def of(
@@ -110,8 +112,9 @@ class EmbeddingStore:
                 _copy_from_others(store, group)
             missing = store.missing()
             bar.advance(len(images) - len(missing))
-            for start in range(0, len(missing), BLOCK):
-                rows = missing[start : start + BLOCK]
+            block = self.block or BLOCK
+            for start in range(0, len(missing), block):
+                rows = missing[start : start + block]
                 embeddings = embed_images(
                     self.model,
                     self.preprocessing,
@@ -131,8 +134,7 @@ class EmbeddingStore:
 
 
 class _List:
-    """One list of images: descriptors, κ and variance as files, and a checksum per row; 0 for a missing
-    row."""
+    """One list of images: descriptors, κ and variance, and a checksum per row (0 if it is missing)."""
 
     def __init__(self, folder: Path, digests: NDArray[np.void]) -> None:
         self.folder, self.digests = folder, digests

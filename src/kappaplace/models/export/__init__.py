@@ -67,7 +67,7 @@ class Exported(NamedTuple):
     """Its record."""
     gaps: list[Gap]
     """Differences from the model; empty for int8, see ``quantised``."""
-    quantised: Quantization | None
+    quantized: Quantization | None
     """Result of the conversion to int8; None if there was none."""
 
 

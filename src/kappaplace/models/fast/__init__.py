@@ -105,9 +105,9 @@ class OptimizedModel(EncoderModule):
         super().__init__()
         self.model, self.preprocessing = model, model.preprocessing
         self.tail: Tail | None = None
-        folded = model.head is None or isinstance(model.head, FoldedKappaHead)
-        if folded and isinstance(model.aggregation, Aggregation):
-            self.tail = Tail(model.aggregation, model.head)
+        aggregation, head = model.aggregation, model.head
+        if isinstance(aggregation, Aggregation) and (head is None or isinstance(head, FoldedKappaHead)):
+            self.tail = Tail(aggregation, head)
         self.dtype = dtype
         self.way = way
         self._call: Callable[[Tensor], Tensor] = self._packed
@@ -362,4 +362,4 @@ def probe_images(
         )
         for cells in (3, 12, 60)
     ]
-    return preprocessing.normalise(torch.stack(layers).mean(0))
+    return preprocessing.normalize(torch.stack(layers).mean(0))
