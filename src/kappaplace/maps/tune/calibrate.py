@@ -116,7 +116,7 @@ def calibrate_map(
     left = len(rows) - len(twins)
     if left < FEWEST:
         raise KappaPlaceError(
-            f"Calibration needs at least {FEWEST} labelled queries that are no copies of map images, got "
+            f"Calibration needs at least {FEWEST} labelled queries that are not copies of map images, got "
             f"{left:,} "
             f"of {len(rows):,}. Label queries from another day, or pass --keep-twins."
         )
