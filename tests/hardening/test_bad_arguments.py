@@ -380,7 +380,7 @@ _covered(
     """Cell ComparedSet ComparisonTable Retrieved Decided FitRecord Fitted KappaCheck Manifest Observed Report
     Sheet SlamRun Pair CellCheck""",
 )
-_covered("options or a type", "Machine OnError Order Floats PatchMaps Examples DriveExamples")
+_covered("options or a type", "Machine OnError Order Patches Floats PatchMaps Examples DriveExamples")
 _covered(
     "tests/cli covers it by `kappaplace evaluate` and `kappaplace compare`",
     """compare_with_paper comparison_rows evaluate_descriptors evaluate_matrices evaluate_model from_table
