@@ -93,7 +93,13 @@ def test_a_map_of_our_model_answers_with_probabilities_at_once(home, tiny, town,
         assert all(match.probability is not None for match in answer.matches)
         assert NOT_CALIBRATED not in answer.notes
         (note,) = [each for each in answer.notes if "other places" in each]
-        for part in ("two made-up towns", "0.90", "0.20", "no risk is guaranteed", "kappaplace map calibrate"):
+        for part in (
+            "two made-up towns",
+            "0.90",
+            "0.20",
+            "no risk is guaranteed",
+            "kappaplace map calibrate",
+        ):
             assert part in note
 
 

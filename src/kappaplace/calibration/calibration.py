@@ -199,7 +199,9 @@ def _finite_rule(rule: Json, sketch: Json) -> Json:
     uncertainty of the calibration queries."""
     if not isinstance(rule, Mapping) or rule.get("accept_at") != "inf" or not isinstance(sketch, Mapping):
         return rule
-    return {**rule, "accept_at": sketch["values"][UNCERTAINTY][-1]}
+    values = sketch.get("values")
+    largest = values.get(UNCERTAINTY) if isinstance(values, Mapping) else None
+    return {**rule, "accept_at": largest[-1]} if isinstance(largest, list) else rule
 
 
 QUERY_SIGNALS = ("cosine", "pa", "margin", "aliasing", "z-score", "inverse-kappa", "kappaplace")
