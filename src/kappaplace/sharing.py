@@ -343,10 +343,9 @@ def pull_map(repo: str, out: str | Path, *, revision: str = "") -> Path:
 
 def data_files(manifest: Manifest) -> list[str]:
     """Return the names of a map's arrays, relative to its folder."""
-    extras = (manifest.removed, manifest.distinctiveness, manifest.sample, manifest.codebook)
     return [
         *(f"{SEGMENTS}/{segment.name}/{file}" for segment in manifest.segments for file in segment.files),
-        *(extra.file for extra in extras if extra is not None),
+        *(extra.file for extra in manifest.extras),
     ]
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from kappaplace.maps.options import LocalizeOptions as LocalizeOptions
     from kappaplace.maps.options import OnError as OnError
     from kappaplace.maps.options import Order as Order
+    from kappaplace.maps.options import Patches as Patches
     from kappaplace.maps.options import area_of as area_of
     from kappaplace.maps.place_map import PlaceMap as PlaceMap
     from kappaplace.maps.sources import as_table as as_table

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from kappaplace.data.geodesy import LOCAL_FRAME, unproject
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import new_folder, replace_file, telling
-from kappaplace.maps.build import SEGMENT_ROWS
+from kappaplace.maps.build import SEGMENT_ROWS, save_patch_codebook
 from kappaplace.maps.models import is_published, keep_model, loaded, record_of
 from kappaplace.maps.references import finish
 from kappaplace.maps.store.manifest import Manifest, ModelRecord, of_this_protocol
@@ -27,6 +28,7 @@ from kappaplace.maps.store.verify import UNIT
 from kappaplace.maps.store.writer import writer_of
 from kappaplace.models.checkpoint import AnyModel
 from kappaplace.records import from_plain, to_plain
+from kappaplace.retrieval.patch_codes import PatchCodebook
 from kappaplace.types import Json
 
 if TYPE_CHECKING:
@@ -41,12 +43,15 @@ FACTS = (
         "neighbourhood",
         "storage",
         "thumbnails",
+        "patches",
         "name",
         "calibration",
         "protocol",
     ),
 )
 """Fields of the manifest that are the same for all references."""
+PATCH_CODEBOOK = "patch_codebook"
+"""Key of the codebook that decodes compact patches: float32 numbers in base64."""
 FIRST = {"protocol": 1}
 """Values of files that do not contain them."""
 
@@ -110,12 +115,15 @@ def import_map(
     with new_folder(out) as part, telling(f"{file} cannot be imported as a map"):
         facts, parts = readers[file.suffix.lower()](file)
         ready = None if model is None else loaded(model)
+        book = _codebook(facts)
         manifest = _manifest_from(facts, ready, file, out.stem)
         folder = "" if root is None else os.path.abspath(root)
         seen: set[str] = set()
         with writer_of(part, create=manifest) as writer:
             if ready is not None:
                 keep_model(part, manifest.model, ready[0])
+            if book is not None:
+                save_patch_codebook(writer, book)
             for each in parts:
                 _check(each.rows, manifest.model.dim, seen, file)
                 writer.append(each.rows, folder, each.prefix)
@@ -128,7 +136,18 @@ def _facts(store: MapStore) -> dict[str, Json]:
     plain = to_plain(replace(manifest, model=_without_path(manifest.model)))
     if manifest.storage == "pq":  # exported descriptors are decoded
         plain["storage"] = "float16"
-    return {key: plain[key] for key in FACTS}
+    if store.manifest.patches == "full":  # too large to exchange
+        plain["patches"] = "none"
+    facts = {key: plain[key] for key in FACTS}
+    if store.patch_codebook is not None:
+        facts[PATCH_CODEBOOK] = b64encode(store.patch_codebook.to_array().tobytes()).decode("ascii")
+    return facts
+
+
+def _codebook(facts: dict[str, Json] | None) -> PatchCodebook | None:
+    """Remove the codebook of compact patches from the facts of a file, and return it."""
+    text = None if facts is None else facts.pop(PATCH_CODEBOOK, None)
+    return None if text is None else PatchCodebook.from_array(np.frombuffer(b64decode(str(text)), np.float32))
 
 
 def _without_path(model: ModelRecord) -> ModelRecord:
@@ -211,6 +230,9 @@ def _write_parquet(store: MapStore, file: Path) -> None:
                     pa.array(rows.descriptors.reshape(-1)), rows.descriptors.shape[1]
                 ),
             }
+            if store.manifest.patches == "compact":
+                flat = [None] * len(rows) if rows.patches is None else [row.tobytes() for row in rows.patches]
+                columns["patches"] = pa.array(flat, pa.binary())
             if store.manifest.thumbnails:
                 columns["thumbnail"] = pa.array(list(rows.thumbnails or [b""] * len(rows)), pa.binary())
             table = pa.table(columns).replace_schema_metadata({META: json.dumps(_facts(store))})
@@ -235,7 +257,7 @@ def _parquet_parts(stored: ParquetFile) -> Iterator[Part]:
         plain = {
             name: np.asarray(column.to_numpy(zero_copy_only=False))
             for name, column in columns.items()
-            if name not in ("descriptor", "name", "digest", "root", "prefix", "thumbnail")
+            if name not in ("descriptor", "name", "digest", "root", "prefix", "thumbnail", "patches")
         }
         flat = np.asarray(columns["descriptor"].flatten().to_numpy(zero_copy_only=False), np.float32)
         names = [
@@ -248,7 +270,14 @@ def _parquet_parts(stored: ParquetFile) -> Iterator[Part]:
             plain["digests"] = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 16)
         small = columns["thumbnail"].to_pylist() if "thumbnail" in columns else None
         sources = [columns[key].to_pylist() if key in columns else None for key in ("root", "prefix")]
-        yield from _by_source(_rows(names, plain, small), *sources)
+        present = None
+        if "patches" in columns:
+            pieces = columns["patches"].to_pylist()
+            present = [piece is not None for piece in pieces]
+            size = max((len(piece) for piece in pieces if piece is not None), default=0)
+            joined = b"".join(bytes(size) if piece is None else piece for piece in pieces)
+            plain["patches"] = np.frombuffer(joined, np.uint8).reshape(len(names), -1)
+        yield from _by_source(_rows(names, plain, small), sources[0], sources[1], present)
 
 
 # NumPy: the same columns as arrays in one .npz file, for maps that fit in memory.
@@ -265,6 +294,11 @@ def _write_npz(store: MapStore, file: Path) -> None:
         "descriptors": rows.descriptors,
         META: np.array(json.dumps(_facts(store))),
     }
+    if store.manifest.patches == "compact":
+        present = [part.patches is not None for _, part in parts for _ in range(len(part))]
+        coded = [part.patches for _, part in parts if part.patches is not None]
+        if coded:
+            arrays["patches"], arrays["has_patches"] = np.concatenate(coded), np.array(present)
     if store.manifest.thumbnails and rows.thumbnails is not None:
         arrays["thumbnails"] = np.frombuffer(b"".join(rows.thumbnails), np.uint8)
         arrays["thumbnail_sizes"] = np.array([len(piece) for piece in rows.thumbnails], np.int64)
@@ -284,7 +318,12 @@ def _read_npz(file: Path) -> tuple[dict[str, Json] | None, Iterator[Part]]:
     if "thumbnails" in columns:
         starts = np.concatenate([[0], np.cumsum(columns.pop("thumbnail_sizes"))])
         small = Blobs(starts, columns.pop("thumbnails")).all()
-    return facts, _by_source(_rows(names, columns, small), *sources)
+    present = columns.pop("has_patches").tolist() if "has_patches" in columns else None
+    if present is not None:
+        coded, width = columns["patches"], columns["patches"].shape[-1]
+        columns["patches"] = np.zeros((len(names), width), np.uint8)
+        columns["patches"][np.array(present)] = coded
+    return facts, _by_source(_rows(names, columns, small), sources[0], sources[1], present)
 
 
 def _rows(names: list[str], columns: Mapping[str, Column], small: list[bytes] | None) -> Rows:
@@ -304,16 +343,24 @@ def _rows(names: list[str], columns: Mapping[str, Column], small: list[bytes] | 
         stats=np.column_stack([column("size", -1, np.int64), column("modified", -1, np.int64)]),
         digests=np.asarray(columns.get("digests", np.zeros((count, 16), np.uint8)), np.uint8),
         thumbnails=small,
+        patches=columns.get("patches"),
     )
 
 
-def _by_source(rows: Rows, roots: Sequence[str] | None, prefixes: Sequence[str] | None) -> Iterator[Part]:
+def _by_source(
+    rows: Rows,
+    roots: Sequence[str] | None,
+    prefixes: Sequence[str] | None,
+    patches: Sequence[bool] | None,
+) -> Iterator[Part]:
     """Yield consecutive references of the same source, at most one segment at a time."""
-    sources = list(zip(roots or [""] * len(rows), prefixes or [""] * len(rows), strict=True))
+    nothing, has = [""] * len(rows), patches or [False] * len(rows)
+    sources = list(zip(roots or nothing, prefixes or nothing, has, strict=True))
     start = 0
     for end in range(1, len(rows) + 1):
         if end == len(rows) or end - start == SEGMENT_ROWS or sources[end] != sources[start]:
-            yield Part(rows.take(np.arange(start, end)), *sources[start])
+            part, (root, prefix, has_patches) = rows.take(np.arange(start, end)), sources[start]
+            yield Part(part if has_patches else replace(part, patches=None), root, prefix)
             start = end
 
 

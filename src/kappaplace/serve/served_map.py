@@ -167,7 +167,9 @@ class ServedMap:
     def _work(self, jobs: list[Job]) -> list[Answer]:
         """Answer a batch, in the thread of the map."""
         start = time.perf_counter()
-        embeddings = self._embed([job.image for job in jobs])
+        wanted = [job.options.localize_options() for job in jobs if job.options is not None]
+        patches = any(self.map.compares(options.rerank) for options in wanted)
+        embeddings = self._embed([job.image for job in jobs], patches)
         seconds = {"embed": (time.perf_counter() - start) / len(jobs)}
         version = self.map.manifest.version
         answers = [Answer(embeddings.take(row), None, version) for row in range(len(jobs))]
@@ -188,7 +190,7 @@ class ServedMap:
                 answers[row] = Answer(embeddings.take(row), self._decide(localization, max_risk), version)
         return answers
 
-    def _embed(self, images: list[Image.Image]) -> Embeddings:
+    def _embed(self, images: list[Image.Image], patches: bool) -> Embeddings:
         """Embed images that already have their final size; only their values are normalized here."""
         values_only = replace(self.preprocessing, size=None, mode="none", multiple=1)
         return embed_images(
@@ -198,6 +200,7 @@ class ServedMap:
             batch_size=len(images),
             device=self.map.device,
             progress=False,
+            patches=patches,
         )
 
     def _decide(self, answer: Localization, max_risk: float | None) -> Decided:

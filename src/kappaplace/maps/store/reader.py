@@ -34,6 +34,7 @@ from kappaplace.maps.store.segments import (
 )
 from kappaplace.retrieval import Columns, MapSource
 from kappaplace.retrieval.codes import Codebook
+from kappaplace.retrieval.patch_codes import PatchCodebook
 
 Indices = NDArray[np.int64]
 Selection: TypeAlias = "int | slice | NDArray[np.integer] | Sequence[int]"
@@ -84,6 +85,17 @@ class MapStore:
         return read_codebook(self.folder, self.manifest)
 
     @cached_property
+    def patch_codebook(self) -> PatchCodebook | None:
+        """Codebook of compact patches; None if the map has no compact patches."""
+        extra = self.manifest.patch_codebook
+        return None if extra is None else PatchCodebook.from_array(self.extra(extra))
+
+    def has_patches(self, references: Selection) -> NDArray[np.bool_]:
+        """Return which references have stored patches."""
+        segment = np.searchsorted(self.starts, self.rows_of(references), side="right") - 1
+        return np.array([segment.has_patches for segment in self.segments], bool)[segment]
+
+    @cached_property
     def live(self) -> Indices | None:
         """Rows of the references; None if no row is removed."""
         if self.manifest.removed is None:
@@ -109,10 +121,12 @@ class MapStore:
         rows = self.rows_of(references)
         flat = rows.reshape(-1)
         numbers = np.searchsorted(self.starts, flat, side="right") - 1
-        first = self.segments[0].array(column)
+        first = self.segments[int(numbers[0]) if len(numbers) else 0].array(column)
         values = np.empty((len(flat), *first.shape[1:]), first.dtype)
         for number in np.unique(numbers).tolist():
             mask = numbers == number
+            if column == "patches":
+                self.segments[number].check(flat[mask] - self.starts[number], column)
             values[mask] = self.segments[number].array(column)[flat[mask] - self.starts[number]]
         return values.reshape((*rows.shape, *first.shape[1:]))
 
@@ -174,7 +188,10 @@ class MapStore:
     @property
     def _content(self) -> str:
         """Hash of all segments, including removed rows."""
-        files = [[f.sha256 for f in segment.files.values()] for segment in self.manifest.segments]
+        files = [  # patches are not searched
+            [file.sha256 for name, file in segment.files.items() if name != "patches.npy"]
+            for segment in self.manifest.segments
+        ]
         if self.manifest.codebook is not None:
             files.append([self.manifest.codebook.record.sha256])
         return hashlib.sha256(json.dumps(files).encode()).hexdigest()

@@ -27,6 +27,7 @@ TYPES: dict[str, tuple[str, tuple[int, ...]]] = {
     "thumbnails.starts": ("int64", ()),
 }
 """Type and width of each column, apart from descriptors, which depend on the map."""
+PATCH_TYPES = {"none": "uint8", "compact": "uint8", "full": "float16"}
 DESCRIPTORS = {"float32": "float32", "float16": "float16", "int8": "int8", "pq": "uint8"}
 _HEADER = (64, 4096)
 """Smallest and largest header of an .npy file in bytes."""
@@ -37,6 +38,8 @@ def expected(column: str, manifest: Manifest, count: int) -> tuple[str, tuple[in
     if column == "descriptors":
         width = -1 if manifest.storage == "pq" else manifest.model.dim
         return DESCRIPTORS[manifest.storage], (count, width)
+    if column == "patches":
+        return PATCH_TYPES[manifest.patches], (count, *[-1] * (3 if manifest.patches == "full" else 1))
     dtype, others = TYPES[column]
     return dtype, (count + column.endswith(".starts"), *others)
 
@@ -60,7 +63,7 @@ def wrong_file(record: SegmentRecord, manifest: Manifest) -> str:
 
 def columns_of(record: SegmentRecord) -> list[str]:
     """Return the names of the numeric columns of a segment."""
-    return [column for column in ("descriptors", *TYPES) if f"{column}.npy" in record.files]
+    return [column for column in ("descriptors", "patches", *TYPES) if f"{column}.npy" in record.files]
 
 
 def check_column(column: str, array: Column, manifest: Manifest, count: int, data_size: int = 0) -> None:

@@ -38,7 +38,8 @@ def find_damage(folder: Path, manifest: Manifest) -> list[str]:
             problems += [message] if message else _messages(partial(store.extra, extra))
             bar.advance()
     if not problems:
-        problems += _messages(store.check) + _check_calibration(manifest) + _check_references(store)
+        problems += _messages(store.check) + _messages(lambda: store.patch_codebook)
+        problems += _check_calibration(manifest) + _check_references(store)
     return problems
 
 

@@ -253,7 +253,7 @@ def self_examples(place_map: OpenMap, options: CalibrateOptions, queries: int = 
     with track("Self-calibrating", len(numbers)) as bar:
         for part in parts(numbers, max(1, min(64, PAIRS // len(store)))):
             images = [_degraded(store.image_path(n), preprocessing, options.seed + n) for n in part.tolist()]
-            embeddings = place_map.embed(images)
+            embeddings = place_map.embed(images, patches=rerank > 0)
             present = item_uniforms(item_key(options.seed, part), 1)[:, 0] < present_rate
             similarities, masks = similarities_to(store, embeddings.descriptor), _masks(place_map, part)
             drawn = self_queries(similarities, *masks, present=present, at_least=max(k, 2))

@@ -76,6 +76,7 @@ def embed_images(
     batch_size: int = 32,
     device: str | torch.device | None = None,
     progress: bool = True,
+    patches: bool = False,
 ) -> Embeddings:
     """Embed images; the model runs in evaluation mode and then returns to its own mode.
 
@@ -86,6 +87,7 @@ def embed_images(
         batch_size: Number of images to embed at once.
         device: Device to move the model to. Default: do not move it.
         progress: Show a progress bar.
+        patches: Also return the feature maps for patch matching, from the same pass.
 
     Returns:
         Embeddings in input order, as NumPy arrays in float32.
@@ -105,7 +107,8 @@ def embed_images(
 
     def downloads() -> Iterator[Download]:
         for batch in prepared(sources, preprocessing, batch_size, weight):
-            yield Download([None if x is None else x.float() for x in model(batch)])
+            *values, maps = model(batch, patches=True) if patches else model(batch)
+            yield Download([*(None if x is None else x.float() for x in values), maps])
 
     with evaluation_mode(model), track("Embedding", len(sources)) if progress else nullcontext(None) as bar:
         # A GPU computes the next batch while the results of this batch are copied.

@@ -143,9 +143,14 @@ class OptimizedModel(EncoderModule):
         return self.model.shows_patches
 
     @torch.inference_mode()
-    def forward(self, images: Tensor) -> Embeddings:
-        """Compute float32 descriptors B×d and κ of shape B from images normalized by ``preprocessing``."""
+    def forward(self, images: Tensor, patches: bool = False) -> Embeddings:
+        """Compute float32 descriptors B×d and κ of shape B from images normalized by ``preprocessing``.
+
+        With ``patches``, the feature maps come from the same pass, which is not recorded.
+        """
         check_images(images)
+        if patches:
+            return self.model(images, patches=True)
         recorded = self._graphs.get(tuple(images.shape))
         if recorded is not None:  # converts the images while it copies them
             return self._unpacked(recorded(images), len(images))
