@@ -51,8 +51,8 @@ def plain(rows: np.ndarray) -> Codebook:
     """Codes of old maps without weights: equal numbers per byte, and unit length."""
     width, together = codes._cut(rows.shape[1])
     turn = balanced_rotation(rows, width, together)
-    pieces = codes._pieces(rows @ turn, (together,) * width)
-    values = np.concatenate([codes._k_means(piece, piece[:256], 3) for piece in pieces], axis=1)
+    pieces = codes.split_columns(rows @ turn, (together,) * width)
+    values = np.concatenate([codes.k_means(piece, piece[:256], 3) for piece in pieces], axis=1)
     return Codebook(turn, values, (together,) * width)
 
 
@@ -110,7 +110,7 @@ def test_no_more_than_127_bytes_hold_directions_and_none_is_in_two(
 ) -> None:
     spread = np.arange(1, dim + 1) ** -fall
     spread[int((1 - dead) * dim) + 1 :] = 1e-9
-    groups = codes._groups(spread, min(127, dim))
+    groups = codes.byte_groups(spread, min(127, dim))
     flat = [direction for piece in groups for direction in piece]
     assert len(groups) <= min(127, dim)
     assert all(groups)

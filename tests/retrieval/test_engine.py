@@ -263,7 +263,7 @@ def test_bad_input_is_told_in_a_sentence() -> None:
         (Quantized(rows.astype(np.int8), np.ones(3, np.float32)), "one scale per row"),
         ([], "no references"),
         (rows[:0], "no references"),
-        ([rows, rows[:, :2]], "2 and 4 dimensions"),
+        ([rows, rows[:, :2]], "got 2 and 4"),
         (rows[0], "N×d"),
         (None, "needs descriptors"),
     ):
