@@ -173,7 +173,7 @@ def main() -> None:
         validation=Option(False, help="measure the validation parts, to choose the kind of code"),
         speed=Option(False, help="measure the time of a query with and without re-ranking"),
         margin=Option(0.15, help="a top match that leads every other place by this much is not re-ranked"),
-        lead=Option(0.02, help="a match must agree better than the top match by this much to replace it"),
+        lead=Option(0.0, help="a match must agree better than the top match by this much to replace it"),
     )
     tables = (
         validation_sets(options.data) if options.validation else test_sets(options.data, tuple(options.sets))

@@ -34,8 +34,8 @@ CODE_BYTES = 4096
 BYTES_PER_BLOCK = 160
 """More bytes per block of 4×4 cells change agreements little."""
 SIDE = 4
-CHANNELS = 80
-"""Strongest directions of the channels in a code; the others take time and change agreements little."""
+CHANNELS = 128
+"""Strongest directions of the channels in a code; the others have no influence on agreements."""
 SAMPLE_IMAGES = 64
 """Images that a codebook is fitted on."""
 SAMPLE_CELLS = 1 << 15
