@@ -20,6 +20,7 @@ class Baking:
     heat: Annotated[float, Help("Degrees.", ("--heat", "--temperature"))] = 180.0
     crust: Annotated[Literal["soft", "crisp"], Help("How the crust is.")] = "soft"
     racks: Annotated[int, Setting("number of racks.")] = 1
+    glaze: Annotated[Literal["sugar", "egg"], Setting("coating.")] = "sugar"
     taste: object = None
 
 
@@ -62,8 +63,13 @@ def test_a_setting_is_listed_under_set_and_has_a_hidden_option() -> None:
     text = " ".join(ask("--help")[1].replace("│", " ").split())
     assert "--racks" not in text
     assert "number of racks. Default: 1." in text
+    assert ask("plum", "--minutes", "4", "-s", "glaze=egg")[0] == 0
     for words in (("--set", "racks=3"), ("--racks", "3"), ("--racks", "2", "-s", "racks=3")):
         assert ask("plum-3", "--minutes", "4", *words)[0] == 0
-    for change, message in (("rack=3", 'Unknown setting "rack"'), ("racks=x", "must be a whole number")):
+    for change, message in (
+        ("rack=3", 'Unknown setting "rack"'),
+        ("racks=x", "must be a whole number"),
+        ("glaze=jam", "Choose from: sugar, egg"),
+    ):
         with pytest.raises(KappaPlaceError, match=message):
             ask("plum", "--minutes", "4", "--set", change)

@@ -146,8 +146,8 @@ def test_from_tables_to_a_model_that_knows_kappa(
         (("retrieval",), "Pass --data TABLE and --out FOLDER"),
         (("retrieval", "-s", "optimizer.lr=fast"), "optimizer.lr must be a number, got 'fast'"),
         (
-            ("retrieval", "-s", "optimizer.lr=1"),
-            "Unknown option 'optimizer.lr'. Choose a section from: model",
+            ("retrieval", "-s", "optimizers.lr=1"),
+            "Unknown option 'optimizers.lr'. Choose a section from: model",
         ),
         (("retrieval", "--config", "nowhere.toml"), "The settings nowhere.toml cannot be read"),
         (("retrieval", "--data", "nowhere.parquet", "--out", "x"), "nowhere.parquet"),

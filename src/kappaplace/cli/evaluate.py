@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from kappaplace.checks import within
-from kappaplace.cli.options import AsJson, Device, Hidden, VerbGroup, command
+from kappaplace.cli.options import AsJson, Device, Hidden, Setting, VerbGroup, command
 from kappaplace.data import TABLE_FORMATS, NoPositives
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import make_folder
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 _REPLACED = {"--similarities": "matrix", "--descriptors": "descriptors", "--protocol": "paper"}
 """Options of earlier versions that are commands now."""
-_SEED = "Random seed for the bootstrap."
 
 
 class _Evaluate(VerbGroup):
@@ -132,10 +131,10 @@ class EvaluateOptions:
             "Default: the policy of the table's protocol, otherwise fail."
         ),
     ] = None
-    resamples: Annotated[int, Help("Number of bootstrap resamples; 0 omits the intervals.")] = 1000
-    seed: Annotated[int, Help(_SEED)] = 0
+    resamples: Annotated[int, Setting("number of bootstrap resamples; 0 omits the intervals.")] = 1000
+    seed: Annotated[int, Setting("random seed for the bootstrap.")] = 0
     keep_twins: Annotated[
-        bool, Help("Evaluate queries that are nearly copies of references, too; they overstate every result.")
+        bool, Help("Also evaluate queries that are near-copies of references, although they are too easy.")
     ] = False
     root: Annotated[Path | None, Help("Folder of the images, if they have moved.")] = None
 
@@ -186,13 +185,13 @@ class ModelOptions(NamedOptions):
     encoder: Annotated[
         str,
         Help(
-            "Your own encoder: package.module:function, whose code runs and returns a torch module. Omit "
+            "Your own encoder: package.module:function, which is executed and returns a torch module. Omit "
             "MODEL, or pass the folder of a κ head that was trained for it."
         ),
     ] = ""
     resize: Annotated[
         Literal["model", "protocol"],
-        Help("Resize images as the model expects (model) or as the benchmark specifies (protocol)."),
+        Setting("resize images as the model expects (model) or as the benchmark specifies (protocol)."),
     ] = "model"
 
 
@@ -434,7 +433,7 @@ class CompareOptions:
     resamples: Annotated[
         int | None, Help("Number of bootstrap resamples. Default: 1000, or more for many tests.")
     ] = None
-    seed: Annotated[int, Help(_SEED)] = 0
+    seed: Annotated[int, Help("Random seed for the bootstrap.")] = 0
     report: Annotated[bool, Help("Write report.html to the folder --out.")] = True
     seeds: Annotated[
         bool, Help("The folders are runs with different seeds: print mean ± std over them.", ("--seeds",))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_args, get_type_
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from kappaplace.checks import choice
 from kappaplace.errors import KappaPlaceError
 from kappaplace.records import Help, Hint
 
@@ -254,6 +255,10 @@ def _changes(pairs: object, settings: _Settings) -> dict[str, object]:
             raise KappaPlaceError(f'Unknown setting "{name}". Choose from: {", ".join(settings)}.')
         field, hint = settings[name]
         kind = get_args(hint)[0]
+        if get_args(kind):  # a Literal
+            choice(text, kind, f"value of --set {name}")
+            changes[field.name] = text
+            continue
         try:
             changes[field.name] = text if kind is str else int(text) if kind is int else float(text)
         except ValueError:

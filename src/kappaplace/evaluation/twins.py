@@ -1,8 +1,8 @@
-"""Queries that are nearly copies of references: recall on them says nothing about new queries.
+"""Queries that are near-copies of references: recall on them is no measure of recall on new queries.
 
-A query is a twin if it is nearly the same picture as its best match, or if it was taken within a minute of a
-reference. Both happen if one drive is uploaded twice. The queries of a benchmark are defined by its protocol,
-so none of them is left out.
+A query is a twin if it is nearly the same image as its best match, or if it was taken within a minute of a
+reference. Both happen if a drive is uploaded more than once. The queries of a benchmark are defined by its
+protocol, so none of them is excluded.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from kappaplace.evaluation.inputs import Retrieved
 from kappaplace.types import Json
 
 MOST_NAMED = 5
-"""Copies with another label that are named."""
+"""Maximum number of copies with another label that are listed."""
 NONE = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, eq=False)
 class Twins:
-    """Queries of a dataset that are nearly copies of references."""
+    """Queries of a dataset that are near-copies of references."""
 
     rows: NDArray[np.int64] = field(default_factory=lambda: NONE)
     """Their numbers, ascending."""
     misplaced: tuple[str, ...] = ()
-    """Images of those whose best match is the same picture, although it is no positive."""
+    """Images of the twins whose best match is the same image, although it is not a positive."""
 
     def __str__(self) -> str:
         count = len(self.rows)
@@ -37,7 +37,7 @@ class Twins:
 
     @property
     def facts(self) -> dict[str, Json]:
-        """What to store with a result; nothing without twins."""
+        """Facts to store with a result; empty without twins."""
         facts: dict[str, Json] = {"twins": len(self.rows)} if len(self.rows) else {}
         return facts | ({"misplaced": list(self.misplaced[:MOST_NAMED])} if self.misplaced else {})
 
@@ -47,10 +47,10 @@ def find_twins(retrieved: Retrieved, rows: NDArray[np.int64]) -> Twins:
 
     Args:
         retrieved: The dataset after retrieval.
-        rows: Numbers of the queries to look at, ascending.
+        rows: Numbers of the queries to check, ascending.
 
     Returns:
-        The twins; none without a table, and none of a benchmark.
+        The twins; empty without a table and for benchmarks.
     """
     table = retrieved.table
     if table is None or table.protocol in PROTOCOLS:
