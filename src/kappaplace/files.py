@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from tokenize import TokenError
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -95,6 +95,15 @@ def check_target(file: Path) -> None:
         )
 
 
+def sync_path(path: Path) -> None:
+    """Wait until the disk has the content of a file, or the names in a folder."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def replace_file(file: Path, write: Callable[[Path], object], *, sync: bool = True) -> None:
     """Write a temporary file in the same folder, then put it in place of the target in one step.
 
@@ -112,9 +121,10 @@ def replace_file(file: Path, write: Callable[[Path], object], *, sync: bool = Tr
     try:
         write(part)
         if sync:
-            with open(part, "rb") as stream:
-                os.fsync(stream.fileno())
+            sync_path(part)
         os.replace(part, file)
+        if sync:  # the new name, too, before the caller deletes what it replaces
+            sync_path(file.parent)
     except OSError as error:
         raise not_written(file, error) from None
     finally:
@@ -272,13 +282,13 @@ def sealed(values: Mapping[str, Json]) -> dict[str, Json]:
     return {**content, SEAL: hashlib.sha256(plain.encode()).hexdigest()}
 
 
-def unsealed(values: dict[str, Any]) -> dict[str, Any]:
+def unsealed(values: Json) -> dict[str, Json]:
     """Return a JSON object without its checksum; files of earlier versions have none.
 
     Raises:
         ValueError: If the checksum is of other values.
     """
-    if not isinstance(values, dict):
+    if not isinstance(values, Mapping):
         raise ValueError("it is not an object")
     if SEAL in values and sealed(values)[SEAL] != values[SEAL]:
         raise ValueError("wrong checksum: some of its values have changed")

@@ -11,6 +11,7 @@ import io
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import sys
@@ -194,7 +195,7 @@ def attempt(words: list[str]) -> str:
 
 
 def run(tries: int, seed: int, only: str = "") -> list[Row]:
-    """Damage files and run commands on them.
+    """Damage files and run commands on them. The memory of this process is limited from now on.
 
     Args:
         tries: Number of cases, spread evenly over the commands.
@@ -205,6 +206,7 @@ def run(tries: int, seed: int, only: str = "") -> list[Row]:
         One row.
     """
     begin, chance, ends = time.monotonic(), random.Random(seed), Counter[str]()
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
     signal.signal(signal.SIGALRM, _hang)
     with tempfile.TemporaryDirectory() as scratch:
         whole, copy = Path(scratch) / "whole", Path(scratch) / "copy"
@@ -238,10 +240,7 @@ def _hang(*_: object) -> None:
 
 
 def main(tries: str = "3000", seed: str = "0", only: str = "") -> int:
-    """Run in a process whose memory is limited; the exit code is 1 if anything went wrong."""
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    """Print the row; the exit code is 1 if anything went wrong."""
     (row,) = run(int(tries), int(seed), only)
     print(row)
     return int(row.bad > 0)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import io
+import json
 import random
 import re
 import struct
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
+from kappaplace.files import SEAL, sealed
 from tests.hardening.damage import NONSENSE, damaged_bytes, damaged_json
 
 CELLS = (
@@ -53,7 +55,12 @@ def mutated(data: bytes, suffix: str, chance: random.Random) -> bytes:
 
 def _json(data: bytes, chance: random.Random) -> bytes:
     copies = list(damaged_json(data.decode(), chance.choice((1, 1, 3)), chance.randrange(1 << 30)))
-    return copies[-1] if copies else b"null"
+    if not copies:
+        return b"null"
+    values = json.loads(copies[-1])
+    if isinstance(values, dict) and SEAL in values and chance.random() < 0.8:
+        return json.dumps(sealed(values)).encode()  # a wrong checksum would hide the change
+    return copies[-1]
 
 
 def _lines(data: bytes, chance: random.Random) -> bytes:

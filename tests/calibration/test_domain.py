@@ -3,6 +3,7 @@ like."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +17,7 @@ from kappaplace.calibration.decision import DecisionRule
 from kappaplace.calibration.domain import KAPPA, LEVEL, Domain, fit_domain
 from kappaplace.calibration.fit import Examples, fit_calibration
 from kappaplace.calibration.options import CalibrateOptions
+from kappaplace.errors import KappaPlaceError
 from kappaplace.records import from_plain, to_plain
 from kappaplace.retrieval.references import ArrayReferences, Queries
 from kappaplace.retrieval.retrieve import retrieve
@@ -165,3 +167,23 @@ def test_too_few_queries_are_replaced_by_those_of_other_places(evidence) -> None
     assert not alone.guaranteed.any()
     assert not judged.guaranteed.any()
     assert judged.decision == ["accept"] * 3 + ["doubtful"]
+
+
+def test_a_calibration_without_a_domain_uses_the_bank_and_guarantees_nothing(evidence) -> None:
+    """As files of earlier versions are."""
+    bank = Domain(("cosine",), tuple((value,) for value in np.random.default_rng(1).uniform(0, 0.1, 200)))
+    judged = judge(evidence, calibration(None), bank=bank)
+    assert judged.decision == ["accept"] * 3 + ["doubtful"]
+    assert not judged.guaranteed.any()
+
+
+def test_a_stored_threshold_that_accepts_everything_ends_at_the_queries_of_the_calibration() -> None:
+    made = calibration(None)
+    values = json.loads(json.dumps(made.to_dict()))
+    values["rule"] |= {"accept_at": "inf", "reject_at": "inf"}
+    read = Calibration.from_dict(values)
+    assert read.rule.accept_at == made.sketch.values["uncertainty"][-1]
+    assert list(read.decide(np.array([read.rule.accept_at + 0.01]))) == ["doubtful"]
+    values["sketch"] = None
+    with pytest.raises(KappaPlaceError, match="cannot accept every answer"):
+        Calibration.from_dict(values)

@@ -72,6 +72,27 @@ def test_shown_settings_are_a_config_file(
     assert capsys.readouterr().out == shown
 
 
+def test_a_preset_is_a_start_that_options_override(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ("train", "kappa-jt", "--preset", "tab:sf_final", "--show-settings")
+    assert run(monkeypatch, *words) == 0
+    shown = capsys.readouterr().out
+    assert "epochs = 138" in shown
+    assert 'group_order = "first"' in shown
+    file = tmp_path / "own.toml"
+    file.write_text("[optimizer]\nepochs = 7\n", encoding="utf-8")
+    assert run(monkeypatch, *words, "--config", file, "-s", "loss.vmf_dim=0") == 0
+    shown = capsys.readouterr().out
+    assert "epochs = 7" in shown
+    assert "vmf_dim = 0" in shown
+    assert 'group_order = "first"' in shown
+    assert run(monkeypatch, "train", "btl", "--preset", "tab:sf_final") == 2
+    error = capsys.readouterr().err
+    assert "'tab:sf_final' has no recipe 'btl'. Choose from: retrieval" in error
+    assert error.count("\n") == 1
+
+
 def test_shown_settings_explain_every_option(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

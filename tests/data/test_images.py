@@ -309,5 +309,5 @@ def test_settings_survive_json(size: Any, mode: Any, interpolation: Any) -> None
     ],
 )
 def test_bad_settings_raise(options: dict[str, Any]) -> None:
-    with pytest.raises(KappaPlaceError, match=r"Bad preprocessing|Unknown preprocessing"):
+    with pytest.raises(KappaPlaceError, match=r"Invalid preprocessing|Unknown preprocessing"):
         Preprocessing.from_dict(options)

@@ -26,6 +26,9 @@ from kappaplace.metrics import (
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.retrieval.exact import search
 from kappaplace.training.losses import gaussian_nll, large_margin_cosine_loss, stun_loss, vmf_loss
+from kappaplace.training.objectives import Classification, Step
+from kappaplace.training.optimizers import Optimizers
+from kappaplace.training.settings import LossSettings, OptimizerSettings
 from kappaplace.types import Embeddings
 from kappaplace.uncertainty import score_named
 from kappaplace.uncertainty.base import Evidence
@@ -134,6 +137,34 @@ def test_vmf_loss_of_the_release() -> None:
     zero = v - v * math.log(2 * v)  # the two may differ by a constant, which has no gradient
     ours = float(vmf_loss(z, anchors, kappa, dim=256)) - constant
     assert abs(ours - (total / 8 - zero)) <= bound("vMF loss with d = 256")
+
+
+def test_joint_step() -> None:
+    """Gradients of descriptors, κ and prototypes in joint training, and the step of Adam."""
+    labels, group = torch.tensor([0, 2, 1, 2]), LossSettings(vmf_dim=256)
+    objective = Classification([3], 64, group, weight=0.01).double()
+    z = unit(4, 64, 5).requires_grad_()
+    kappa = torch.tensor([3.0, 80.0, 200.0, 410.0], dtype=torch.float64, requires_grad=True)
+    [prototypes] = objective.parameters_of(0)
+    start = prototypes.detach().clone()
+    loss = objective(Step(z, kappa, torch.arange(4), labels, 0, None))["loss"]
+    loss.backward()
+
+    own_z, own_kappa, own = (x.detach().clone().requires_grad_() for x in (z, kappa, start))
+    directions = own / own.norm(dim=1, keepdim=True)
+    logits = 30 * (own_z @ directions.T - 0.4 * torch.eye(3, dtype=torch.float64)[labels])
+    classification = (logits.exp().sum(1).log() - logits[range(4), labels]).mean()
+    v, root = 127.5, (own_kappa**2 + 127.5**2).sqrt()
+    likelihood = root - v * (v + root).log() - own_kappa * (own_z * directions[labels]).sum(1)
+    (classification + 0.01 * likelihood.mean()).backward()
+    pairs = ((z, own_z), (kappa, own_kappa), (prototypes, own))
+    assert max(float((a.grad - b.grad).abs().max()) for a, b in pairs) <= bound("gradients of a joint step")
+
+    settings = OptimizerSettings(prototype_lr=1e-2)
+    Optimizers(torch.nn.Linear(1, 1), objective, 1, settings, 10).step(0)
+    assert own.grad is not None
+    adam = start - 1e-2 * own.grad / (own.grad.abs() + 1e-8)  # the first step has no memory
+    assert float((prototypes.detach() - adam).abs().max()) <= bound("first step of Adam on the prototypes")
 
 
 def test_gaussian_loss_per_dimension() -> None:

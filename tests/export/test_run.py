@@ -138,3 +138,20 @@ def test_encoders_of_other_projects_are_refused(tmp_path: Path):
     encoder = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     with pytest.raises(KappaPlaceError, match="own models"):
         export_model(FrozenEncoder(encoder), tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize("kind", SUFFIXES)
+def test_a_changed_bit_is_rejected_or_changes_nothing(kind, exported, pictures, tmp_path):
+    content = exported[kind].file.read_bytes()
+    expected, rng = load_model(exported[kind].file).embed(pictures).descriptor, np.random.default_rng(0)
+    refused = 0
+    for position in rng.integers(0, len(content), 40).tolist():
+        data = bytearray(content)
+        data[position] ^= 1 << int(rng.integers(8))
+        file = tmp_path / exported[kind].file.name
+        file.write_bytes(data)
+        try:
+            np.testing.assert_array_equal(load_model(file).embed(pictures).descriptor, expected)
+        except KappaPlaceError:
+            refused += 1
+    assert refused > 30

@@ -37,7 +37,9 @@ def test_maps_of_the_original_open_with_the_file_and_the_other_way_round(
     assert [match.name for match in actual.matches] == [match.name for match in expected.matches]
     assert actual.kappa == pytest.approx(expected.kappa, rel=1e-3)
     PlaceMap.build(folder, tmp_path / "b.map", str(file))
-    again = PlaceMap.open(tmp_path / "b.map")  # finds the file automatically
+    with pytest.raises(KappaPlaceError, match=r"Pass it with --model .*unless it is an exported file"):
+        PlaceMap.open(tmp_path / "b.map").localize(query, k=1)
+    again = PlaceMap.open(tmp_path / "b.map", file)
     assert again.manifest.model.kappa
     assert again.localize(query, k=1).matches[0].name == expected.matches[0].name
     assert PlaceMap.open(tmp_path / "b.map", model).localize(query, k=1).matches[0].name == "07.png"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,10 @@ from PIL import Image
 
 from junk import junk_images
 from kappaplace.calibration.options import CalibrateOptions
+from kappaplace.calibration.risk import RiskRefused
 from kappaplace.data.table import PlaceImages
-from kappaplace.maps import PlaceMap
+from kappaplace.maps import LabelOptions, PlaceMap
+from kappaplace.maps.tune.label_sheet import write_labels
 from kappaplace.models.checkpoint import load_model
 from kappaplace.types import Json
 from kappaplace_city import SyntheticCity
@@ -54,6 +57,19 @@ def test_junk_is_not_accepted_without_a_calibration(fresh: PlaceMap, junk: list[
     assert [answer.decision == "accept" for answer in fresh.localize(junk)] == [False] * len(junk)
 
 
+def test_a_query_without_patches_is_not_told_that_the_map_is_not_calibrated(
+    fresh: PlaceMap, calibrated: PlaceMap, street: PlaceImages
+) -> None:
+    query = street.image_path(int(street.query_rows[0]))
+    for place_map in (fresh, calibrated):
+        notes = place_map.localize(query, rerank=0).notes
+        assert not any("not calibrated" in note for note in notes)
+    assert any(
+        "shipped calibration works with patch matching" in note
+        for note in fresh.localize(query, rerank=0).notes
+    )
+
+
 def test_junk_is_not_accepted_after_a_calibration_on_easy_queries(
     calibrated: PlaceMap, street: PlaceImages, junk: list[Image.Image]
 ) -> None:
@@ -65,7 +81,7 @@ def test_junk_is_not_accepted_after_a_calibration_on_easy_queries(
     assert np.isfinite(calibration.rule.accept_at)
     answers = calibrated.localize(junk)
     assert not [answer for answer in answers if answer.decision == "accept"]
-    unlike = [answer for answer in answers if any("unlike" in note for note in answer.notes)]
+    unlike = [answer for answer in answers if any("differs from" in note for note in answer.notes)]
     assert len(unlike) > len(junk) / 2
     for answer in unlike:
         assert (answer.probability, answer.guaranteed) == (None, False)
@@ -135,3 +151,36 @@ def test_copies_of_map_images_are_left_out_and_would_overstate_the_map(
     ).facts
     assert wrong["queries"] == len(own) + len(names)
     assert wrong["right"] / wrong["queries"] > right["right"] / right["queries"]
+
+
+def test_labels_of_copies_are_left_out_and_too_few_labels_fail_before_any_image_is_read(
+    street: PlaceImages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the labelled queries are uploads of the map's own images."""
+    place_map = PlaceMap.build(street, tmp_path / "map", load_model())
+    references = street.reference_rows[: len(street.query_rows)]
+    for row in references.tolist():
+        Image.open(street.image_path(row)).save(tmp_path / f"{row:03d}.jpg", quality=80)
+    copied = [str(tmp_path / f"{row:03d}.jpg") for row in references.tolist()]
+    queries = [*street.image_paths(street.query_rows), *copied]
+    positions = np.concatenate([street.queries.positions, street.positions[references]])
+    table = PlaceImages.create(queries, positions, root=tmp_path, frame=street.frame)
+    file = tmp_path / "labels.csv"
+    sheet = place_map.label(table, file, LabelOptions(size=len(queries), thin=False))
+    own = dict(zip(queries, positions, strict=True))
+    where = dict(zip(street.references.paths.tolist(), street.references.positions, strict=True))
+    for number, row in enumerate(sheet.rows):
+        near = np.hypot(*(own[row.query] - where[row.match])) <= street.radius
+        sheet = sheet.with_label(number, "yes" if near else "no")
+    write_labels(sheet, file)
+    plain = CalibrateOptions(max_risk=None, thin=False)
+    facts = place_map.calibrate_on_labels(file, plain).facts
+    assert facts["twins"] == len(copied)
+    kept = place_map.calibrate_on_labels(file, replace(plain, keep_twins=True)).facts
+    assert (kept["twins"], kept["queries"]) == (0, len(queries))
+    assert kept["right"] / kept["queries"] > facts["right"] / facts["queries"]
+    monkeypatch.setattr(PlaceMap, "embed", None)
+    with pytest.raises(RiskRefused, match=rf"at least 598 labelled queries, got {len(queries)}"):
+        place_map.calibrate_on_labels(file, CalibrateOptions(max_risk=0.01))
+    with pytest.raises(RiskRefused, match="at least 598 labelled queries, got 44"):
+        place_map.calibrate(street, CalibrateOptions(max_risk=0.01, thin=False))

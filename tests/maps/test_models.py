@@ -34,7 +34,7 @@ def test_a_map_loads_no_file_that_its_manifest_names(town_map, queries, tmp_path
     paths = []
     monkeypatch.setattr(models, "load_model", lambda path, **_: paths.append(path))
     opened = PlaceMap.open(folder)
-    with pytest.raises(KappaPlaceError, match=r"names the model .* Pass the model once with --model"):
+    with pytest.raises(KappaPlaceError, match=r"names the model .* Pass it with --model"):
         opened.localize(queries[0])
     assert paths == []
 
@@ -43,7 +43,7 @@ def test_a_link_in_place_of_the_model_folder_is_not_followed(town_map, queries, 
     inside = town_map.folder / town_map.manifest.model.inside
     shutil.move(inside, tmp_path / "elsewhere")
     inside.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(KappaPlaceError, match="Pass the model once with --model"):
+    with pytest.raises(KappaPlaceError, match="Pass it with --model"):
         PlaceMap.open(town_map.folder).localize(queries[0])
 
 

@@ -176,7 +176,6 @@ def test_it_is_a_score_like_any_other() -> None:
     columns = np.column_stack([score_named(n).query(test) for n in names])
     np.testing.assert_allclose(uncertainty, 1 - combination.probability(columns))
     assert ((uncertainty >= 0) & (uncertainty <= 1)).all()
-    assert score.needs_kappa
     usable, left_out = available([score], changed(test, query=test.queries.embeddings._replace(kappa=None)))
     assert usable == []
     assert "kappa head" in left_out["fused"]

@@ -76,7 +76,8 @@ def test_kappa_of_the_references_is_asked_for_too() -> None:
     half = changed(e, reference=Embeddings(e.references.embeddings.descriptor))
     assert "κ of the references" in score_named("kappaplace").reason(half)
     assert score_named("inverse-kappa").reason(half) is None
-    assert [name for name, score in SCORES.items() if score.needs_kappa] == [
+    bare = changed(half, query=Embeddings(e.queries.embeddings.descriptor))
+    assert [name for name, score in SCORES.items() if "κ" in (score.reason(bare) or "")] == [
         "inverse-kappa",
         "kappaplace",
         "expected-likelihood",

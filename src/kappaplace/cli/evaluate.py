@@ -207,7 +207,7 @@ class FileOptions(NamedOptions):
     neighborhood: Annotated[
         str,
         Help(
-            "Without a table: references that show the same place, frames:5 or self.",
+            "Which references show the same place if there is no table: frames:5 (within 5 frames) or self.",
             ("--neighborhood", "--neighbourhood"),
         ),
     ] = ""
@@ -328,8 +328,9 @@ def matrix(
         list[Path],
         typer.Argument(
             metavar="FILE… [TABLE…]",
-            help="Similarities of queries × references, .npy or .npz (one matrix per method), one file per "
-            "dataset; and optionally one table per dataset with positions or correct references.",
+            help="Similarity matrices (queries × references): one .npy or .npz file per dataset, where .npz "
+            "has one matrix per method. Optional: one table per dataset, with positions or correct "
+            "references.",
         ),
     ],
     output: Output,

@@ -107,7 +107,7 @@ class Preprocessing:
         try:
             return cls(**values)
         except TypeError as error:  # a list instead of a word, a fraction as a size
-            raise KappaPlaceError(f"Bad preprocessing: {error}, got {values}.") from None
+            raise KappaPlaceError(f"Invalid preprocessing: {error}, got {values}.") from None
 
     @property
     def fixed_size(self) -> tuple[int, int] | None:
@@ -266,4 +266,4 @@ def _check(p: Preprocessing) -> None:
     }
     for rule, broken in problems.items():
         if broken:
-            raise KappaPlaceError(f"Bad preprocessing: {rule}, got {p}.")
+            raise KappaPlaceError(f"Invalid preprocessing: {rule}, got {p}.")

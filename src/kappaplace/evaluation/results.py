@@ -38,7 +38,8 @@ Floats = NDArray[np.float64]
 Metrics: TypeAlias = dict[str, Any]
 """Metrics of one dataset: {"queries": N, "recall": {metric: value}, "scores": {score: {metric: value}}}.
 
-"intervals" repeats this shape with (low, high) instead of values, and has the confidence "level".
+"intervals" repeats this shape with (low, high) instead of values, and has the confidence "level". "baselines"
+has the metrics of a constant score and of a perfect ranking, by their name.
 """
 Columns: TypeAlias = "dict[str, NDArray[np.generic] | list[str]]"
 
@@ -255,6 +256,7 @@ class _StoredMetrics:
     recall: dict[str, float | None]
     scores: dict[str, dict[str, float | None]]
     intervals: _Limits | None = None
+    baselines: dict[str, dict[str, float | None]] | None = None
 
 
 @dataclass(frozen=True)

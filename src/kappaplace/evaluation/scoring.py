@@ -28,7 +28,7 @@ from kappaplace.uncertainty.base import Evidence, Score
 FUSED = "fused"
 LEAST_SESSIONS = 5
 """Drives from which intervals resample whole drives."""
-COINCIDENT, ROUNDING = 0.98, 1e-6
+COINCIDENT, ROUNDING = 0.995, 1e-6
 """Mean cosine of different references, and difference of cosines, from which descriptors coincide."""
 SLOW = {
     "geometric": "Geometric verification takes about 0.06 s per pair. Pass --scores all to include it.",

@@ -118,7 +118,7 @@ def model_of(folder: Path, record: ModelRecord, source: AnyModel | str | Path | 
             names = f"names the model {record.source!r}" if record.source else "does not have its model"
             raise KappaPlaceError(
                 f"The map {folder} {names}, but a map loads only published models and its own model folder. "
-                "Pass the model once with --model (model=…)."
+                "Pass it with --model (model=…); unless it is an exported file, once is enough."
             )
         try:
             model = load_model(record.source if own is None else own)

@@ -6,6 +6,7 @@ model and its calibration. Loading it requires the runtime, but not the code of 
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import io
 import json
@@ -189,6 +190,8 @@ class ExportRecord:
     """License of the weights."""
     kappaplace: str = ""
     """Version of kappaplace that wrote the file."""
+    content: str = ""
+    """Checksum of an ONNX file apart from this checksum; a zip file of OpenVINO has checksums of its own."""
     format: int = FORMAT
     """Version of this record."""
 
@@ -221,6 +224,16 @@ class ExportRecord:
             return cls(**values)
         except (ValueError, KeyError, TypeError) as error:
             raise KappaPlaceError(f"The record in {source} cannot be read ({error!r}).") from None
+
+
+BLANK = "0" * 64
+"""Checksum in the record of a file whose checksum is not computed yet."""
+
+
+def with_checksum(content: bytes, before: str, after: str) -> bytes:
+    """Return the content of a file with another checksum in its record."""
+    old, new = (f'"content": "{checksum}"'.encode() for checksum in (before, after))
+    return content.replace(old, new, 1)
 
 
 class ExportedModel(EncoderModule):
@@ -326,4 +339,8 @@ def load_exported(file: str | Path) -> ExportedModel:
 
 def _from_bytes(content: bytes, file: str) -> ExportedModel:
     runtime = open_runtime(content, file)
-    return ExportedModel(runtime, ExportRecord.from_json(runtime.text, file), file)
+    record = ExportRecord.from_json(runtime.text, file)
+    blank = with_checksum(content, record.content, BLANK)
+    if record.content and hashlib.sha256(blank).hexdigest() != record.content:
+        raise KappaPlaceError(f"The exported model {file} is damaged (wrong checksum). Export it again.")
+    return ExportedModel(runtime, record, file)

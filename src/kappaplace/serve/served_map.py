@@ -265,7 +265,8 @@ class ServedMap:
         folder = make_folder(images_folder(self.map.folder))
         if not self._is_clean:
             self._is_clean = True
-            remove_orphans(self.map.folder)
+            with contextlib.suppress(OSError, KappaPlaceError):  # another process may clean up as well
+                remove_orphans(self.map.folder)
         file = folder / name
         exists = file.is_file()
         if not exists:

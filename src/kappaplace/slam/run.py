@@ -217,6 +217,9 @@ def drive_embeddings(
     Returns:
         Embeddings in the order of the frames.
     """
+    earlier = _embeddings_of_010(out / "embeddings.npz", model.fingerprint, drive)
+    if earlier is not None:
+        return earlier
     store = EmbeddingStore.of(model, out / EMBEDDINGS, batch_size=batch_size, device=device)
     return replace(store, block=BLOCK).embed(drive.paths)
 
@@ -226,6 +229,20 @@ def _stamps(drive: DriveInput) -> list[str]:
     return [
         f"{path}|{Path(path).stat().st_mtime_ns}" if Path(path).exists() else path for path in drive.paths
     ]
+
+
+def _embeddings_of_010(file: Path, fingerprint: str, drive: DriveInput) -> Embeddings | None:
+    """Read embeddings as version 0.1.0 stored them; None unless they are those of all frames."""
+    try:
+        with np.load(file) as stored:
+            row_of = {str(name): row for row, name in enumerate(stored["files"])}
+            rows = [row_of.get(key, -1) for key in _stamps(drive)]
+            if str(stored["model"]) != fingerprint or min(rows) < 0:
+                return None
+            kappa = stored["kappa"][rows] if len(stored["kappa"]) else None
+            return Embeddings(stored["descriptor"][rows], kappa)
+    except DAMAGED_ARRAYS:
+        return None  # missing or damaged: images are embedded again
 
 
 def _stored_agreements(file: Path, stamp: str) -> dict[Pair, float]:

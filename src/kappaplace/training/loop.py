@@ -194,10 +194,10 @@ class Loop:
             metric = self.stopping.metrics[0]
             later = [row[metric] for row in rows[1:] if not math.isnan(watched(row)[metric])]
             best = (max if HIGHER_IS_BETTER[metric] else min)(later, default=math.nan)
-            untrained = " Its head is not trained." if self.frozen else ""
+            untrained = " Its head is not trained; set stop.metrics=[] to get the last epoch."
             lines.append(
                 f"No epoch was better than the start: {metric} {rows[0][metric]:.3g} before training, at "
-                f"best {best:.3g} after it. The model is that of the start.{untrained}"
+                f"best {best:.3g} after it. The model is that of the start." + untrained * self.frozen
             )
         return lines + [f"Warning: {warning}" for warning in warnings_of(rows[chosen])]
 

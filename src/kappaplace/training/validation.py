@@ -37,7 +37,7 @@ Values = dict[str, float]
 CPU = torch.device("cpu")
 
 
-COINCIDENT = 0.98
+COINCIDENT = 0.995
 """Mean cosine of different references from which descriptors coincide."""
 
 

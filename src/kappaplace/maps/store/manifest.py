@@ -255,11 +255,12 @@ def read_manifest(folder: str | Path) -> Manifest:
         if values["format"] == FORMAT and SEAL not in values:
             raise ValueError("it has no checksum")
         values = unsealed(values)
-        unknown = [name for name in values.get("features", ()) if name not in FEATURES]
+        features = values.get("features", [])
+        unknown = set(map(str, features)) - FEATURES if isinstance(features, list) else ()
         if unknown:
             raise KappaPlaceError(
-                f"The map {folder} needs {', '.join(map(repr, unknown))}, which this version of kappaplace "
-                f"({package_version()}) does not support. Please upgrade kappaplace."
+                f"The map {folder} needs {', '.join(map(repr, sorted(unknown)))}, which this version of "
+                f"kappaplace ({package_version()}) does not support. Please upgrade kappaplace."
             )
         return of_this_protocol(from_plain(Manifest, values, newer=True), folder)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.files import BLOCK, DAMAGED_ARRAYS, file_sums, save_array, why
+from kappaplace.files import BLOCK, DAMAGED_ARRAYS, file_sums, save_array, sync_path, why
 from kappaplace.maps.store.manifest import Extra, FileRecord, Manifest, SegmentRecord
 from kappaplace.maps.store.schema import Column, Guard, check_column, check_extra, wrong_file
 from kappaplace.retrieval.codes import Codebook
@@ -177,10 +177,10 @@ def write_segment(
         _write(part, rows, storage, codebook)
         files = {}
         for file in sorted(part.iterdir()):
-            _sync(file)
+            sync_path(file)
             files[file.name] = file_record(file)
         os.rename(part, folder)
-        _sync(folder.parent)
+        sync_path(folder.parent)
     except OSError as error:
         shutil.rmtree(part, ignore_errors=True)
         raise unwritable(folder, error) from None
@@ -437,11 +437,3 @@ def _text(piece: bytes) -> str:
 def row_name(segment: Segment, row: int) -> str:
     """Return the name of one row of a segment."""
     return _text(segment.names[row])
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
