@@ -54,6 +54,18 @@ def test_there_and_back(hub: FakeHub, town_map: PlaceMap, queries: list[str], tm
     assert not list((tmp_path / "again.map").rglob(".cache"))
 
 
+def test_patches_go_with_the_map(
+    hub: FakeHub, town_map: PlaceMap, queries: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = town_map.localize(queries, rerank=5)
+    push_map(town_map.folder, "me/town")
+    again = PlaceMap.open(pull_map("me/town", tmp_path / "again.map"))
+    monkeypatch.setattr(type(again.store), "image_path", lambda *_: "")  # no image can be read
+    for one, other in zip(before, again.localize(queries, rerank=5), strict=True):
+        assert one.signals == other.signals
+        assert [match.name for match in one.matches] == [match.name for match in other.matches]
+
+
 def test_a_model_from_a_folder_goes_with_the_map(
     hub: FakeHub, town: PlaceImages, tiny: PlaceModel, queries: list[str], tmp_path: Path
 ) -> None:

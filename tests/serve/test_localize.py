@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import base64
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from kappaplace.maps import PlaceMap
+from kappaplace.maps import MapStore, PlaceMap
 from tests.serve.conftest import Serve, encoded
 
 
@@ -185,3 +186,19 @@ def test_too_many_pixels_are_refused_before_they_are_decoded(serve: Serve) -> No
     answer = client.post("/v1/localize", files={"image": encoded(size=(40, 30))})
     assert answer.status_code == 422
     assert "40×30" in answer.json()["error"]
+
+
+def test_a_map_without_its_photos_is_re_ranked_by_its_patches(
+    serve: Serve, opened: PlaceMap, query_files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    direct = opened.localize(str(query_files[0]), rerank=5)
+    shutil.copytree(opened.folder, tmp_path / "moved.map")
+    moved = PlaceMap.open(tmp_path / "moved.map")
+    monkeypatch.setattr(MapStore, "image_path", lambda *_: "")  # no photo can be read
+    answer = serve({"moved": moved}).post(
+        "/v1/localize?rerank=5", content=query_files[0].read_bytes(), headers={"Content-Type": "image/png"}
+    )
+    assert answer.status_code == 200
+    found = answer.json()
+    assert found["signals"]["patches"] == pytest.approx(direct.signals["patches"], abs=1e-6)
+    assert [match["name"] for match in found["matches"]] == [match.name for match in direct.matches]
