@@ -42,7 +42,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "v0.1.0"
 MAPS = ("float32", "float16", "int8", "pq")
 QUERIES = 6
 SKIP = ("writer.lock",)
-REFUSED, SAME, BAD = "rejected", "same answers", "wrong"
+REFUSED, SAME, BAD, USED = "rejected", "same answers", "wrong", "no traceback"
 
 
 def golden_maps(folder: Path) -> list[Path]:
@@ -131,7 +131,7 @@ def flips(name: str, folder: Path, answers: Callable[[], Any], tries: int, rng: 
 
 def row(name: str, tries: int, results: Counter[str], start: float) -> Row:
     """Return the row of an attack."""
-    bad = tries - results[REFUSED] - results[SAME]
+    bad = tries - results[REFUSED] - results[SAME] - results[USED]
     text = ", ".join(f"{count:,} {result}" for result, count in sorted(results.items()))
     return Row(name, tries, bad, text, time.perf_counter() - start)
 
@@ -303,7 +303,7 @@ def crafted(whole: Path, tries: int, rng: random.Random, scratch: Path) -> Row:
         change = (craft_manifest if number % 2 else craft_array)(folder, rng)
         try:
             use(folder, number % 8 < 2)
-            results[REFUSED] += 1
+            results[USED] += 1
         except Exception as error:
             print(f"{whole.name}: {change}: {type(error).__name__}: {error}"[:300], file=sys.stderr)
             results["traceback"] += 1
