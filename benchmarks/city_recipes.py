@@ -48,21 +48,21 @@ COMMON = [
     "augment.saturation=0.3",
     "augment.hue=0.05",
     "augment.scale=0.6",
-    "optimiser.batch_size=128",
-    "optimiser.schedule=warm-cosine",
+    "optimizer.batch_size=128",
+    "optimizer.schedule=warm-cosine",
     "run.precision=bf16",
     "run.trackers=[]",
     "run.checkpoint_every=100000",
     "stop.patience=0",
 ]
 ENCODER = [
-    "optimiser.lr=2e-3",
-    "optimiser.weight_decay=1e-3",
-    "optimiser.epochs=32",
-    "optimiser.iterations=50",
+    "optimizer.lr=2e-3",
+    "optimizer.weight_decay=1e-3",
+    "optimizer.epochs=32",
+    "optimizer.iterations=50",
 ]
 # κ must be trained on degraded images: half of the views are degraded, like some of the queries.
-HEAD = ["optimiser.lr=5e-3", "optimiser.epochs=30", "anchors.views=4", "augment.damage=0.5"]
+HEAD = ["optimizer.lr=5e-3", "optimizer.epochs=30", "anchors.views=4", "augment.damage=0.5"]
 OPTIONS = {
     "retrieval": ENCODER,
     "kappa-pt": HEAD,
@@ -70,11 +70,11 @@ OPTIONS = {
     "gnll": HEAD,
     # Patience ends the first of its two phases.
     "kappa-jt": [*ENCODER, "augment.damage=0.3", "stop.patience=4"],
-    "stun": ["optimiser.lr=5e-4", "optimiser.epochs=12", "optimiser.iterations=50", "augment.damage=0.3"],
+    "stun": ["optimizer.lr=5e-4", "optimizer.epochs=12", "optimizer.iterations=50", "augment.damage=0.3"],
     "contrastive": ENCODER,
     "contrastive-pt": HEAD,
     "mc-dropout": ENCODER,
-    "btl": ["optimiser.lr=5e-4", "optimiser.epochs=12", "optimiser.iterations=50", "augment.damage=0.3"],
+    "btl": ["optimizer.lr=5e-4", "optimizer.epochs=12", "optimizer.iterations=50", "augment.damage=0.3"],
 }
 STARTS = dict.fromkeys(("kappa-pt", "linear-head", "gnll", "stun"), "retrieval") | {
     "contrastive-pt": "contrastive",
@@ -135,7 +135,7 @@ def _validation(views: CityViews, images: torch.Tensor) -> ValidationSet:
 @torch.inference_mode()
 def embed(model: AnyModel, images: torch.Tensor) -> Embeddings:
     """Embed images in memory, float or uint8."""
-    parts = [model(model.preprocessing.normalise(part)) for part in images.split(256)]
+    parts = [model(model.preprocessing.normalize(part)) for part in images.split(256)]
     columns = zip(*parts, strict=True)
     return Embeddings(*(None if c[0] is None else torch.cat(c).float().cpu().numpy() for c in columns))
 

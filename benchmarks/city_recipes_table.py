@@ -13,7 +13,7 @@ import matplotlib
 import numpy as np
 
 from kappaplace.files import write_file
-from kappaplace.reports.figures import COLOURS, PLOT_STYLE, new_figure
+from kappaplace.reports.figures import COLORS, PLOT_STYLE, new_figure
 from record import parse_options
 
 NAMES = {
@@ -69,14 +69,14 @@ def draw(table: list[tuple[str, list[dict[str, float]]]], file: Path) -> None:
         figure = new_figure(10.0, 4.2)
         left, right = figure.subplots(1, 2)
         place = np.arange(len(table))[::-1]
-        for offset, (metric, colour) in enumerate(zip(("ECE@1", "AUROC"), COLOURS, strict=False)):
+        for offset, (metric, color) in enumerate(zip(("ECE@1", "AUROC"), COLORS, strict=False)):
             values = np.array([[seed[metric] for seed in seeds] for _, seeds in table])
             left.barh(
                 place + 0.2 - 0.4 * offset,
                 values.mean(1),
                 0.38,
                 xerr=values.std(1, ddof=1),
-                color=colour,
+                color=color,
                 label=f"{metric} ({'lower' if metric == 'ECE@1' else 'higher'} is better)",
             )
         left.set_yticks(place, [name for name, _ in table])
@@ -93,8 +93,8 @@ def draw(table: list[tuple[str, list[dict[str, float]]]], file: Path) -> None:
                 curves.std(0, ddof=1),
                 marker="o",
                 ms=3,
-                ls=styles[number // len(COLOURS)],
-                color=COLOURS[number % len(COLOURS)],
+                ls=styles[number // len(COLORS)],
+                color=COLORS[number % len(COLORS)],
                 label=name,
             )
         right.set(xlabel="level of degradation", title="mean certainty (κ or 1/σ²) of the same queries")

@@ -91,7 +91,7 @@ def measure(name: str, args: argparse.Namespace, table: PlaceImages, folder: Pat
     float_layers: dict[str, int] = {}
     for form in args.forms:
         export = exported(model, form, folder / name, references)
-        float_layers[form] = export.quantised.float_layers if export.quantised else 0
+        float_layers[form] = export.quantized.float_layers if export.quantized else 0
         models[form] = load_model(export.file)
     speed = {} if args.no_speed else latency(models, LATENCY_SIZE[name], args.rounds)
     expected = None if args.no_quality else embeddings(model, queries, references)

@@ -23,7 +23,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from exact_search import K, descriptors
 from kappaplace import PlaceModel, Preprocessing
 from kappaplace.cli.bench import Call, Values, save_rows, seconds
-from kappaplace.reports.figures import COLOURS, PLOT_STYLE, new_figure
+from kappaplace.reports.figures import COLORS, PLOT_STYLE, new_figure
 from kappaplace.retrieval.exact import search
 from overhead import peak_bytes
 from record import DEVICE, parse_options
@@ -115,8 +115,8 @@ def growth_figure(curves: Sequence[Curve]) -> Figure:
                 axis, power, x = axes[row][column], slope(curve.x, y), np.asarray(curve.x, float)
                 y = scale * np.asarray(y)
                 level = np.exp(np.mean(np.log(y)) - power * np.mean(np.log(x)))
-                axis.loglog(x, y, "o", color=COLOURS[row], label="measured")
-                axis.loglog(x, level * x**power, "--", color=COLOURS[row], lw=1, label=f"slope {power:.2f}")
+                axis.loglog(x, y, "o", color=COLORS[row], label="measured")
+                axis.loglog(x, level * x**power, "--", color=COLORS[row], lw=1, label=f"slope {power:.2f}")
                 for ticks in (axis.xaxis, axis.yaxis):  # 1, 2, 5, 10 … as plain numbers
                     ticks.set_major_locator(LogLocator(subs=(1, 2, 5) if ticks is axis.yaxis else (1, 4)))
                     ticks.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))

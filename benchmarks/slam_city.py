@@ -19,10 +19,10 @@ import numpy as np
 
 from kappaplace.calibration.calibration import Calibration
 from kappaplace.data.poses import distance_travelled
-from kappaplace.reports.figures import COLOURS, PLOT_STYLE, new_figure
-from kappaplace.reports.slam import draw_trajectory
+from kappaplace.reports.figures import COLORS, PLOT_STYLE, new_figure
+from kappaplace.reports.runs import draw_trajectory
 from kappaplace.slam import Frame, LoopCloser
-from kappaplace.slam.calibrate import WITH_KAPPA, Examples, collect, examples_of, fit_closures
+from kappaplace.slam.calibrate import WITH_KAPPA, DriveExamples, collect, examples_of, fit_closures
 from kappaplace.slam.evaluation import (
     closure_quality,
     corrupted,
@@ -31,7 +31,7 @@ from kappaplace.slam.evaluation import (
     same_place,
     trajectory_error,
 )
-from kappaplace.slam.pose_graph import IncrementalGraph, optimise
+from kappaplace.slam.pose_graph import IncrementalGraph, optimize
 from kappaplace_city import SyntheticCity
 from kappaplace_city.drives import CityDrive, drive_through, look_at
 from record import Option, append_row, parse_options
@@ -64,7 +64,7 @@ class Drive:
         self.incremental = IncrementalGraph()
         for frame in frames:
             self.incremental.add(frame.odometry, closer.add(frame))
-        self.proposals: Examples = examples_of(closer, same)
+        self.proposals: DriveExamples = examples_of(closer, same)
 
     @property
     def possible(self) -> int:
@@ -164,7 +164,7 @@ def rows_of(drive: Drive, precise: float, equal: float, gated: float) -> list[di
             kernels += [("switchable", False), ("gnc", False)]
             kernels += [("cauchy", True), ("dcs", True), ("switchable", True)]
         for kernel, by_probability in kernels:
-            poses = optimise(drive.route.odometry, closures, kernel=kernel, by_probability=by_probability)
+            poses = optimize(drive.route.odometry, closures, kernel=kernel, by_probability=by_probability)
             rows.append(_row(drive, name, kernel, by_probability, taken, before, poses))
     rows.append(_row(drive, "ours", "none, iSAM2", False, methods["ours"], before, drive.incremental.poses))
     return rows
@@ -253,7 +253,7 @@ def _draw(drives: list[Drive], equal: float, file: Path) -> None:
         both = {"fixed threshold": fixed, "ours": list(drive.proposals.closures)}
         for axis, (name, closures) in zip(axes, both.items(), strict=False):
             accepted = [c for c in closures if c.accepted]
-            poses = optimise(drive.route.odometry, accepted)
+            poses = optimize(drive.route.odometry, accepted)
             error = trajectory_error(drive.route.truth, poses).absolute
             here, odometry, truth = (
                 each - start for each in (poses, drive.route.odometry, drive.route.truth)
@@ -262,8 +262,8 @@ def _draw(drives: list[Drive], equal: float, file: Path) -> None:
             draw_trajectory(axis, here, shown, odometry=odometry, truth=truth)
             axis.set_title(f"{name}: error {error:.1f} m")
             axis.legend(fontsize=7)
-        for (name, (recall, false)), colour in zip(_curves(drives).items(), COLOURS, strict=False):
-            axes[2].plot(recall, false, color=colour, label=name)
+        for (name, (recall, false)), color in zip(_curves(drives).items(), COLORS, strict=False):
+            axes[2].plot(recall, false, color=color, label=name)
         axes[2].set_yscale("symlog", linthresh=1)
         axes[2].set_xlabel("recall of closures")
         axes[2].set_ylabel(f"false closures in {len(drives)} drives")

@@ -91,8 +91,8 @@ def st_lucia(data: Path, model: Path, cache: Path | None, low: float, high: floa
     right = np.zeros((len(truth), count), bool)
     for row, frames in enumerate(truth):
         right[row, [frame // 2 for frame in frames if frame % 2 == 0]] = True
-    centre = np.array([np.median(frames) / 2 for frames in truth])
-    rows = np.flatnonzero((centre >= low * count) & (centre < high * count))
+    center = np.array([np.median(frames) / 2 for frames in truth])
+    rows = np.flatnonzero((center >= low * count) & (center < high * count))
     index = np.arange(count)
     gap = np.abs(index[:, None] - index[None])
     near = gap <= 2  # five frames of the drive itself
@@ -260,7 +260,7 @@ def _summary(rows: list[dict[str, Any]]) -> None:
 def _draw(rows: list[dict[str, Any]], file: Path) -> None:
     import matplotlib
 
-    from kappaplace.reports.figures import COLOURS, PLOT_STYLE, new_figure
+    from kappaplace.reports.figures import COLORS, PLOT_STYLE, new_figure
 
     names = list(dict.fromkeys(row["set"] for row in rows))
     with matplotlib.rc_context(PLOT_STYLE):
@@ -268,7 +268,7 @@ def _draw(rows: list[dict[str, Any]], file: Path) -> None:
         grid = figure.subplots(len(names), 2, squeeze=False)
         for line, name in zip(grid, names, strict=True):
             for axis, what, label in zip(line, ("recall_at_1", "auroc"), ("R@1", "AUROC"), strict=True):
-                for method, colour in (("average", COLOURS[1]), ("filter", COLOURS[0])):
+                for method, color in (("average", COLORS[1]), ("filter", COLORS[0])):
                     means = _means(rows, name, method, what)
                     if not np.isfinite(means[-1]):
                         note = f"fewer than {FEWEST_WRONG} incorrect queries"
@@ -276,7 +276,7 @@ def _draw(rows: list[dict[str, Any]], file: Path) -> None:
                         axis.set_xticks([])
                         axis.set_yticks([])
                         break
-                    axis.plot(LENGTHS, means, "o-", color=colour, label=method)
+                    axis.plot(LENGTHS, means, "o-", color=color, label=method)
                 axis.set_title(f"{name.replace('_', ' ')}: {label}")
                 axis.set_xlabel("consecutive images")
             line[0].legend()

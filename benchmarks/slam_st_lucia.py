@@ -26,7 +26,7 @@ from kappaplace.metrics import ROUTE_BLOCK, Resampling, bootstrap, compare
 from kappaplace.models.checkpoint import load_model
 from kappaplace.models.embedding import embed_patches
 from kappaplace.slam import ClosingSettings, Frame, LoopCloser
-from kappaplace.slam.calibrate import Examples, examples_of, fit_closures, scores_for
+from kappaplace.slam.calibrate import DriveExamples, examples_of, fit_closures, scores_for
 from kappaplace.slam.evaluation import closure_quality, false_at_recall, recall_curve
 from record import Option, append_row, log_row, parse_options
 from slam_sequences import _st_lucia_embeddings
@@ -65,8 +65,8 @@ def drive(args: argparse.Namespace, low: float, high: float) -> tuple[list[Frame
     paths = {part: sorted((args.data / part).glob("*.webp"))[::2] for part in ("ref", "query")}
     truth = json.loads((args.data / "gt.json").read_text())["positives"][::2]
     count = len(stored["ref_descriptor"])
-    centre = np.array([np.median(frames) / 2 for frames in truth])
-    rows = np.flatnonzero((centre >= low * count) & (centre < high * count))
+    center = np.array([np.median(frames) / 2 for frames in truth])
+    rows = np.flatnonzero((center >= low * count) & (center < high * count))
     last = count if high == 1.0 else int(high * count)  # later frames are not used
 
     def frame(part: str, row: int) -> Frame:
@@ -80,7 +80,7 @@ def drive(args: argparse.Namespace, low: float, high: float) -> tuple[list[Frame
     return frames, same
 
 
-def proposals(frames: list[Frame], same: np.ndarray, verify: int, maps: Maps) -> Examples:
+def proposals(frames: list[Frame], same: np.ndarray, verify: int, maps: Maps) -> DriveExamples:
     settings = ClosingSettings(recent_frames=40, near_frames=5, verify=verify)
     closer = LoopCloser(None, settings, scores=scores_for(True, verify), patch_maps=maps)
     for frame in frames:
@@ -92,7 +92,7 @@ Ranked = tuple[np.ndarray, np.ndarray]
 """Confidence of every proposal (−∞ without enough support), and whether it is correct."""
 
 
-def paired(ours: Ranked, cosine: Ranked, examples: Examples) -> list[dict[str, Any]]:
+def paired(ours: Ranked, cosine: Ranked, examples: DriveExamples) -> list[dict[str, Any]]:
     """Compare the false closures of both at each recall, with intervals of the difference."""
     # Nothing of the first drive can be closed.
     second_drive = np.arange(len(examples.closures)) >= np.argmin(examples.outside)

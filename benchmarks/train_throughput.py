@@ -44,8 +44,8 @@ def step_rate(options: Sequence[str], data: TrainingSet, batch: int, steps: int)
         [
             "model.pretrained=false",
             f"model.size={data.images.shape[-1]}",
-            f"optimiser.batch_size={batch}",
-            f"optimiser.iterations={WARM_UP + steps}",
+            f"optimizer.batch_size={batch}",
+            f"optimizer.iterations={WARM_UP + steps}",
             f"classes.min_images={EACH}",
             "classes.groups_per_axis=1",
             "run.trackers=[]",

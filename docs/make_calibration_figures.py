@@ -37,13 +37,13 @@ def promise() -> None:
             continue
     figure, axes = plt.subplots(figsize=(6.2, 3.0), layout="constrained")
     bins = np.linspace(0, 0.1, 51)
-    for thresholds, label, colour in (
+    for thresholds, label, color in (
         (plugged, "share of errors on the sample is 5 %", "#c44e52"),
         (proven, "proven to be at most 5 %", "#4c72b0"),
     ):
         risk = true_risk(np.array(thresholds))
         text = f"{label}: too high in {np.mean(risk > LIMIT):.1%}"
-        axes.hist(risk, bins, color=colour, alpha=0.7, label=text)
+        axes.hist(risk, bins, color=color, alpha=0.7, label=text)
     axes.axvline(LIMIT, color="black", linewidth=1)
     axes.set(
         xlabel="share of errors among the answers that will be accepted",

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from kappaplace.metrics import UPPER_TAIL, acceptance_curve, auroc, reliability_curve
-from kappaplace.reports.figures import COLOURS, WIDTH, new_figure, styled
+from kappaplace.reports.figures import COLORS, WIDTH, new_figure, styled
 from kappaplace.reports.html import png_of
 
 ASSETS = Path(__file__).parent / "assets"
@@ -38,8 +38,8 @@ def rescaling_figure() -> Figure:
     figure = new_figure(WIDTH, 6.2)
     grid = figure.subplots(3, 2, sharey="row")
     for column, values, title, color in (
-        (0, before, "a score u", COLOURS[0]),
-        (1, after, "the same as u/(u + 0.0025)", COLOURS[1]),
+        (0, before, "a score u", COLORS[0]),
+        (1, after, "the same as u/(u + 0.0025)", COLORS[1]),
     ):
         _column(grid[:, column], values, success, title, color)
     for axis, label in zip(grid[:, 0], ("fraction of queries", "R@1", "risk"), strict=True):

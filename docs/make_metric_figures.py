@@ -12,7 +12,7 @@ import numpy as np
 
 from kappaplace.calibration.calibrators import Logistic
 from kappaplace.metrics import acceptance_curve, auroc, brier, coverage_at_risk, mass_bins, smooth_ece
-from kappaplace.reports.figures import COLOURS, PLOT_STYLE, RIGHT, WRONG, new_figure
+from kappaplace.reports.figures import COLORS, PLOT_STYLE, RIGHT, WRONG, new_figure
 from kappaplace.reports.html import png_of
 
 ASSETS = Path(__file__).parent / "assets"
@@ -33,12 +33,12 @@ def main() -> None:
     with matplotlib.rc_context(PLOT_STYLE):
         figure = new_figure(9.6, 6.0)
         grid = figure.subplots(2, 3)
-        for row, (name, values, colour) in enumerate(
-            (("a useful score", useful, COLOURS[0]), ("a poor score", poor, COLOURS[1]))
+        for row, (name, values, color) in enumerate(
+            (("a useful score", useful, COLORS[0]), ("a poor score", poor, COLORS[1]))
         ):
             _histogram(grid[row, 0], values, success, name)
-            _risk(grid[row, 1], values, success, colour)
-            _reliability(grid[row, 2], values, success, colour)
+            _risk(grid[row, 1], values, success, color)
+            _reliability(grid[row, 2], values, success, color)
     (ASSETS / "metrics.png").write_bytes(png_of(figure, dpi=120))
 
 
@@ -52,26 +52,26 @@ def _histogram(axis, values, success, name) -> None:
     axis.legend(frameon=False)
 
 
-def _risk(axis, values, success, colour) -> None:
+def _risk(axis, values, success, color) -> None:
     curve = acceptance_curve(values, success)
     covered = coverage_at_risk(values, success, RISK)
-    axis.fill_between(curve.coverage, curve.risk, color=colour, alpha=0.2)
-    axis.plot(curve.coverage, curve.risk, color=colour)
+    axis.fill_between(curve.coverage, curve.risk, color=color, alpha=0.2)
+    axis.plot(curve.coverage, curve.risk, color=color)
     axis.axhline(RISK, color="#666666", linestyle=":", linewidth=1)
-    axis.plot([covered], [RISK], "o", color=colour)
+    axis.plot([covered], [RISK], "o", color=color)
     axis.set_title(f"AURC {curve.aurc:.3f}, coverage@10% {covered:.2f}", fontsize=9)
     axis.set_xlabel("coverage: share answered, surest first")
     axis.set_ylabel("risk: share of errors")
     axis.set_ylim(0, 0.4)
 
 
-def _reliability(axis, values, success, colour) -> None:
+def _reliability(axis, values, success, color) -> None:
     half = QUERIES // 2
     fitted = Logistic.fit(values[:half], success[:half]).probability(values[half:])
     outcome = success[half:]
     bins = mass_bins(fitted, outcome)
     axis.plot([0, 1], [0, 1], "--", color="#666666")
-    axis.plot(bins.probability, bins.observed, "o-", color=colour, ms=4)
+    axis.plot(bins.probability, bins.observed, "o-", color=color, ms=4)
     axis.set_title(
         f"smooth ECE {smooth_ece(fitted, outcome):.3f}, Brier {brier(fitted, outcome):.3f}", fontsize=9
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -12,14 +13,20 @@ EXCEPTIONS: set[str] = set()
 CYCLES: set[tuple[str, str]] = set()
 """Pairs of modules that still import each other."""
 LIMITS = architecture.Counts(
-    files=247, code_lines=32720, all_code_lines=39700, wide_functions=0, any_lines=85
+    files=247, code_lines=34160, all_code_lines=41470, wide_functions=0, any_lines=87
 )
 """Lower them when you can; a feature may raise one in its own commit, with one line of reason here.
 
 - `localize` streams answers and resumes a CSV file; `PlaceMap` has every verb; old names warn.
 - No answer outside what was calibrated: domain of a calibration, out-of-map counterparts, twins, a second one
   without patches (files +2, code lines +450).
+- Evaluations and trainings report scores that say nothing; status, data and backbone of every number of the
+  paper; seeds; fp16; time and memory of the paper's tables (files +2, code lines +530, all +650).
 - The service decodes uploads in limited processes, and limits connections that wait (files +3, lines +300).
+- Files, orders, options and presets of the authors' release, CosPlace and STUN; encoders of one's own (code
+  lines +165, Any +1).
+- Maps: checksums of the manifest and of blocks, one schema, models and images inside their folders, debris;
+  indexes, stored embeddings, calibration files and exports with checksums (files +1, code lines +350, all +455).
 """
 
 
@@ -41,6 +48,28 @@ def test_modules_do_not_import_each_other() -> None:
     cycles = set(architecture.lazy_cycles(architecture.imports()))
     assert not cycles - CYCLES, "modules that import each other"
     assert not CYCLES - cycles, "cycles that are gone: delete them from the list"
+
+
+def test_there_is_no_other_protocol() -> None:
+    """`Score` and `Reader` are records of functions; `Column` and `Record` describe data, not a step."""
+    protocols = {
+        f"{name}.{node.name}"
+        for name, path in architecture.modules().items()
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.ClassDef) and "Protocol" in map(ast.unparse, node.bases)
+    }
+    steps = {"models.encoder.Encoder", "retrieval.references.References", "retrieval.engine.Engine"}
+    assert protocols == {*steps, "retrieval.codes.Column", "records.Record"}
+
+
+def test_one_module_builds_the_evidence() -> None:
+    builders = {
+        name
+        for name, path in architecture.modules().items()
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "Evidence"
+    }
+    assert builders == {"retrieval.retrieve"}
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import kappaplace
-from kappaplace import _moved
+from kappaplace import _names
 from kappaplace.retrieval import MatrixReferences, Queries
 from kappaplace.uncertainty import match_score
 
@@ -99,7 +99,7 @@ def test_the_public_names_are_these() -> None:
 def test_a_documented_path_still_imports(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which of them still are modules does not matter to those who import them."""
     name = f"kappaplace.{path}"
-    if name in _moved.MODULES:
+    if name in _names.MODULES:
         monkeypatch.delitem(sys.modules, name, raising=False)
         with pytest.warns(DeprecationWarning, match=f"{name} has moved, use kappaplace"):
             module = import_module(name)
@@ -110,14 +110,14 @@ def test_a_documented_path_still_imports(path: str, monkeypatch: pytest.MonkeyPa
 
 
 def test_only_documented_paths_are_aliases() -> None:
-    assert set(_moved.MODULES) - {"kappaplace.export"} <= {f"kappaplace.{path}" for path in DOCUMENTED}
+    assert set(_names.MODULES) - {"kappaplace.export"} <= {f"kappaplace.{path}" for path in DOCUMENTED}
     with pytest.raises(ModuleNotFoundError):
         import_module("kappaplace.uncertainty.registry2")
 
 
 def test_a_module_that_exists_is_no_alias() -> None:
     source = Path(kappaplace.__file__).parent
-    for name in _moved.MODULES:
+    for name in _names.MODULES:
         file = source.joinpath(*name.split(".")[1:])
         assert not file.with_suffix(".py").exists(), name
         assert not (file / "__init__.py").exists(), name

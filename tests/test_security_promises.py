@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -81,6 +82,14 @@ def test_foreign_code_asks_first() -> None:
 
 def test_tokens_are_compared_in_constant_time() -> None:
     assert [file for file, name, _ in CALLS if name == "hmac.compare_digest"] == ["serve/protect.py"]
+
+
+@pytest.mark.parametrize("page", ["SECURITY.md", "docs/hardening.md"])
+def test_every_test_that_a_page_names_exists(page: str) -> None:
+    top = SOURCE.parent.parent
+    names = set(re.findall(r"tests/[\w/]+(?:\.py)?", (top / page).read_text(encoding="utf-8")))
+    assert len(names) > 5
+    assert not [name for name in names if not (top / name).exists()]
 
 
 def test_no_program_of_a_model_file_is_run() -> None:

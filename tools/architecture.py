@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "kappaplace"
 LAYERS = (
-    ("errors", "types", "version", "files", "records", "checks", "progress", "_lazy", "_moved"),
+    ("errors", "types", "version", "files", "records", "checks", "progress", "_names"),
     ("vmf", "metrics"),
     ("data",),
     ("models",),

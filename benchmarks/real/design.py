@@ -24,7 +24,7 @@ MILD = ["augment.brightness=0.4", "augment.contrast=0.4", "augment.saturation=0.
 CONFIGURATIONS: dict[str, tuple[str, list[str]]] = {
     "contrastive": ("contrastive", []),
     "contrastive, mild colours": ("contrastive", MILD),
-    "contrastive, mild colours, slow": ("contrastive", [*MILD, "optimiser.lr=1e-4"]),
+    "contrastive, mild colours, slow": ("contrastive", [*MILD, "optimizer.lr=1e-4"]),
     "retrieval, mild colours": ("retrieval", [*MILD, "classes.hold_out=0"]),
 }
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)

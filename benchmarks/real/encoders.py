@@ -20,23 +20,23 @@ COMMON = [
     "classes.groups=0",
     "classes.groups_per_heading=1",
     "run.channels_last=true",
-    "optimiser.schedule=warm-cosine",
+    "optimizer.schedule=warm-cosine",
     "run.precision=bf16",
     "run.trackers=[]",
     "run.checkpoint_every=100000",
     "stop.patience=0",
 ]
-STEPS = ["optimiser.batch_size=128", "optimiser.epochs=12", "optimiser.iterations=40"]
-ENCODER = [*STEPS, "augment.scale=0.4", "augment.damage=0.3", "optimiser.weight_decay=1e-3"]
+STEPS = ["optimizer.batch_size=128", "optimizer.epochs=12", "optimizer.iterations=40"]
+ENCODER = [*STEPS, "augment.scale=0.4", "augment.damage=0.3", "optimizer.weight_decay=1e-3"]
 ENCODERS = {
-    "retrieval": ("retrieval", [*ENCODER, "optimiser.lr=3e-4", "classes.hold_out=0.25"]),
-    "jt": ("kappa-jt", [*ENCODER, "optimiser.lr=3e-4", "optimiser.head_lr=1e-3", "classes.hold_out=0.25"]),
-    "contrastive": ("contrastive", [*ENCODER, "optimiser.lr=3e-4", "optimiser.epochs=25"]),
+    "retrieval": ("retrieval", [*ENCODER, "optimizer.lr=3e-4", "classes.hold_out=0.25"]),
+    "jt": ("kappa-jt", [*ENCODER, "optimizer.lr=3e-4", "optimizer.head_lr=1e-3", "classes.hold_out=0.25"]),
+    "contrastive": ("contrastive", [*ENCODER, "optimizer.lr=3e-4", "optimizer.epochs=25"]),
 }
 HEAD = [
-    "optimiser.batch_size=256",
-    "optimiser.lr=5e-3",
-    "optimiser.epochs=30",
+    "optimizer.batch_size=256",
+    "optimizer.lr=5e-3",
+    "optimizer.epochs=30",
     "anchors.views=2",
     "augment.scale=0.7",
     "augment.brightness=0.2",
@@ -45,7 +45,7 @@ HEAD = [
     "augment.hue=0.05",
 ]
 MILD, HEAVY = ["augment.damage=0.6"], ["augment.damage=0.95"]
-MANY = [*HEAVY, "anchors.source=clean", "anchors.views=8", "optimiser.epochs=60"]
+MANY = [*HEAVY, "anchors.source=clean", "anchors.views=8", "optimizer.epochs=60"]
 COLOUR = [f"augment.{name}={value}" for name, value in (("brightness", 0.4), ("contrast", 0.4), ("hue", 0.1))]
 # name: (encoder, recipe, options). docs/real_images.md explains the comparisons.
 HEADS: dict[str, tuple[str, str, list[str]]] = {
@@ -61,7 +61,7 @@ HEADS: dict[str, tuple[str, str, list[str]]] = {
     "pt-clean": ("retrieval", "kappa-pt", [*MILD, "anchors.source=clean"]),
     "gnll": ("retrieval", "gnll", MILD),
     "linear-head": ("retrieval", "linear-head", MILD),
-    "contrastive-pt": ("contrastive", "contrastive-pt", [*MILD, "optimiser.images_per_place=4"]),
+    "contrastive-pt": ("contrastive", "contrastive-pt", [*MILD, "optimizer.images_per_place=4"]),
     "clean": ("contrastive", "kappa-pt", [*MILD, "anchors.source=clean"]),
     "imagenet-clean": ("imagenet", "kappa-pt", [*HEAVY, "anchors.source=clean"]),
     "imagenet-layers": ("imagenet", "kappa-pt", [*HEAVY, "anchors.source=clean", "model.head=layers"]),
@@ -74,7 +74,7 @@ HEADS: dict[str, tuple[str, str, list[str]]] = {
     "imagenet-layers-mlp-8": ("imagenet", "kappa-pt", [*MANY, "model.head=layers-mlp"]),
     "places-layers": ("contrastive", "kappa-pt", [*HEAVY, "anchors.source=places", "model.head=layers"]),
 }
-STUN = [*STEPS, "optimiser.lr=3e-4", "augment.damage=0.3", "augment.scale=0.7", "optimiser.epochs=8"]
+STUN = [*STEPS, "optimizer.lr=3e-4", "augment.damage=0.3", "augment.scale=0.7", "optimizer.epochs=8"]
 
 
 @torch.inference_mode()
@@ -82,7 +82,7 @@ def whitened(model: PlaceModel, images: torch.Tensor) -> PlaceModel:
     """Initialize the projection by PCA whitening of pooled features."""
     device = next(model.parameters()).device
     parts = [
-        model.features(model.preprocessing.normalise(part.to(device))).pooled.float()
+        model.features(model.preprocessing.normalize(part.to(device))).pooled.float()
         for part in images.split(256)
     ]
     pooled = torch.cat(parts).double()

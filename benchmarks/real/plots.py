@@ -28,7 +28,7 @@ SHOWN = {
     "patches": "patches",
 }
 LINES = ("logistic of cosine", "logistic baseline", "patches + cosine + margin", "all, curves")
-COLOURS = {
+COLORS = {
     "logistic of cosine": "0.55",
     "logistic baseline": "C0",
     "patches + cosine + margin": "C1",
@@ -60,10 +60,10 @@ def overview(runs: list[Run], sets: tuple[str, ...]) -> plt.Figure:
         p, right = left_out(runs[0], title, sets, "clean")
         whole, truth = (np.concatenate([x[s] for s in sets]) for x in (p, right))
         curve = acceptance_curve(1 - whole, truth)
-        risk.plot(curve.coverage, curve.risk, color=COLOURS[title], label=TITLES[title])
+        risk.plot(curve.coverage, curve.risk, color=COLORS[title], label=TITLES[title])
         bins = mass_bins(whole, truth, 10)
         reliability.plot(
-            bins.probability, bins.observed, "o-", ms=4, color=COLOURS[title], label=TITLES[title]
+            bins.probability, bins.observed, "o-", ms=4, color=COLORS[title], label=TITLES[title]
         )
     risk.axhline(0.1, color="k", lw=0.8, ls=":")
     risk.set(xlabel="fraction of queries accepted", ylabel="fraction incorrect", ylim=(0, 0.3), xlim=(0, 1))

@@ -42,8 +42,8 @@ def part_of_route(table: PlaceImages, start: float, stop: float) -> PlaceImages:
     count = len(table.reference_rows)
     low, high = int(start * count), int(stop * count)
     positives = table.positives()
-    centre = np.array([np.median(positives.of(i)) for i in range(positives.queries)])
-    inside = table.query_rows[(centre >= low) & (centre < high)]
+    center = np.array([np.median(positives.of(i)) for i in range(positives.queries)])
+    inside = table.query_rows[(center >= low) & (center < high)]
     return table.select(np.concatenate([inside, table.reference_rows[low:high]]))
 
 

@@ -39,7 +39,7 @@ class Pixels:
 @torch.inference_mode()
 def embed(model: AnyModel, images: torch.Tensor, batch: int = 128) -> Embeddings:
     device = next(model.parameters()).device
-    parts = [model(model.preprocessing.normalise(part.to(device))) for part in images.split(batch)]
+    parts = [model(model.preprocessing.normalize(part.to(device))) for part in images.split(batch)]
     columns = zip(*parts, strict=True)
     return Embeddings(*(None if c[0] is None else torch.cat(c).float().cpu().numpy() for c in columns))
 
@@ -51,7 +51,7 @@ def maps_of(model: PlaceModel, images: torch.Tensor, batch: int = 128) -> torch.
     stage = MAP_STAGE[model.architecture.backbone]
     parts = []
     for part in images.split(batch):
-        _, maps = model.backbone.forward_stages(model.preprocessing.normalise(part.to(device)))  # type: ignore[operator]
+        _, maps = model.backbone.forward_stages(model.preprocessing.normalize(part.to(device)))  # type: ignore[operator]
         parts.append(maps[stage].half())
     return torch.cat(parts)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from kappaplace import _moved
-from kappaplace._lazy import lazy_exports
+from kappaplace import _names
+from kappaplace._names import lazy_exports
 from kappaplace.version import package_version
 
 if TYPE_CHECKING:
@@ -49,10 +49,10 @@ else:
             return package_version()
         if name in __all__:
             return _export(name)
-        return _moved.old_name(name)
+        return _names.old_name(name)
 
     def __dir__() -> list[str]:
         return sorted(set(globals()) | set(__all__))
 
 
-sys.meta_path.append(_moved.Finder())
+sys.meta_path.append(_names.Finder())

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode, urlsplit
 
-from kappaplace._moved import renamed
+from kappaplace._names import renamed
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import why
 from kappaplace.records import R

@@ -47,6 +47,23 @@ def make_folder(folder: str | Path) -> Path:
     return folder
 
 
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """Yield a temporary folder; it becomes ``out`` at the end and is deleted after an error."""
+    if out.exists():
+        raise KappaPlaceError(f"{out} already exists. Choose a new folder.")
+    make_folder(out.parent)
+    remove_debris(out.parent, f".{out.name}.")
+    part = out.with_name(f".{out.name}.{os.getpid()}.part")
+    remove_path(part)
+    part.mkdir()
+    try:
+        yield part
+        os.rename(part, out)
+    finally:
+        remove_path(part)
+
+
 def reserve_array(file: Path, shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
     """Create an .npy file of zeros and reserve its disk space.
 
@@ -70,6 +87,23 @@ def not_written(file: Path, error: OSError) -> Exception:
     return KappaPlaceError(f"Cannot write {file}: {why(error)}. Its previous content is unchanged.")
 
 
+def check_target(file: Path) -> None:
+    """Check that a path names a file, which may exist, and not a folder."""
+    if not file.name or file.is_dir():
+        raise KappaPlaceError(
+            f"Cannot write the file {file}, because it is a folder. Pass the name of a file."
+        )
+
+
+def sync_path(path: Path) -> None:
+    """Wait until the disk has the content of a file, or the names in a folder."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def replace_file(file: Path, write: Callable[[Path], object], *, sync: bool = True) -> None:
     """Write a temporary file in the same folder, then put it in place of the target in one step.
 
@@ -80,15 +114,17 @@ def replace_file(file: Path, write: Callable[[Path], object], *, sync: bool = Tr
             that can be created again.
 
     Raises:
-        KappaPlaceError: If the disk reports an error. The target is then unchanged.
+        KappaPlaceError: If the target is a folder, or the disk reports an error. It is then unchanged.
     """
+    check_target(file)
     part = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:
         write(part)
         if sync:
-            with open(part, "rb") as stream:
-                os.fsync(stream.fileno())
+            sync_path(part)
         os.replace(part, file)
+        if sync:  # the new name, too, before the caller deletes what it replaces
+            sync_path(file.parent)
     except OSError as error:
         raise not_written(file, error) from None
     finally:
@@ -98,7 +134,13 @@ def replace_file(file: Path, write: Callable[[Path], object], *, sync: bool = Tr
 
 def write_file(file: Path, content: str | bytes, *, sync: bool = True) -> None:
     """Replace the content of a file in one step, see `replace_file`; text is written as UTF-8."""
-    data = content.encode() if isinstance(content, str) else content
+    try:
+        data = content.encode() if isinstance(content, str) else content
+    except UnicodeEncodeError as error:
+        raise KappaPlaceError(
+            f"Cannot write {printable(str(file))}, because it would contain text that is not UTF-8 "
+            f"({printable(error.object[error.start :][:40])!r}). Choose another name."
+        ) from None
     replace_file(file, lambda part: part.write_bytes(data), sync=sync)
 
 
@@ -240,13 +282,13 @@ def sealed(values: Mapping[str, Json]) -> dict[str, Json]:
     return {**content, SEAL: hashlib.sha256(plain.encode()).hexdigest()}
 
 
-def unsealed(values: dict[str, Json]) -> dict[str, Json]:
+def unsealed(values: Json) -> dict[str, Json]:
     """Return a JSON object without its checksum; files of earlier versions have none.
 
     Raises:
         ValueError: If the checksum is of other values.
     """
-    if not isinstance(values, dict):
+    if not isinstance(values, Mapping):
         raise ValueError("it is not an object")
     if SEAL in values and sealed(values)[SEAL] != values[SEAL]:
         raise ValueError("wrong checksum: some of its values have changed")
@@ -277,6 +319,16 @@ def _is_running(process: int) -> bool:
     except OSError:  # of another user
         return True
     return True
+
+
+def path_inside(folder: str, name: str) -> str:
+    """Return the path of a file below a folder; empty if it is elsewhere, also by links."""
+    path = os.path.join(folder, name)
+    try:
+        real, base = os.path.realpath(path), os.path.realpath(folder)
+    except (OSError, ValueError):  # a zero byte
+        return ""
+    return path if folder and real.startswith(os.path.join(base, "")) else ""
 
 
 def remove_path(path: Path) -> None:

@@ -21,14 +21,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from kappaplace.errors import KappaPlaceError, MissingExtra
-from kappaplace.files import make_folder
+from kappaplace.files import new_folder
 from kappaplace.maps import FIT_RECORD as FIT
 from kappaplace.maps import (
     MANIFEST,
-    MODEL_FOLDER,
     SEGMENTS,
     Manifest,
-    keep_model,
     model_of,
     read_manifest,
     verified,
@@ -95,24 +93,8 @@ class Repository:
             file = _api().hf_hub_download(
                 self.name, name, repo_type=self.kind, revision=self.commit, local_dir=folder
             )
+        shutil.rmtree(folder / ".cache", ignore_errors=True)  # the client's own notes on its downloads
         return Path(file)
-
-
-@contextmanager
-def download_folder(out: Path) -> Iterator[Path]:
-    """Yield a temporary folder; it becomes ``out`` at the end and is deleted after an error."""
-    if out.exists():
-        raise KappaPlaceError(f"{out} already exists. Choose a new folder.")
-    make_folder(out.parent)
-    part = out.with_name(f".{out.name}.{os.getpid()}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir()
-    try:
-        yield part
-        shutil.rmtree(part / ".cache", ignore_errors=True)  # the client's own notes on its downloads
-        os.rename(part, out)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
 
 
 def push_files(
@@ -230,7 +212,7 @@ def pull_model(repo: str, out: str | Path, *, revision: str = "") -> Path:
     """
     out = Path(out)
     repository = Repository.find(repo, "model", revision)
-    with download_folder(out) as part:
+    with new_folder(out) as part:
         fetch_model(repository, part)
     return out
 
@@ -336,11 +318,10 @@ def pull_map(repo: str, out: str | Path, *, revision: str = "") -> Path:
     """
     out = Path(out)
     repository = Repository.find(repo, "dataset", revision)
-    with download_folder(out) as part:
+    with new_folder(out) as part:
         repository.fetch(MANIFEST, part)
         manifest = read_manifest(part)
-        source = manifest.model.source
-        inside = source.startswith("./") and MODEL_FOLDER.fullmatch(source.removeprefix("./"))
+        source, inside = manifest.model.source, manifest.model.inside
         if source and not (inside or source in HUB or is_shipped(source)):
             raise KappaPlaceError(
                 f"The map {repo} names {source!r} as its model, which is neither in it nor a known name. "
@@ -349,36 +330,38 @@ def pull_map(repo: str, out: str | Path, *, revision: str = "") -> Path:
         for name in data_files(manifest):
             repository.fetch(name, part)
         if inside:
-            model_folder = f"{source.removeprefix('./')}/"
+            model_folder = f"{inside}/"
             fetch_model(repository, part, model_folder)
             if model_folder + FIT in repository.files:
                 repository.fetch(model_folder + FIT, part)
         broken = verified(part)[1]
         if broken:
             raise KappaPlaceError(f"The downloaded map {repo} is damaged: {broken[0]}")
+        write_manifest(part, _without_folders(manifest))
     return out
 
 
 def data_files(manifest: Manifest) -> list[str]:
     """Return the names of a map's arrays, relative to its folder."""
-    extras = (manifest.removed, manifest.distinctiveness, manifest.sample, manifest.codebook)
     return [
         *(f"{SEGMENTS}/{segment.name}/{file}" for segment in manifest.segments for file in segment.files),
-        *(extra.file for extra in extras if extra is not None),
+        *(extra.file for extra in manifest.extras),
     ]
 
 
 def _public_copy(folder: Path, scratch: Path, manifest: Manifest) -> Manifest:
     """Return the manifest without folders of this machine; a model from a folder is copied to ``scratch``."""
-    segments = tuple(replace(segment, root="") for segment in manifest.segments)
     model = manifest.model
-    if model.source.startswith("./"):
-        shutil.copytree(folder / model.source, scratch / model.source)
+    if model.inside:
+        shutil.copytree(folder / model.inside, scratch / model.inside)
     elif model.source and model.source not in HUB and not is_shipped(model.source):
-        ready = model_of(folder, model)
-        model = replace(model, source=f"./model-{model.fingerprint[:12]}")
-        keep_model(scratch, model, ready)
-    return replace(manifest, segments=segments, model=model)
+        model_of(folder, model)  # raises the error that the model must be passed once
+    return _without_folders(manifest)
+
+
+def _without_folders(manifest: Manifest) -> Manifest:
+    """Return the manifest without the image folders of another machine."""
+    return replace(manifest, segments=tuple(replace(segment, root="") for segment in manifest.segments))
 
 
 def _map_page(manifest: Manifest, repo: str) -> str:

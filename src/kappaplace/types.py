@@ -25,6 +25,8 @@ class Embeddings(NamedTuple):
     """Concentration κ > 0 of each descriptor, N; None if the model has no κ head."""
     variance: Any = None
     """Variance of each descriptor, N, from heads that are not von Mises-Fisher (STUN); otherwise None."""
+    patches: Any = None
+    """Feature maps for patch matching, N×C×H×W in float16, if they were requested; otherwise None."""
 
     def take(self, rows: Any) -> Embeddings:
         """Return the embeddings of some rows only.

@@ -111,36 +111,6 @@ class SyntheticCity:
         district, origin = self.district(split), self.origins[split_number(split)]
         return origin + district.low, origin + district.high
 
-    def facade_seeds(self, split: str) -> np.ndarray:
-        """Return the seeds of a split's façades; no two splits have a seed in common.
-
-        Args:
-            split: train, val or test.
-
-        Returns:
-            Sorted seeds.
-        """
-        return np.unique([face.seed for face in self.district(split).faces])
-
-    def aliased_shifts(self, split: str) -> np.ndarray:
-        """Return the pairs of street segments that look the same.
-
-        Args:
-            split: train, val or test.
-
-        Returns:
-            P × 4: UTM middle of one segment, and the shift (east, north) to the other.
-        """
-        by_seed: dict[tuple[int, int], list[np.ndarray]] = {}
-        for segment in self.district(split).segments:
-            if segment.kind == ALIASED:
-                middle = segment.start.copy()
-                middle[segment.axis] += segment.length / 2
-                by_seed.setdefault((segment.axis, segment.seed), []).append(middle)
-        origin = self.origins[split_number(split)]
-        rows = [np.concatenate([origin + one, other - one]) for one, other in by_seed.values()]
-        return np.array(rows, np.float64).reshape(-1, 4)
-
     def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Find the district of positions.
 

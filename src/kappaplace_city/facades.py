@@ -56,17 +56,17 @@ class _Plot:
         self.u = np.arange(width)
         self.z = np.arange(TEXTURE_HEIGHT)
 
-    def fill(self, mask: np.ndarray, colour: np.ndarray, material: int = PLAIN) -> None:
+    def fill(self, mask: np.ndarray, color: np.ndarray, material: int = PLAIN) -> None:
         """Fill a mask (along × up)."""
-        self.rgb[mask] = colour
+        self.rgb[mask] = color
         self.material[mask] = material
 
     def box(
-        self, along: np.ndarray, low: float, high: float, colour: np.ndarray, material: int = PLAIN
+        self, along: np.ndarray, low: float, high: float, color: np.ndarray, material: int = PLAIN
     ) -> None:
         """Fill the columns `along` (mask) between two heights in texels."""
         rows = slice(max(0, int(np.ceil(low))), max(0, int(np.ceil(high))))
-        self.rgb[along, rows] = colour
+        self.rgb[along, rows] = color
         self.material[along, rows] = material
 
     def span(self, start: float, stop: float) -> np.ndarray:
@@ -74,10 +74,10 @@ class _Plot:
         return np.asarray((self.u >= start) & (self.u < stop))
 
 
-def _wall(plot: _Plot, height: int, colour: np.ndarray) -> None:
+def _wall(plot: _Plot, height: int, color: np.ndarray) -> None:
     rng = plot.rng
     every = np.ones(plot.width, bool)
-    plot.box(every, 0, height, colour)
+    plot.box(every, 0, height, color)
     wall = np.s_[:, :height]
     pattern = rng.integers(5)
     if pattern == 0:  # courses of stone
@@ -139,9 +139,9 @@ def _sign(plot: _Plot, start: int, stop: int, low: int, high: int) -> None:
     plot.box(along, low + 2, high - 2, ink, LIT)
 
 
-def _door(plot: _Plot, centre: float, colour: np.ndarray) -> None:
-    plot.box(plot.span(centre - 6, centre + 6), 0, 20, colour * 0.5)
-    plot.box(plot.span(centre - 5, centre + 5), 0, 18, colour)
+def _door(plot: _Plot, center: float, color: np.ndarray) -> None:
+    plot.box(plot.span(center - 6, center + 6), 0, 20, color * 0.5)
+    plot.box(plot.span(center - 5, center + 5), 0, 18, color)
 
 
 def _ground_floor(plot: _Plot, height: int) -> None:
@@ -171,7 +171,7 @@ def _ground_floor(plot: _Plot, height: int) -> None:
 def _roof(plot: _Plot, eaves: int) -> None:
     rng = plot.rng
     room = TEXTURE_HEIGHT * MAX_BUILDING / 22 - eaves
-    colour = hsv(rng.choice([0.02, 0.05, 0.6, 0.1]), rng.uniform(0.1, 0.7), rng.uniform(0.25, 0.6))
+    color = hsv(rng.choice([0.02, 0.05, 0.6, 0.1]), rng.uniform(0.1, 0.7), rng.uniform(0.25, 0.6))
     edge = np.minimum(plot.u, plot.width - 1 - plot.u)
     kind = rng.integers(5)
     rise = min(room, rng.uniform(10, 26))
@@ -185,7 +185,7 @@ def _roof(plot: _Plot, eaves: int) -> None:
         top = eaves + np.minimum(rise, 2.0 * edge)
     else:  # sawtooth
         top = eaves + rise * 0.7 * ((plot.u / plot.width * 3) % 1)
-    plot.fill((plot.z >= eaves) & (plot.z < top[:, None]), colour, LEDGE)
+    plot.fill((plot.z >= eaves) & (plot.z < top[:, None]), color, LEDGE)
     if kind == 3 and rise > 12:
         plot.box(
             _stripe_mask(plot.width, max(2, plot.width // 30), 0.35),
@@ -198,7 +198,7 @@ def _roof(plot: _Plot, eaves: int) -> None:
     plot.box(np.ones(plot.width, bool), eaves - 3, eaves, cornice, LEDGE)
     if rng.random() < 0.4:
         chimney = rng.uniform(0.15, 0.8) * plot.width
-        plot.box(plot.span(chimney, chimney + 7), eaves, min(eaves + 14, eaves + room), colour * 0.7)
+        plot.box(plot.span(chimney, chimney + 7), eaves, min(eaves + 14, eaves + room), color * 0.7)
 
 
 def _building(width: int, rng: np.random.Generator) -> _Plot:
@@ -234,13 +234,13 @@ def _blank_face(width: int, rng: np.random.Generator) -> np.ndarray:
     plot = _Plot(width, rng)
     kind = rng.integers(3)
     height = int(TEXELS * rng.uniform(6, 9))
-    colours = (hsv(0.29, 0.55, 0.4), hsv(0.1, 0.06, 0.62), hsv(0.11, 0.2, 0.75))
-    plot.box(np.ones(width, bool), 0, height, colours[kind])
+    colors = (hsv(0.29, 0.55, 0.4), hsv(0.1, 0.06, 0.62), hsv(0.11, 0.2, 0.75))
+    plot.box(np.ones(width, bool), 0, height, colors[kind])
     tile = _grain(rng, (4 * TEXELS, TEXTURE_HEIGHT), 0.14 if kind == 0 else 0.025)
     plot.rgb *= np.resize(np.tile(tile, (width // len(tile) + 1, 1)), (width, TEXTURE_HEIGHT))[..., None]
     if kind == 1:
         plot.rgb[:: 4 * TEXELS, :height] *= 0.75
-    plot.box(np.ones(width, bool), height - 3, height, colours[kind] * 0.9, LEDGE)
+    plot.box(np.ones(width, bool), height - 3, height, colors[kind] * 0.9, LEDGE)
     return np.dstack([np.clip(plot.rgb, 0, 255), plot.material]).astype(np.uint8)
 
 

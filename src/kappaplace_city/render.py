@@ -131,8 +131,8 @@ def make_rays(camera: Camera, local: np.ndarray, heading: np.ndarray, size: tupl
 def _sky(down: np.ndarray) -> np.ndarray:
     """Return packed colours from the horizon to the top of the image."""
     blend = np.clip(-down / 0.8, 0, 1)[:, None]
-    colour = np.array([206.0, 220, 232]) * (1 - blend) + np.array([108.0, 158, 214]) * blend
-    return pack(np.concatenate([colour, np.full((len(down), 1), SKY)], axis=1).astype(np.uint8))
+    color = np.array([206.0, 220, 232]) * (1 - blend) + np.array([108.0, 158, 214]) * blend
+    return pack(np.concatenate([color, np.full((len(down), 1), SKY)], axis=1).astype(np.uint8))
 
 
 def _draw_walls(scenery: Scenery, camera: Camera, rays: _Rays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -28,12 +28,12 @@ def _canvas() -> np.ndarray:
 
 
 def _rectangle(
-    canvas: np.ndarray, box: tuple[float, float, float, float], colour: np.ndarray, material: int = PLAIN
+    canvas: np.ndarray, box: tuple[float, float, float, float], color: np.ndarray, material: int = PLAIN
 ) -> None:
     """Fill (left, right, low, high), all in [0, 1]."""
     left, right, low, high = box
     mask = (left <= _U) & (right > _U) & (low <= _Z) & (high > _Z)
-    canvas[mask] = [*np.clip(colour, 0, 255), material]
+    canvas[mask] = [*np.clip(color, 0, 255), material]
 
 
 def _tree(rng: np.random.Generator) -> np.ndarray:
@@ -101,8 +101,8 @@ def _vehicle(
     for post in np.arange(hood + 0.2, 0.95 - 0.6 * hood, 0.18):
         _rectangle(canvas, (post, post + 0.025, windows, 0.9), paint)
     _rectangle(canvas, (0.01, 0.99, 0.14, 0.2), paint * 0.5)
-    for centre in (0.2, 0.8):
-        wheel = ((_U - centre) * metres[0]) ** 2 + ((_Z - 0.14) * metres[1]) ** 2 < (
+    for center in (0.2, 0.8):
+        wheel = ((_U - center) * metres[0]) ** 2 + ((_Z - 0.14) * metres[1]) ** 2 < (
             0.15 * metres[1] + 0.1
         ) ** 2
         canvas[wheel] = [25, 25, 28, PLAIN]
@@ -185,13 +185,13 @@ def _halve(texture: np.ndarray) -> np.ndarray:
     count = np.add.reduce(solid, dtype=np.uint16)
     # Empty texels are black, so that a sum ignores them.
     total = np.add.reduce([quarter[..., :3] for quarter in quarters], dtype=np.uint16)
-    colour = (total + count[..., None] // 2) // np.maximum(count, 1)[..., None]
+    color = (total + count[..., None] // 2) // np.maximum(count, 1)[..., None]
     material = np.zeros(count.shape, np.uint8)
     for quarter, mask in zip(quarters, solid, strict=True):
         material = np.where(mask & (material == 0), quarter[..., 3], material)
     material[count < 2] = 0
-    colour[count < 2] = 0
-    return np.concatenate([colour, material[..., None]], axis=2).astype(np.uint8)
+    color[count < 2] = 0
+    return np.concatenate([color, material[..., None]], axis=2).astype(np.uint8)
 
 
 def build_atlas(textures: list[np.ndarray]) -> Atlas:
@@ -275,7 +275,7 @@ def _crossing(one: int, other: int) -> str:
     return "paint" if painted else "road"
 
 
-_COLOURS = {
+_COLORS = {
     "road": (88, 88, 92, ROAD),
     "paint": (215, 215, 205, ROAD),
     "pavement": (160, 155, 148, PAVED),
@@ -290,9 +290,9 @@ def _table() -> np.ndarray:
     table = np.empty((8, 8, _SHADES, 4), np.uint8)
     for one in range(8):
         for other in range(8):
-            colour = np.array(_COLOURS[_crossing(one, other)])
+            color = np.array(_COLORS[_crossing(one, other)])
             for shade in range(_SHADES):
-                table[one, other, shade] = [*(colour[:3] * (0.92 + 0.16 * shade / _SHADES)), colour[3]]
+                table[one, other, shade] = [*(color[:3] * (0.92 + 0.16 * shade / _SHADES)), color[3]]
     return pack(table).ravel()
 
 

@@ -64,6 +64,9 @@ class CityViews:
         return views.city.render(views.poses, views.conditions, size, views.image_seeds, workers)
 
 
+MOST_QUERIES = 100_000
+
+
 @dataclass(frozen=True)
 class ViewOptions:
     """Options of `SyntheticCity.views`, which documents them."""
@@ -79,7 +82,7 @@ class ViewOptions:
     def __post_init__(self) -> None:
         within(self.spacing, "spacing", 1, 30)
         within(self.per_class, "per_class", 1)
-        within(self.queries, "queries", 0)
+        within(self.queries, "queries", 0, MOST_QUERIES)
         within(self.strength, "strength", 0, 1)
         within(self.query_strength, "query_strength", 0, 1)
         if self.headings not in (1, 2, 3, 4, 6, 12):

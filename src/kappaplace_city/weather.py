@@ -155,10 +155,10 @@ def harsh(count: int, rng: np.random.Generator, strength: float = 1.0) -> Condit
     return Conditions.from_levels(np.where(rank < number[:, None], levels, 0))
 
 
-_FOG_COLOUR = np.array([196, 200, 204], np.float32)
+_FOG_COLOR = np.array([196, 200, 204], np.float32)
 _NIGHT_TINT = np.array([0.75, 0.85, 1.15], np.float32)
 _LAMP_LIGHT = np.array([255, 214, 140], np.float32)
-_RAIN_GREY = np.array([140, 145, 150], np.float32)
+_RAIN_GRAY = np.array([140, 145, 150], np.float32)
 _AUTUMN = np.array([205, 120, 30], np.float32)
 _SNOW = np.array([236, 240, 246], np.float32)
 
@@ -178,8 +178,8 @@ def season(rgb: np.ndarray, material: np.ndarray, level: np.ndarray) -> np.ndarr
     rgb = rgb + turn * (_AUTUMN * light - rgb)
     snow = np.clip(2 * _column(level) - 1, 0, 1) * _SNOW_COVER[material][..., None]
     rgb += snow * (_SNOW - rgb)
-    grey = (rgb[..., :1] + rgb[..., 1:2] + rgb[..., 2:]) / np.float32(3)
-    return np.asarray(rgb + np.float32(0.35) * _column(level) * (grey - rgb))
+    gray = (rgb[..., :1] + rgb[..., 1:2] + rgb[..., 2:]) / np.float32(3)
+    return np.asarray(rgb + np.float32(0.35) * _column(level) * (gray - rgb))
 
 
 def night(rgb: np.ndarray, material: np.ndarray, level: np.ndarray) -> np.ndarray:
@@ -196,13 +196,13 @@ def fog(rgb: np.ndarray, depth: np.ndarray, level: np.ndarray, brightness: np.nd
     """Blend distant pixels into grey; at level 1 little is visible beyond eight metres."""
     density = np.float32(0.22) * level.astype(np.float32)[:, None, None] ** 2
     blend = 1 - np.exp(-density * depth)
-    return np.asarray(rgb + blend[..., None] * (_FOG_COLOUR * _column(brightness) - rgb))
+    return np.asarray(rgb + blend[..., None] * (_FOG_COLOR * _column(brightness) - rgb))
 
 
 def rain(image: np.ndarray, level: float, brightness: float, rng: np.random.Generator) -> np.ndarray:
     """Add a grey veil, bright streaks, and drops on the lens that blur the image behind them."""
     height, width = image.shape[:2]
-    image = image + np.float32(0.45 * level) * (_RAIN_GREY * np.float32(brightness) - image)
+    image = image + np.float32(0.45 * level) * (_RAIN_GRAY * np.float32(brightness) - image)
     length = max(3, height // 10)
     drops = rng.random((height + length, width), np.float32) < np.float32(0.012 * level)
     total = np.cumsum(drops, axis=0, dtype=np.float32)

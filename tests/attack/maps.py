@@ -268,8 +268,13 @@ def craft_array(folder: Path, rng: random.Random) -> str:
     return f"{file.relative_to(folder)} {change}"
 
 
-def use(folder: Path) -> None:
-    """Do with a map whatever a user can do without its model and its images."""
+def use(folder: Path, change: bool) -> None:
+    """Do with a map whatever a user can do without its model and its images.
+
+    Args:
+        folder: The map.
+        change: Whether to change it as well, which waits for the disk.
+    """
     steps: list[Callable[[], object]] = [
         lambda: verified(folder),
         lambda: map_answers(folder),
@@ -279,10 +284,12 @@ def use(folder: Path) -> None:
         lambda: [PlaceMap.open(folder).store.image_path(row) for row in (0, 1)],
         lambda: export_map(PlaceMap.open(folder).store, folder / "out.npz"),
         lambda: export_map(PlaceMap.open(folder).store, folder / "out.geojson"),
+    ]
+    changes: list[Callable[[], object]] = [
         lambda: PlaceMap.open(folder).remove(next(iter(PlaceMap.open(folder).store.names()))),
         lambda: PlaceMap.open(folder).compact(),
     ]
-    for step in steps:
+    for step in steps + changes * change:
         with contextlib.suppress(KappaPlaceError):
             step()
 
@@ -295,7 +302,7 @@ def crafted(whole: Path, tries: int, rng: random.Random, scratch: Path) -> Row:
         shutil.copytree(whole, folder)
         change = (craft_manifest if number % 2 else craft_array)(folder, rng)
         try:
-            use(folder)
+            use(folder, number % 8 < 2)
             results[REFUSED] += 1
         except Exception as error:
             print(f"{whole.name}: {change}: {type(error).__name__}: {error}"[:300], file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Calibrators against optimisers and loops written again, and in every hard corner."""
+"""Calibrators against optimizers and loops written again, and in every hard corner."""
 
 from __future__ import annotations
 

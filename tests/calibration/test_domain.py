@@ -53,12 +53,12 @@ def test_against_a_loop() -> None:
     queries = world(rng, 30)
     table = np.array(domain.rows)
     first, second = table[:60], table[60:]
-    centre = np.median(first, axis=0)
+    center = np.median(first, axis=0)
     least = np.array([0.02, 0.05, 0.01, 0.01])
     scale = np.maximum(first.std(axis=0), least)
 
     def deviation(row: np.ndarray) -> np.ndarray:
-        z = (row - centre) / scale
+        z = (row - center) / scale
         z[0] = max(z[0], 0.0)  # a closer match than usual is not suspicious
         return z
 

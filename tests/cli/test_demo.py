@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -57,7 +58,7 @@ def test_results_are_complete_and_self_contained(result: DemoResult, tmp_path: P
     files = write_results(result, tmp_path)
     page = files["report"].read_text(encoding="utf-8")
     assert page.count("data:image/png;base64,") == 3
-    assert "http" not in page
+    assert not re.search("https?:", page)  # the bare word may be part of an image in base64
     assert "KappaPlace" in page
     assert json.loads(files["table"].read_text()) == result.evaluation.to_dict()
     model = load_model(files["model"])

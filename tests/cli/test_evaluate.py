@@ -138,7 +138,8 @@ def test_the_paper_without_data(kappaplace, tmp_path):
     out = kappaplace(
         "evaluate", "--protocol", "paper", "--data", tmp_path / "tables", "--out", tmp_path / "out"
     )
-    assert "no data: Pitts30k" in out
+    assert "measurable" in out
+    assert "Pitts30k (pitts30k-test.parquet)" in " ".join(out.split())
     assert (tmp_path / "out" / "paper.csv").read_text().count("\n") == 392
 
 
@@ -243,3 +244,110 @@ def test_a_policy_that_is_not_met_is_one_sentence(kappaplace, matrix, tmp_path):
     assert "1 of 40 queries have no positive" in output
     out = kappaplace(*words, "--policy", "skip", "--out", tmp_path / "out", *QUICK)
     assert "HOG, SET: 39 queries" in out
+
+
+ENCODER = """
+import torch
+from kappaplace import Preprocessing
+
+class Colors(torch.nn.Module):
+    preprocessing = Preprocessing(32, "exact")
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(48, 8)
+
+    def forward(self, images):
+        return self.layer(torch.nn.functional.adaptive_avg_pool2d(images, 4).flatten(1))
+
+def build():
+    return Colors()
+
+def count():
+    return 3
+
+def fail():
+    raise RuntimeError("no weights here")
+"""
+
+
+def test_an_encoder_of_ones_own(kappaplace, city_folder, tmp_path, monkeypatch):  # noqa: F811
+    """Evaluated without κ, trained with a κ head, and evaluated with it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_encoder.py").write_text(ENCODER)
+    table, own = city_folder / "test.parquet", ("--encoder", "own_encoder:build")
+    out = kappaplace("evaluate", "model", table, *own, "--out", tmp_path / "plain", *QUICK)
+    assert "build" in out
+    results = json.loads((tmp_path / "plain" / "results.json").read_text())
+    assert "kappaplace" in json.dumps(results["sets"][0]["left_out"])
+    train = ("train", "kappa-pt", "--data", table, "--out", tmp_path / "pt", "--cpu", *own)
+    few = (
+        "anchors.source=views",
+        "anchors.views=2",
+        "optimizer.epochs=1",
+        "optimizer.iterations=2",
+        "model.size=32",
+    )
+    kappaplace(*train, *(word for each in (*few, "run.trackers=[]") for word in ("-s", each)))
+    head = tmp_path / "pt" / "model"
+    kappaplace("evaluate", "model", head, table, *own, "--out", tmp_path / "pt-results", *QUICK)
+    results = json.loads((tmp_path / "pt-results" / "results.json").read_text())
+    assert "kappaplace" not in results["sets"][0]["left_out"]
+    for function, message in (
+        ("own_encoder", "must be package.module:function"),
+        ("own_encoder:nothing", "has no attribute 'nothing'"),
+        ("no_such_module:build", "No module named 'no_such_module'"),
+        ("own_encoder:count", "must return a torch module, got int"),
+        ("own_encoder:fail", "no weights here"),
+    ):
+        words = ("evaluate", "model", table, "--encoder", function, "--out", tmp_path / "bad", *QUICK)
+        assert message in kappaplace(*words, refuses=True)
+
+
+def test_seeds_are_one_command(kappaplace, matrix, tmp_path):
+    rng = np.random.default_rng(1)
+    folders = []
+    for seed in range(3):
+        similar = 0.3 * np.eye(40) + rng.uniform(-0.3, 0.3, (40, 40))
+        (tmp_path / str(seed)).mkdir()
+        np.save(tmp_path / str(seed) / "SET.npy", similar)
+        words = ("evaluate", "matrix", tmp_path / str(seed) / "SET.npy", "--positives", matrix[1])
+        kappaplace(*words, "--scores", "l2,pa", "--out", tmp_path / f"out-{seed}", *QUICK)
+        folders.append(tmp_path / f"out-{seed}")
+    out = kappaplace("compare", *folders, "--seeds", "--out", tmp_path / "seeds")
+    assert "mean ± std over 3 runs" in out
+    assert "depends on R@K" in out
+    with (tmp_path / "seeds" / "seeds.csv").open(newline="") as stream:
+        rows = {(row["score"], row["metric"]): row for row in csv.DictReader(stream)}
+    values = []
+    for folder in folders:
+        with (folder / "metrics.csv").open(newline="") as stream:
+            (row,) = [r for r in csv.DictReader(stream) if (r["score"], r["metric"]) == ("pa", "ECE@1")]
+        values.append(float(row["value"]))
+    assert float(rows["pa", "ECE@1"]["mean"]) == pytest.approx(np.mean(values))
+    assert float(rows["pa", "ECE@1"]["std"]) == pytest.approx(np.std(values, ddof=1))
+    asked = json.loads(kappaplace("compare", *folders, "--seeds", "--metric", "R@1", "--json"))["rows"]
+    assert [row["metric"] for row in asked] == ["R@1"]
+    assert "at least two runs" in kappaplace("compare", folders[0], "--seeds", refuses=True)
+
+
+def test_a_constant_score_is_marked_and_named(kappaplace, matrix, tmp_path):
+    """Its ECE@1 is R@1, which says nothing of the score."""
+    (tmp_path / "mine.csv").write_text("query,uncertainty\n" + "".join(f"{i},7\n" for i in range(40)))
+    words = ("evaluate", "matrix", matrix[0], "--positives", matrix[1], "--method", "HOG", "--scores", "l2")
+    words = (*words, "--uncertainty", tmp_path / "mine.csv", "--out", tmp_path / "out")
+    out = kappaplace(*words, "--resamples", 20)
+    line = next(line for line in out.splitlines() if line.strip().startswith("mine"))
+    assert line.count("*") == 3  # K = 1, 5 and 10
+    assert "Warning: SET: queries have the same value of mine (constant)." in " ".join(out.split())
+    assert "constant score" in out
+    assert "perfect ranking" in out
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "Warning: SET: queries have the same value of mine (constant)." in page
+    assert "*<small>" in page
+    answer = json.loads(kappaplace(*words, *QUICK, "--json"))
+    assert len(answer["warnings"]) == 1
+    compared = kappaplace("compare", tmp_path / "out", "--metric", "ECE@1", "--resamples", 50)
+    assert "* (" in compared
+    assert "depends on R@K" in compared

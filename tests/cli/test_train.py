@@ -23,9 +23,9 @@ TINY = [
     "classes.groups_per_axis=2",
     "classes.groups_per_heading=1",
     "classes.min_images=4",
-    "optimiser.epochs=2",
-    "optimiser.iterations=2",
-    "optimiser.batch_size=8",
+    "optimizer.epochs=2",
+    "optimizer.iterations=2",
+    "optimizer.batch_size=8",
 ]
 
 
@@ -63,13 +63,34 @@ def test_without_a_recipe_all_are_listed(
 def test_shown_settings_are_a_config_file(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert run(monkeypatch, "train", "kappa-jt", "-s", "optimiser.lr=0.5", "--show-settings") == 0
+    assert run(monkeypatch, "train", "kappa-jt", "-s", "optimizer.lr=0.5", "--show-settings") == 0
     shown = capsys.readouterr().out
     assert "lr = 0.5" in shown
     file = tmp_path / "jt.toml"
     file.write_text(shown, encoding="utf-8")
     assert run(monkeypatch, "train", "kappa-jt", "--config", file, "--show-settings") == 0
     assert capsys.readouterr().out == shown
+
+
+def test_a_preset_is_a_start_that_options_override(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ("train", "kappa-jt", "--preset", "tab:sf_final", "--show-settings")
+    assert run(monkeypatch, *words) == 0
+    shown = capsys.readouterr().out
+    assert "epochs = 138" in shown
+    assert 'group_order = "first"' in shown
+    file = tmp_path / "own.toml"
+    file.write_text("[optimizer]\nepochs = 7\n", encoding="utf-8")
+    assert run(monkeypatch, *words, "--config", file, "-s", "loss.vmf_dim=0") == 0
+    shown = capsys.readouterr().out
+    assert "epochs = 7" in shown
+    assert "vmf_dim = 0" in shown
+    assert 'group_order = "first"' in shown
+    assert run(monkeypatch, "train", "btl", "--preset", "tab:sf_final") == 2
+    error = capsys.readouterr().err
+    assert "'tab:sf_final' has no recipe 'btl'. Choose from: retrieval" in error
+    assert error.count("\n") == 1
 
 
 def test_shown_settings_explain_every_option(
@@ -123,7 +144,7 @@ def test_from_tables_to_a_model_that_knows_kappa(
     [
         (("kappa-xt",), "Unknown recipe 'kappa-xt'"),
         (("retrieval",), "Pass --data TABLE and --out FOLDER"),
-        (("retrieval", "-s", "optimiser.lr=fast"), "optimiser.lr must be a number, got 'fast'"),
+        (("retrieval", "-s", "optimizer.lr=fast"), "optimizer.lr must be a number, got 'fast'"),
         (
             ("retrieval", "-s", "optimizer.lr=1"),
             "Unknown option 'optimizer.lr'. Choose a section from: model",

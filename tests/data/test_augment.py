@@ -52,14 +52,14 @@ def test_hue_agrees_with_colorsys() -> None:
 
 def by_hand(image: np.ndarray, amount: np.ndarray, order: list[int]) -> np.ndarray:
     for op in order:
-        grey = np.tensordot([0.299, 0.587, 0.114], image, 1)
+        gray = np.tensordot([0.299, 0.587, 0.114], image, 1)
         f = amount[op]
         if op == 0:
             image = np.clip(f * image, 0, 1)
         elif op == 1:
-            image = np.clip(f * image + (1 - f) * grey.mean(), 0, 1)
+            image = np.clip(f * image + (1 - f) * gray.mean(), 0, 1)
         elif op == 2:
-            image = np.clip(f * image + (1 - f) * grey, 0, 1)
+            image = np.clip(f * image + (1 - f) * gray, 0, 1)
         else:
             flat = [colorsys.rgb_to_hsv(*p) for p in image.reshape(3, -1).T]
             turned = [colorsys.hsv_to_rgb((h + f) % 1.0, s, v) for h, s, v in flat]
@@ -170,9 +170,9 @@ def triangle(old: int, new: int) -> np.ndarray:
     support = max(scale, 1.0)
     weights = np.zeros((new, old))
     for i in range(new):
-        centre = (i + 0.5) * scale
-        for j in range(max(0, int(centre - support + 0.5)), min(old, int(centre + support + 0.5))):
-            weights[i, j] = max(0.0, 1 - abs(j + 0.5 - centre) / support)
+        center = (i + 0.5) * scale
+        for j in range(max(0, int(center - support + 0.5)), min(old, int(center + support + 0.5))):
+            weights[i, j] = max(0.0, 1 - abs(j + 0.5 - center) / support)
     return weights / weights.sum(axis=1, keepdims=True)
 
 

@@ -94,8 +94,8 @@ def test_blur_is_a_gaussian() -> None:
     sigma = 0.025 * 101 * 0.8
     y, x = (out.sum(dim) for dim in (1, 0))
     assert float(out.sum()) == pytest.approx(1, abs=1e-4)
-    for profile, centre in ((y, 50), (x, 70)):
-        offset = torch.arange(len(profile)) - centre
+    for profile, center in ((y, 50), (x, 70)):
+        offset = torch.arange(len(profile)) - center
         expected = torch.exp(-0.5 * (offset / sigma) ** 2)
         assert float((profile * offset**2).sum()) == pytest.approx(sigma**2, rel=0.02)
         torch.testing.assert_close(profile, (expected / expected.sum()).double(), atol=1e-2, rtol=0)
@@ -109,8 +109,8 @@ def test_discrete_gaussian_agrees_with_bessel_functions() -> None:
 
 
 def test_noise_has_the_expected_deviation() -> None:
-    grey = torch.full((1, 3, 200, 200), 0.5)
-    out = degrade(grey, "noise", 0.25, seeded()) - 0.5
+    gray = torch.full((1, 3, 200, 200), 0.5)
+    out = degrade(gray, "noise", 0.25, seeded()) - 0.5
     assert float(out.std()) == pytest.approx(0.1, rel=0.02)
     assert float(out.mean()) == pytest.approx(0, abs=0.002)
 

@@ -87,11 +87,11 @@ def test_impossible_pixel_values_raise(value: float) -> None:
 
 
 def test_grey_one_bit_and_palette() -> None:
-    grey = photo()[..., 0]
-    np.testing.assert_array_equal(pixels(decode(Image.fromarray(grey)))[..., 2], grey)
+    gray = photo()[..., 0]
+    np.testing.assert_array_equal(pixels(decode(Image.fromarray(gray)))[..., 2], gray)
     palette = Image.fromarray(photo()).quantize(16)
     np.testing.assert_array_equal(pixels(decode(encoded(palette, "PNG"))), np.asarray(palette.convert("RGB")))
-    assert set(np.unique(pixels(decode(Image.fromarray(grey > 128))))) == {0, 255}
+    assert set(np.unique(pixels(decode(Image.fromarray(gray > 128))))) == {0, 255}
 
 
 def test_alpha_is_composited_on_grey() -> None:
@@ -219,6 +219,18 @@ def test_draft_decoding_is_used_for_much_smaller_targets_and_stays_close() -> No
     assert np.abs(pixels(small.image(data)).astype(int) - np.asarray(exact)).mean() < 1
 
 
+def test_reduced_decoding_can_be_avoided() -> None:
+    """Other code decodes every JPEG at its full size."""
+    data = encoded(Image.fromarray(photo(800, 1600)), "JPEG", quality=95)
+    full = Preprocessing(100, "exact", reduced_jpeg=False)
+    assert full.decoded(data).size == (1600, 800)
+    assert Preprocessing(100, "exact").decoded(data).size == (400, 200)
+    resized = Image.open(io.BytesIO(data)).resize((100, 100), Image.Resampling.BILINEAR)
+    np.testing.assert_array_equal(pixels(full.image(data)), np.asarray(resized))
+    assert Preprocessing.from_dict(full.to_dict()) == full
+    assert "reduced_jpeg" not in Preprocessing(100, "exact").to_dict()  # fingerprints stay the same
+
+
 def test_opened_image_of_the_caller_is_not_shrunk() -> None:
     image = Image.open(io.BytesIO(encoded(Image.fromarray(photo(400, 400)), "JPEG")))
     Preprocessing(size=50, mode="exact").image(image)
@@ -263,8 +275,8 @@ def test_normalization_formula_of_float_and_uint8() -> None:
     batch = torch.stack([preprocessing.to_uint8(photo(seed=s)) for s in range(3)])
     assert batch.dtype == torch.uint8
     one_by_one = torch.stack([preprocessing(photo(seed=s)) for s in range(3)])
-    torch.testing.assert_close(preprocessing.normalise(batch), one_by_one)
-    torch.testing.assert_close(preprocessing.normalise(batch / 255), one_by_one, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(preprocessing.normalize(batch), one_by_one)
+    torch.testing.assert_close(preprocessing.normalize(batch / 255), one_by_one, atol=1e-5, rtol=1e-5)
 
 
 @settings(deadline=None)
@@ -297,5 +309,5 @@ def test_settings_survive_json(size: Any, mode: Any, interpolation: Any) -> None
     ],
 )
 def test_bad_settings_raise(options: dict[str, Any]) -> None:
-    with pytest.raises(KappaPlaceError, match=r"Bad preprocessing|Unknown preprocessing"):
+    with pytest.raises(KappaPlaceError, match=r"Invalid preprocessing|Unknown preprocessing"):
         Preprocessing.from_dict(options)

@@ -57,7 +57,7 @@ def test_native_sizes_share_a_batch_only_when_equal(paths: list[Path]) -> None:
 
 
 def test_float_batches_are_normalized(paths: list[Path]) -> None:
-    loader = ImageLoader(paths, SQUARE, 8, normalise=True, workers=1)
+    loader = ImageLoader(paths, SQUARE, 8, normalize=True, workers=1)
     expected = torch.stack([SQUARE(path) for path in paths[:8]])
     torch.testing.assert_close(next(iter(loader)).images, expected)
 

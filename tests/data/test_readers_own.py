@@ -8,11 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from PIL.TiffImagePlugin import IFDRational
 
 from kappaplace.data.geodesy import project
 from kappaplace.data.images import decode
 from kappaplace.data.readers import get_reader, read_layout
+from kappaplace.data.readers.photos import read_pose
 from kappaplace.errors import KappaPlaceError
+from kappaplace.maps import BuildOptions, PlaceMap
 
 
 def exif(
@@ -170,3 +173,47 @@ def test_photos_that_are_broken(tmp_path):
     (tmp_path / "a.jpg").write_bytes(b"no image")
     with pytest.raises(KappaPlaceError, match=r"a\.jpg cannot be read"):
         read_layout("photos", tmp_path)
+
+
+ODD = {
+    "GPS time of one value": {7: (12.0,), 29: "2024:05:31"},
+    "GPS time of a number": {7: 12.0, 29: "2024:05:31"},
+    "latitude of 200 values": {2: (48.0,) * 200},
+    "latitude of one number": {2: 48.0},
+    "no denominator": {2: (IFDRational(1, 0),) * 3, 17: IFDRational(0, 0)},
+}
+
+
+def odd(file: Path, tags: dict[int, object]) -> Path:
+    data = exif(48.1, 11.6, 90.0, 5.0)
+    data.get_ifd(0x8825).update(tags)
+    del data.get_ifd(0x8769)[36881]  # so that the GPS time counts
+    Image.new("RGB", (8, 6)).save(file, exif=data)
+    return file
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_odd_exif_data_is_read_as_far_as_it_makes_sense(tmp_path, case):
+    pose = read_pose(odd(tmp_path / "a.jpg", ODD[case]))
+    assert all(np.isfinite(value) or np.isnan(value) for value in pose)
+    assert np.isfinite(pose.latitude) == ("time" in case or "one number" in case)
+
+
+@pytest.mark.parametrize("tags", [{2: (999.0, 0.0, 0.0)}, {4: (181.0, 0.0, 0.0)}])
+def test_a_position_that_is_not_on_earth_names_the_file(tmp_path, tags):
+    odd(tmp_path / "bad.jpg", tags)
+    odd(tmp_path / "good.jpg", {})
+    with pytest.raises(KappaPlaceError, match=r"bad.jpg has the EXIF position .* outside UTM"):
+        read_layout("photos", tmp_path)
+
+
+def test_one_photo_with_odd_exif_data_does_not_end_a_build(tiny, tmp_path):
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    cases = {**ODD, "far": {2: (999.0, 0.0, 0.0)}, "fine": {}}
+    for i, tags in enumerate(cases.values()):
+        odd(photos / f"{i}.jpg", tags)
+    built = PlaceMap.build(photos, tmp_path / "m", tiny)
+    assert (len(built), built.report.skipped) == (len(cases), [])
+    with pytest.raises(KappaPlaceError, match="outside UTM"):
+        PlaceMap.build(photos, tmp_path / "strict", tiny, BuildOptions(on_error="stop"))

@@ -12,9 +12,9 @@ from kappaplace.data.geodesy import project
 from kappaplace.data.positives import Positives
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
-from kappaplace.reports import table_map as module
-from kappaplace.reports.table_map import map_view
-from kappaplace.reports.table_map import write_table_map as show
+from kappaplace.reports import ground as module
+from kappaplace.reports.ground import map_view
+from kappaplace.reports.ground import write_table_map as show
 
 
 def town(n: int = 200) -> PlaceImages:

@@ -28,7 +28,7 @@ def test_districts_are_far_apart_and_share_no_facade(blocks):
     boxes = [city.bounds(split) for split in SPLITS]
     for (_, high), (low, _) in pairwise(boxes):
         assert low[0] - high[0] > 400
-    seeds = [set(city.facade_seeds(split).tolist()) for split in SPLITS]
+    seeds = [{face.seed for face in city.district(split).faces} for split in SPLITS]
     assert all(one.isdisjoint(other) for one, other in combinations(seeds, 2))
 
 

@@ -30,7 +30,7 @@ from kappaplace.retrieval import EngineOptions, open_engine
 from kappaplace.training import settings_for
 from tests.docs.markdown import ROOT, blocks
 from tests.docs.photos import write_photos
-from tests.models.test_foreign import cosplace_state
+from tests.models.test_foreign import RELEASE_HEADS, cosplace_state, release_file
 from tests.slam.synthetic import calibration, world
 from tests.training.tiny import OPTIONS
 
@@ -149,6 +149,8 @@ def for_models(folder: Path, patch: pytest.MonkeyPatch) -> Names:
     for backbone, name in (("resnet18", "ResNet50_512_cosplace.pth"), ("resnet50", "weights.pth")):
         model = PlaceModel.create(backbone, dim=512, head="none")
         torch.save(cosplace_state(model), folder / name)
+    head, _ = RELEASE_HEADS["vmf_agg"]
+    release_file(PlaceModel.create("resnet18", dim=32), head, folder / "best_model.pth")
     for_export(folder, patch)
     shutil.copy(folder / "lite0.onnx", folder / "place.onnx")
     patch.setattr("kappaplace.models.checkpoint.fetch", lambda _: folder / "ResNet50_512_cosplace.pth")
@@ -187,7 +189,7 @@ def for_slam(folder: Path, _: pytest.MonkeyPatch) -> Names:
 
 def for_training(_: Path, patch: pytest.MonkeyPatch) -> Names:
     def small(name: str, options: list[str]) -> Any:
-        few = [each for each in OPTIONS if each.startswith(("optimiser", "run"))]
+        few = [each for each in OPTIONS if each.startswith(("optimizer", "run"))]
         few += ["classes.cell=100", "classes.min_images=4"]
         return settings_for(name, options=[*options, *few])
 

@@ -78,7 +78,7 @@ def test_score(module, monkeypatch: pytest.MonkeyPatch) -> None:
     evidence = world()
     expected = [row[1] - row[0] for row in evidence.matches.similarities]
     np.testing.assert_allclose(score.query(evidence), expected, atol=1e-6)
-    assert "at least two" in score.reason(world(k=1))
+    assert "at least 2 matches" in score.reason(world(k=1))
     monkeypatch.setitem(SCORES, score.name, score)
     assert score in available(SCORES.values(), evidence)[0]
 

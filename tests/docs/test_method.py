@@ -8,7 +8,7 @@ import re
 import pytest
 
 from kappaplace.training.recipes import RECIPES, settings_for
-from kappaplace.uncertainty import SCORES
+from kappaplace.uncertainty import SCORES, VARIANTS
 from tests.docs.markdown import ROOT
 
 PAGE = (ROOT / "docs" / "method.md").read_text(encoding="utf-8")
@@ -53,7 +53,7 @@ def test_there_are_names_at_all() -> None:
 def test_scores_and_recipes_are_known() -> None:
     for line in re.findall(r"^\|.*\| scores? (.+?) \|$", PAGE, re.MULTILINE):
         for name in re.findall(r"`([a-z0-9-]+)`", line):
-            assert name in SCORES, name
+            assert name in {**SCORES, **VARIANTS}, name
     (table,) = re.findall(r"## Training\n(.*?)\n## ", PAGE, re.DOTALL)
     cells = [line.split("|")[2] for line in table.splitlines() if line.startswith("|")]
     recipes = set(re.findall(r"`([a-z-]+)`", " ".join(cells[2:])))
@@ -62,7 +62,7 @@ def test_scores_and_recipes_are_known() -> None:
 
 
 def test_settings_that_are_named_exist() -> None:
-    named = sorted(set(re.findall(r"`((?:loss|model|optimiser|stop|anchors)\.\w+=[^`\s]+)", PAGE)))
+    named = sorted(set(re.findall(r"`((?:loss|model|classes|optimizer|stop|anchors)\.\w+=[^`\s]+)", PAGE)))
     assert named
     for option in named:
         settings_for("kappa-jt", options=[option])

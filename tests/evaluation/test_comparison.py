@@ -10,7 +10,7 @@ import pytest
 
 from kappaplace.data.positives import Positives
 from kappaplace.errors import KappaPlaceError
-from kappaplace.evaluation.comparison import compare, seeds, write_comparison
+from kappaplace.evaluation.comparison import compare, spread_over_seeds, write_comparison
 from kappaplace.evaluation.inputs import from_similarities
 from kappaplace.evaluation.results import EvaluationResult
 from kappaplace.evaluation.run import Choices, evaluate_sets
@@ -42,7 +42,7 @@ def test_a_clear_difference_is_found_and_none_is_not():
 
 def test_seeds_have_a_mean_and_a_standard_deviation():
     runs = [replace(noisy(noise), facts={"fingerprint": str(noise)}) for noise in (0.9, 1.2, 1.6)]
-    rows = {row[:3]: row for row in seeds(runs)}
+    rows = {row[:3]: row for row in spread_over_seeds(runs)}
     values = [run.metrics["SET"]["scores"]["pa"]["ECE@1"] for run in runs]
     mean = sum(values) / 3
     row = rows["SET", "pa", "ECE@1"]
@@ -51,20 +51,20 @@ def test_seeds_have_a_mean_and_a_standard_deviation():
     assert row.runs == 3
     recall = [run.metrics["SET"]["recall"]["R@1"] for run in runs]
     assert rows["SET", "", "R@1"].mean == pytest.approx(np.mean(recall))
-    assert {row.metric for row in seeds(runs, ["R@1", "ECE@5"])} == {"R@1", "ECE@5"}
+    assert {row.metric for row in spread_over_seeds(runs, ["R@1", "ECE@5"])} == {"R@1", "ECE@5"}
 
 
 def test_runs_that_are_not_seeds_of_each_other_are_an_error():
     run = replace(noisy(0.9), facts={"fingerprint": "a"})
     with pytest.raises(KappaPlaceError, match="at least two runs, got 1"):
-        seeds([run])
+        spread_over_seeds([run])
     with pytest.raises(KappaPlaceError, match="same model"):
-        seeds([run, run])
+        spread_over_seeds([run, run])
     other = replace(noisy(0.9, queries=60), facts={"fingerprint": "b"})
     with pytest.raises(KappaPlaceError, match="must have the same queries"):
-        seeds([run, other])
+        spread_over_seeds([run, other])
     with pytest.raises(KappaPlaceError, match=r"No metric has the name ECE@2"):
-        seeds([run, replace(noisy(1.2), facts={"fingerprint": "b"})], ["ECE@2"])
+        spread_over_seeds([run, replace(noisy(1.2), facts={"fingerprint": "b"})], ["ECE@2"])
 
 
 def test_the_ece_of_a_constant_score_is_flagged():

@@ -240,7 +240,7 @@ def test_bad_files(files, tmp_path):
     np.save(tmp_path / "kappa.npy", np.ones(3))
     with pytest.raises(KappaPlaceError, match="one κ for each of 4 descriptors"):
         read_embeddings(tmp_path / "q.npy", tmp_path / "kappa.npy")
-    with pytest.raises(KappaPlaceError, match="1 sets but 2 positives files"):
+    with pytest.raises(KappaPlaceError, match="1 datasets but 2 positives files"):
         list(evaluate_matrices([files[0]], Labels([files[1]] * 2), QUICK))
     with pytest.raises(KappaPlaceError, match="Pass --positives FILE or a table"):
         list(evaluate_matrices([files[0]], Labels(), QUICK))

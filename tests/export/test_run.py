@@ -95,8 +95,8 @@ def test_half_is_smaller_and_within_its_tolerance(model, exported, tmp_path):
 def test_int8_is_smaller_close_and_a_model_of_its_own(model, exported, int8, photos):
     opened = load_model(int8.file)
     assert int8.file.stat().st_size < 0.6 * exported["onnx"].file.stat().st_size
-    assert int8.quantised is not None
-    assert int8.quantised.float_layers < int8.quantised.layers / 2
+    assert int8.quantized is not None
+    assert int8.quantized.float_layers < int8.quantized.layers / 2
     target, actual = model.embed(photos, progress=False), opened.embed(photos, progress=False)
     cosines = (target.descriptor * actual.descriptor).sum(1)
     assert 0.99 < cosines.mean() < 1 - 1e-6  # close, but computed in eight bits
@@ -109,7 +109,7 @@ def test_int8_takes_images_of_several_sizes(model, photos, tmp_path):
     native = copy.copy(model)
     native.preprocessing = Preprocessing()
     result = export_model(native, tmp_path / "m.onnx", options=ExportOptions(int8_images=two))
-    assert result.quantised.images == len(two)
+    assert result.quantized.images == len(two)
 
 
 def test_int8_needs_images(model, photos, tmp_path):
@@ -138,3 +138,20 @@ def test_encoders_of_other_projects_are_refused(tmp_path: Path):
     encoder = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     with pytest.raises(KappaPlaceError, match="own models"):
         export_model(FrozenEncoder(encoder), tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize("kind", SUFFIXES)
+def test_a_changed_bit_is_rejected_or_changes_nothing(kind, exported, pictures, tmp_path):
+    content = exported[kind].file.read_bytes()
+    expected, rng = load_model(exported[kind].file).embed(pictures).descriptor, np.random.default_rng(0)
+    refused = 0
+    for position in rng.integers(0, len(content), 40).tolist():
+        data = bytearray(content)
+        data[position] ^= 1 << int(rng.integers(8))
+        file = tmp_path / exported[kind].file.name
+        file.write_bytes(data)
+        try:
+            np.testing.assert_array_equal(load_model(file).embed(pictures).descriptor, expected)
+        except KappaPlaceError:
+            refused += 1
+    assert refused > 30

@@ -37,7 +37,9 @@ def test_maps_of_the_original_open_with_the_file_and_the_other_way_round(
     assert [match.name for match in actual.matches] == [match.name for match in expected.matches]
     assert actual.kappa == pytest.approx(expected.kappa, rel=1e-3)
     PlaceMap.build(folder, tmp_path / "b.map", str(file))
-    again = PlaceMap.open(tmp_path / "b.map")  # finds the file automatically
+    with pytest.raises(KappaPlaceError, match=r"Pass it with --model .*unless it is an exported file"):
+        PlaceMap.open(tmp_path / "b.map").localize(query, k=1)
+    again = PlaceMap.open(tmp_path / "b.map", file)
     assert again.manifest.model.kappa
     assert again.localize(query, k=1).matches[0].name == expected.matches[0].name
     assert PlaceMap.open(tmp_path / "b.map", model).localize(query, k=1).matches[0].name == "07.png"
@@ -54,7 +56,7 @@ def test_without_patches_comparing_is_told(model, folder, tmp_path):
     file = export_model(model, tmp_path / "m.onnx", options=ExportOptions(patches=False)).file
     assert load_model(file).record.outputs == ("descriptor", "kappa")
     place_map = PlaceMap.build(folder, tmp_path / "a.map", str(file))
-    with pytest.raises(KappaPlaceError, match="has no patch maps"):
+    with pytest.raises(KappaPlaceError, match="provides patch maps"):
         place_map.localize(folder / "03.png", rerank=3)
     assert EmbeddingStore.of(load_model(file)).patch_maps is None
 

@@ -36,8 +36,11 @@ MAPS = ("float32", "float16", "int8", "pq", "fitted", "compared")
 MODELS = ("mirrored", "none", "layers", "variance", "linear", "half", "frozen")
 CALIBRATORS = ("logistic", "beta", "temperature", "logit-temperature", "isotonic", "bent", "lone")
 SCORES = ("cosine", "margin", "aliasing")
-NOT_KEPT = ("seconds", "map", "files", "bytes", "kappaplace", "times", "report", "picture", "image", "state")
-"""Times, addresses and versions, which are no part of an answer."""
+NOT_KEPT = (
+    *("seconds", "map", "files", "bytes", "kappaplace", "times", "report", "picture", "image", "state"),
+    "checksum",
+)
+"""Times, addresses, versions and checksums, which are no part of an answer."""
 
 
 def plain(value: Any) -> Any:
@@ -187,15 +190,22 @@ def embedded(name: str) -> Any:
 
 def asked(name: str, *words: object) -> Any:
     """`localize` of images, as it comes."""
-    said = command("localize", f"{name}.map", *_images(8), "--json", "--k", 3, *words)
+    with tempfile.TemporaryDirectory() as folder:  # the map gets a copy of the model
+        copy = shutil.copytree(f"{name}.map", Path(folder) / "town.map")
+        said = command("localize", copy, *_images(8), "--json", "--k", 3, *_model(name), *words)
     return [json.loads(line) for line in said.splitlines()]
+
+
+def _model(name: str) -> tuple[str, ...]:
+    """These maps name their model by its path, so it must be passed, apart from a map with a model inside."""
+    return () if name == "fitted" else ("--model", "models/mirrored")
 
 
 def calibrated(name: str, *words: object) -> Any:
     """`calibrate` of a copy of a map; what it then says of the queries."""
     with tempfile.TemporaryDirectory() as folder:
         copy = shutil.copytree(f"{name}.map", Path(folder) / "town.map")
-        facts = json.loads(command("calibrate", copy, *words, "--json"))
+        facts = json.loads(command("calibrate", copy, *words, *_model(name), "--json"))
         made, names = queries_of(name)
         found = PlaceMap.open(copy).localize_embeddings(made, names, LocalizeOptions(k=1, rerank=0))
         return {"facts": facts, "probability": [each.probability for each in found]}

@@ -377,18 +377,19 @@ def _covered(reason: str, names: str) -> None:
 
 _covered(
     "made by the functions above",
-    """Cell ComparedSet ComparisonTable Retrieved Decided Fitted Manifest Observed Report Sheet SlamRun Pair
-    CellCheck""",
+    """Cell ComparedSet ComparisonTable Retrieved Decided FitRecord Fitted KappaCheck Manifest Observed Report
+    Sheet SlamRun Pair CellCheck""",
 )
-_covered("options or a type", "Machine OnError Order Floats PatchMaps Examples")
+_covered("options or a type", "Machine OnError Order Patches Floats PatchMaps Examples DriveExamples")
 _covered(
     "tests/cli covers it by `kappaplace evaluate` and `kappaplace compare`",
     """compare_with_paper comparison_rows evaluate_descriptors evaluate_matrices evaluate_model from_table
-    measure_set paper_rows plain score_set write_comparison write_paper""",
+    measure_set paper_rows plain score_set write_comparison write_paper write_rows flaws_of warnings_of
+    spread_over_seeds PaperComparison SeedRow reference_metrics score_flaw tied_fraction mean_cosine""",
 )
 _covered(
     "tests/cli covers it by `kappaplace map`",
-    """AnswerFile MapStore add_images area_of as_table decided from_lines head_lines holds_answers keep_model
+    """AnswerFile MapStore add_images area_of as_table decided from_lines head_lines holds_answers
     label_loop label_map loaded match_picture model_of no_longer_compared observed_in preprocessing_of
     query_picture read_manifest read_observed read_record sparse_note verified verified_by write_manifest
     write_pairs""",
@@ -396,9 +397,12 @@ _covered(
 _covered(
     "tests/slam and tests/cli cover it",
     """HistogramFilter IncrementalGraph PoseMotion RouteMotion calibration_for collect
-    drive_embeddings drive_frames fit_closures optimise place_matrix read_drive run_slam same_place scores_for
-    patch_maps_of reordered DriveInput SlamOptions Labels closure_message""",
+    drive_embeddings drive_frames fit_closures optimize place_matrix read_drive run_slam same_place scores_for
+    patch_maps_of reordered by_agreement DriveInput SlamOptions Labels closure_message""",
 )
+
+
+_covered("tests/cli and tests/evaluation cover it by --encoder", "load_encoder plain_encoder")
 
 
 def public_names() -> Iterator[str]:
@@ -475,7 +479,7 @@ def test_scores_that_are_all_the_same_are_judged_without_a_crash() -> None:
     same, right = np.full(40, 0.3), np.arange(40) % 2 == 0
     assert auroc(same, right) == pytest.approx(0.5)
     for calibrator in CALIBRATORS.values():
-        with pytest.raises(KappaPlaceError, match="a constant score cannot be calibrated"):
+        with pytest.raises(KappaPlaceError, match="A constant score cannot be calibrated"):
             calibrator.fit(same, right)
 
 

@@ -50,7 +50,7 @@ def test_an_evaluation_and_its_report(
 @pytest.mark.parametrize("recipe", ["retrieval", "kappa-jt"])
 def test_training(recipe: str, tmp_path: Path) -> None:
     """Weights to the bit; the course of the run apart from its seconds."""
-    runs = [small_run(recipe, str(tmp_path / str(number)), "optimiser.epochs=2") for number in range(2)]
+    runs = [small_run(recipe, str(tmp_path / str(number)), "optimizer.epochs=2") for number in range(2)]
     states = [run.model.state_dict() for run in runs]
     assert states[0].keys() == states[1].keys()
     for name, value in states[0].items():

@@ -5,6 +5,7 @@ After each of them the version before is still there, whole; and writing again w
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import shutil
@@ -187,6 +188,19 @@ def full_disk() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (SMALL, SMALL))
 
 
+def bound_by_permissions() -> None:
+    """Let permissions bind this process even if it runs as root, by giving up root's right to ignore them."""
+    if os.geteuid():
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # version 3 of the call, this process
+    sets = (ctypes.c_uint32 * 6)()  # effective, permitted and inheritable, twice 32 bits
+    assert libc.capget(header, sets) == 0
+    for number in range(3):
+        sets[number] &= ~0b110  # CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH
+    assert libc.capset(header, sets) == 0
+
+
 @pytest.fixture(scope="module")
 def town(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("town")
@@ -256,11 +270,8 @@ def test_a_full_disk_under_long_work(name: str, folder: Path) -> None:
     assert not list(folder.rglob("*.part"))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "calibration of a map"])
 def test_a_file_in_place_of_the_folder(name: str, folder: Path, tmp_path: Path) -> None:
-    """As a folder that cannot be written to: permissions do not stop root, this stops everyone."""
-    if name == "calibration of a map":
-        pytest.skip("a map is a folder already")
     blocked = tmp_path / "file"
     blocked.write_text("in the way")
     with pytest.raises(KappaPlaceError):
@@ -268,14 +279,12 @@ def test_a_file_in_place_of_the_folder(name: str, folder: Path, tmp_path: Path) 
     assert blocked.read_text() == "in the way"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="permissions do not stop root")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_folder_without_permission(name: str, folder: Path) -> None:
     os.chmod(folder, 0o500)
     os.chmod(folder / "town.map", 0o500)
     try:
-        with pytest.raises(KappaPlaceError):
-            WRITERS[name].write(folder, 1)
+        assert in_a_child(lambda: WRITERS[name].write(folder, 1), bound_by_permissions) == REFUSED
     finally:
         os.chmod(folder, 0o700)
         os.chmod(folder / "town.map", 0o700)
@@ -306,8 +315,8 @@ def test_a_damaged_cache_is_told_and_made_anew(folder: Path) -> None:
     cache = EmbeddingStore.of(model(0), folder / "cache")
     files = [str(file) for file in sorted((folder / "images").glob("*.png"))]
     first = np.array(cache.embed(files).descriptor)
-    (store,) = (path.parent for path in (folder / "cache").rglob("done.npy"))
-    for name in ("descriptor.npy", "done.npy", "kappa.npy"):
+    (store,) = (path.parent for path in (folder / "cache").rglob("sums.npy"))
+    for name in ("descriptor.npy", "sums.npy", "kappa.npy"):
         good = (store / name).read_bytes()
         for bad in (b"", good[: len(good) // 2], good[:100]):
             (store / name).write_bytes(bad)
@@ -330,7 +339,7 @@ def test_half_a_cache_of_a_killed_process_is_not_found(folder: Path) -> None:
         os.rename = rename
 
     assert in_a_child(lambda: EmbeddingStore.of(model(0), folder / "cache").embed(files), dies) == KILLED
-    assert not list((folder / "cache").glob("*/[!.]*/done.npy"))
+    assert not list((folder / "cache").glob("*/[!.]*/sums.npy"))
     assert len(EmbeddingStore.of(model(0), folder / "cache").embed(files).descriptor) == len(files)
 
 

@@ -103,7 +103,6 @@ def test_a_pickle_in_a_cache_is_not_run(whole: Path, tmp_path: Path) -> None:  #
     """Files that are read silently, and made anew where they are of no use."""
     from kappaplace.data.identity import image_digests
     from kappaplace.maps.embed import Pending
-    from kappaplace.slam.run import _stored_embeddings
     from kappaplace.training.features import ViewSource, _open
 
     images = ViewSource(None, None, np.arange(1), (0,), 0)  # type: ignore[arg-type]
@@ -116,7 +115,6 @@ def test_a_pickle_in_a_cache_is_not_run(whole: Path, tmp_path: Path) -> None:  #
     for payload in PAYLOADS.values():
         attack = payload(Attack(tmp_path))
         for file in (
-            "embeddings.npz",
             "pending/000000.npz",
             "features/reduced.npy",
             "features/descriptor.npy",
@@ -125,7 +123,6 @@ def test_a_pickle_in_a_cache_is_not_run(whole: Path, tmp_path: Path) -> None:  #
         record.write_bytes(attack)
         assert (image_digests([str(image)], tmp_path / "files") == good).all()
         assert Pending(tmp_path / "pending", "key").find("a") is None
-        assert _stored_embeddings(tmp_path / "embeddings.npz", "stamp") == {}
         assert _open(tmp_path / "features", "k", images) is None
         assert not list(tmp_path.rglob(HARM))
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shutil import copytree
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from kappaplace.data.images import Preprocessing
 from kappaplace.data.table import PlaceImages
 from kappaplace.maps import BuildOptions, PlaceMap
+from kappaplace.models.place_model import PlaceModel
 from kappaplace_city import SyntheticCity
 
 
@@ -51,3 +55,17 @@ def town_map(town: PlaceImages, tiny, tmp_path: Path) -> PlaceMap:
 @pytest.fixture
 def queries(town: PlaceImages) -> list[str]:
     return town.image_paths(town.query_rows)
+
+
+@pytest.fixture(scope="module")
+def model() -> PlaceModel:
+    """Patch maps of 6×6 cells, because maps of 2×2 cells would mostly tie."""
+    torch.manual_seed(3)
+    return PlaceModel.create("resnet_tiny", 32, preprocessing=Preprocessing(96, "exact")).eval()
+
+
+@pytest.fixture
+def again(town: PlaceImages, tmp_path: Path) -> PlaceImages:
+    """Copies of the town's images, because images of the map itself raise an error."""
+    root = copytree(town.root, tmp_path / "elsewhere")
+    return PlaceImages.create(town.paths, town.positions, root=root, frame=town.frame, name="labelled")

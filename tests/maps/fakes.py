@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import time
 from collections.abc import Sequence
@@ -12,6 +13,10 @@ import numpy as np
 
 from kappaplace.maps import PlaceMap
 from kappaplace.types import Embeddings
+
+_OLD = Path(__file__).parents[1] / "golden" / "v0.1.0" / "float32.map" / "manifest.json"
+SOME_CALIBRATION = json.loads(_OLD.read_text(encoding="utf-8"))["calibration"]
+"""Record of a calibration in a manifest."""
 
 
 class Counting:

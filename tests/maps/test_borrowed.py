@@ -93,7 +93,13 @@ def test_a_map_of_our_model_answers_with_probabilities_at_once(home, tiny, town,
         assert all(match.probability is not None for match in answer.matches)
         assert NOT_CALIBRATED not in answer.notes
         (note,) = [each for each in answer.notes if "other places" in each]
-        for part in ("two made-up towns", "0.90", "0.20", "no risk is guaranteed", "kappaplace calibrate"):
+        for part in (
+            "two made-up towns",
+            "0.90",
+            "0.20",
+            "no risk is guaranteed",
+            "kappaplace map calibrate",
+        ):
             assert part in note
 
 
@@ -177,7 +183,7 @@ def test_ranking_without_probabilities_of_pairs_is_refused(home, tiny, town, que
 def test_a_damaged_file_is_one_sentence(text, home, tiny, town, queries, tmp_path):
     ship(home, tiny, made_up())
     (home / DEFAULT / CALIBRATION).write_text(text)
-    with pytest.raises(KappaPlaceError, match="install kappaplace again"):
+    with pytest.raises(KappaPlaceError, match="Install kappaplace again"):
         PlaceMap.build(town, tmp_path / "m").localize(queries[0])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -13,8 +14,10 @@ from PIL import Image
 from kappaplace.data.images import Preprocessing
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps import AddOptions, BuildOptions, PlaceMap
+from kappaplace.maps import AddOptions, BuildOptions, PlaceMap, models
 from kappaplace.maps import references as distinctiveness
+from kappaplace.models import encoder
+from kappaplace.models.checkpoint import save_model
 from kappaplace.models.place_model import PlaceModel
 from tests.maps.fakes import Counting, assert_same
 
@@ -111,6 +114,21 @@ def test_bad_images_are_left_out_or_end_the_work(pictures, tiny, tmp_path):
         (folder / f"{i}.png").write_bytes(b"not an image")
     with pytest.raises(KappaPlaceError, match="None of the 6 images could be read"):
         PlaceMap.build(folder, tmp_path / "none", tiny)
+
+
+def test_a_model_is_loaded_and_hashed_once(town, tiny, tmp_path, queries, monkeypatch):
+    folder = save_model(tiny, tmp_path / "model")
+    calls: Counter[str] = Counter()
+    load, digest = models.load_model, encoder.state_digest
+    monkeypatch.setattr(models, "load_model", lambda *a, **k: (calls.update(["load"]), load(*a, **k))[1])
+    monkeypatch.setattr(encoder, "state_digest", lambda state: (calls.update(["hash"]), digest(state))[1])
+    made = PlaceMap.build(town, tmp_path / "town.map", folder)
+    made.localize(queries[0])
+    made.self_calibrate()
+    assert calls == {"load": 1, "hash": 1}
+    calls.clear()
+    PlaceMap.open(tmp_path / "town.map").localize(queries)
+    assert calls == {"load": 1, "hash": 1}
 
 
 def test_names_that_come_twice(town, town_map, tiny, tmp_path):

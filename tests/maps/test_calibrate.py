@@ -75,7 +75,7 @@ def test_labelled_queries(many, ready, tmp_path):
         assert found[1:] == sorted(found[1:], reverse=True)
         assert answer.matches[0].probability == answer.probability
     near = again.localize(many.image_path(0), area=(tuple(many.positions[0]), 40.0))
-    assert any("Only the given area" in n and "no risk is guaranteed" in n for n in near.notes)
+    assert any("Only part of the map" in n and "no risk is guaranteed" in n for n in near.notes)
     outside = again.localize(many.image_path(0), outside_rate=0.9)
     assert any("not 90" in note for note in outside.notes)
     assert not any("out-of-map" in n for n in again.localize(many.image_path(0)).notes)
@@ -136,8 +136,8 @@ def test_what_cannot_be_self_calibrated(many, ready, tiny, tmp_path):
     export_map(ready.store, moved)
     with np.load(moved) as stored:
         arrays = {key: stored[key] for key in stored.files}
-    np.savez(moved, **(arrays | {"root": np.full(len(ready), "/nowhere")}))
-    import_map(moved, tmp_path / "gone")
+    np.savez(moved, **arrays)
+    import_map(moved, tmp_path / "gone", tiny, "/nowhere")
     with pytest.raises(KappaPlaceError, match=r"no longer exist .*/nowhere"):
         self_calibrate_map(PlaceMap.open(tmp_path / "gone"))
 

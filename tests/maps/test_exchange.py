@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +17,6 @@ from kappaplace.maps.exchange import export_map, import_map
 from kappaplace.maps.store import manifest
 from kappaplace.maps.store.manifest import read_manifest
 from kappaplace.maps.store.writer import writer_of
-from kappaplace.models.place_model import PlaceModel
 from kappaplace.reports import write_answers
 from tests.maps.fakes import assert_same
 
@@ -30,7 +30,7 @@ def test_there_and_back(town, tiny, queries, tmp_path, suffix, storage):
     made.remove(["003.png"])
     made.compact()
     file = export_map(made.store, tmp_path / f"town{suffix}")
-    import_map(file, tmp_path / "back")
+    import_map(file, tmp_path / "back", tiny, town.root)
     back = PlaceMap.open(tmp_path / "back")
     assert_same(back, made)
     assert back.manifest.frame == made.manifest.frame
@@ -51,11 +51,54 @@ def test_there_and_back(town, tiny, queries, tmp_path, suffix, storage):
         import_map(file, tmp_path / "back")
 
 
-def test_an_imported_map_keeps_its_model_whatever_becomes_of_the_other(town_map, tiny, queries, tmp_path):
+def test_an_imported_map_gets_a_copy_of_the_model_that_is_passed_once(town_map, tiny, queries, tmp_path):
     file = export_map(town_map.store, tmp_path / "town.npz")
     import_map(file, tmp_path / "back")
-    town_map.reembed(PlaceModel.create("resnet_tiny", dim=16, preprocessing=tiny.preprocessing).eval())
+    assert PlaceMap.open(tmp_path / "back").manifest.model.source == ""
+    with pytest.raises(KappaPlaceError, match=r"does not have its model.* --model"):
+        PlaceMap.open(tmp_path / "back").localize(queries[0])
+    model = tmp_path / "model"
+    shutil.copytree(town_map.folder / town_map.manifest.model.inside, model)
+    assert PlaceMap.open(tmp_path / "back", model).localize(queries[0]).matches
+    shutil.rmtree(model)
     assert PlaceMap.open(tmp_path / "back").localize(queries[0]).matches
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".npz"])
+def test_an_imported_map_reaches_no_file_outside_the_folder_that_the_user_names(
+    town, tiny, tmp_path, monkeypatch, suffix
+):
+    """The file names /, and has names with .. and absolute ones: those of images that are private."""
+    secret = tmp_path / "secret.png"
+    shutil.copy(town.image_path(0), secret)
+    names = [f"../{secret.name}", str(secret), "000.png", "link.png"]
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    shutil.copy(town.image_path(0), photos / "000.png")
+    (photos / "link.png").symlink_to(secret)
+    z = np.eye(4, 32, dtype=np.float32)
+    arrays = {"name": np.array(names), "descriptors": z, "root": np.array(["/"] * 4)}
+    np.savez(tmp_path / "evil.npz", **arrays)
+    if suffix == ".parquet":
+        import_map(tmp_path / "evil.npz", tmp_path / "npz.map", tiny, photos)
+        with writer_of(tmp_path / "npz.map") as writer:
+            writer.commit(segments=tuple(replace(s, root="/") for s in writer.manifest.segments))
+        export_map(PlaceMap.open(tmp_path / "npz.map").store, tmp_path / "evil.parquet")
+    import_map(tmp_path / f"evil{suffix}", tmp_path / "m", tiny)
+    assert [PlaceMap.open(tmp_path / "m", tiny).store.image_path(row) for row in range(4)] == [""] * 4
+    import_map(tmp_path / f"evil{suffix}", tmp_path / "stated", tiny, photos)
+    store = PlaceMap.open(tmp_path / "stated", tiny).store
+    assert [store.image_path(row) for row in range(4)] == ["", "", str(photos / "000.png"), ""]
+    # The descriptors came without images, so the service shows no thumbnail of a file of this name.
+    assert store.original(2) == ""
+
+
+def test_the_user_names_the_folder_of_an_imported_map_by_adding_it(town, town_map, tiny, tmp_path):
+    import_map(export_map(town_map.store, tmp_path / "town.parquet"), tmp_path / "back", tiny)
+    back = PlaceMap.open(tmp_path / "back")
+    assert back.store.image_path(0) == ""
+    assert back.add(town).already == len(back)
+    assert back.store.image_path(0) == back.store.original(0) == str(town.image_path(town.reference_rows[0]))
 
 
 @pytest.mark.parametrize("said", [None, 1, 2, 3])

@@ -81,7 +81,7 @@ def test_junk_is_not_accepted_after_a_calibration_on_easy_queries(
     assert np.isfinite(calibration.rule.accept_at)
     answers = calibrated.localize(junk)
     assert not [answer for answer in answers if answer.decision == "accept"]
-    unlike = [answer for answer in answers if any("unlike" in note for note in answer.notes)]
+    unlike = [answer for answer in answers if any("differs from" in note for note in answer.notes)]
     assert len(unlike) > len(junk) / 2
     for answer in unlike:
         assert (answer.probability, answer.guaranteed) == (None, False)

@@ -149,10 +149,10 @@ def test_the_spatial_prior_is_brute_force_within_the_circle(town, town_map, quer
     if gone:
         town_map.remove(list(town_map.store.names())[:gone])
     store, made = town_map.store, town_map.embed(queries)
-    centre = town.positions[town.reference_rows[20]]
-    inside = np.flatnonzero(np.hypot(*(store.positions - centre).T) <= radius)
+    center = town.positions[town.reference_rows[20]]
+    inside = np.flatnonzero(np.hypot(*(store.positions - center).T) <= radius)
     order = np.argsort(-(made.descriptor @ store.descriptors[:][inside].T), axis=1, kind="stable")
-    answers = town_map.localize(queries, k=6, area=(tuple(centre), radius))
+    answers = town_map.localize(queries, k=6, area=(tuple(center), radius))
     for row, answer in enumerate(answers):
         assert [m.reference for m in answer.matches] == inside[order[row, :6]].tolist()
 
@@ -261,6 +261,22 @@ def test_ranked_anew_the_margin_is_to_places_other_than_the_new_best(town_map, q
     expected = np.where(far, made.descriptor @ store.descriptors[:].T, -np.inf).max(axis=1)
     np.testing.assert_allclose(after.best_outside, expected, atol=1e-6)
     assert (after.best_outside != before.best_outside).any()
+
+
+@pytest.mark.parametrize("order", ["similarity", "probability"])
+def test_a_combination_is_evaluated_once_per_query(town_map, queries, monkeypatch, order):
+    self_calibrate_map(town_map, CalibrateOptions(max_risk=0.5, confidence=0.5))
+    rows: list[int] = []
+    evaluate = Signal.uncertainty
+
+    def counted(self, features, dimensions):
+        rows.extend([len(features)] * (dimensions == 1))
+        return evaluate(self, features, dimensions)
+
+    monkeypatch.setattr(Signal, "uncertainty", counted)
+    answers = town_map.localize(queries, order=order)
+    assert all(answer.probability is not None or answer.notes for answer in answers)
+    assert rows == [len(queries)]
 
 
 def test_an_address_without_a_database_is_told(town_map, queries):

@@ -11,6 +11,7 @@ import pytest
 
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
+from kappaplace.files import sealed
 from kappaplace.maps import PlaceMap
 from kappaplace.models.checkpoint import save_model
 from kappaplace.models.place_model import PlaceModel
@@ -66,7 +67,7 @@ def test_a_model_from_a_folder_goes_with_the_map(
 
 def changed(hub: FakeHub, **values: object) -> None:
     files = hub.repositories["datasets/me/town"]
-    files["manifest.json"] = json.dumps(json.loads(files["manifest.json"]) | values).encode()
+    files["manifest.json"] = json.dumps(sealed(json.loads(files["manifest.json"]) | values)).encode()
 
 
 def test_a_manifest_that_reaches_out_is_refused(hub: FakeHub, town_map: PlaceMap, tmp_path: Path) -> None:

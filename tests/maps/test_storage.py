@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from kappaplace.cli.main import app
 from kappaplace.errors import KappaPlaceError
+from kappaplace.files import sealed
 from kappaplace.maps import LocalizeOptions, PlaceMap, change
 from kappaplace.maps import references as distinctiveness
 from kappaplace.maps.exchange import export_map, import_map
@@ -21,6 +22,7 @@ from kappaplace.maps.store.writer import writer_of
 from kappaplace.retrieval import codes
 from kappaplace.retrieval.columns import decode, encode
 from kappaplace.types import Embeddings
+from tests.maps.fakes import SOME_CALIBRATION
 
 DIM, PLACES, EACH = 24, 260, 4
 MODEL = ModelRecord("0" * 64, "", DIM, True, {})
@@ -136,7 +138,7 @@ def test_codes_are_rounded_once_and_new_references_join(made: PlaceMap) -> None:
 
 def test_any_storage_becomes_any_other_and_what_rounds_takes_the_calibration(made: PlaceMap) -> None:
     with writer_of(made.folder) as writer:
-        writer.commit(calibration={"origin": "nothing", "references": 1040, "calibration": {}})
+        writer.commit(calibration=SOME_CALIBRATION)
     for storage, kept in [("float16", True), ("int8", False), ("pq", False), ("float32", False)]:
         made.compact(storage)
         manifest = read_manifest(made.folder)
@@ -212,9 +214,13 @@ def test_single_queries_of_a_map_are_looked_up(made: PlaceMap, monkeypatch) -> N
 
 
 def test_an_older_package_is_told_to_upgrade_before_it_reads_codes(made: PlaceMap) -> None:
-    assert json.loads((made.folder / "manifest.json").read_text())["format"] == 1
+    assert json.loads((made.folder / "manifest.json").read_text())["features"] == []
     made.compact("pq")
-    assert json.loads((made.folder / "manifest.json").read_text())["format"] == 2
+    file = made.folder / "manifest.json"
+    assert json.loads(file.read_text())["features"] == ["codes"]
+    file.write_text(json.dumps(sealed(json.loads(file.read_text()) | {"features": ["codes", "sounds"]})))
+    with pytest.raises(KappaPlaceError, match=r"needs 'sounds', which .*does not support.*upgrade"):
+        PlaceMap.open(made.folder)
 
 
 def test_what_cannot_be_is_told_and_nothing_is_lost(made: PlaceMap, monkeypatch) -> None:
@@ -241,9 +247,11 @@ def test_a_damaged_codebook_is_named(made: PlaceMap) -> None:
     made.compact("pq")
     file = made.folder / made.manifest.codebook.file
     whole = file.read_bytes()
+    for damaged in (whole[:-4], whole[:-4] + b"\x00\x00\xc0\x7f"):
+        file.write_bytes(damaged)
+        with pytest.raises(KappaPlaceError, match=r"codebook.*cannot be read.*map reembed"):
+            answers(PlaceMap.open(made.folder))
     file.write_bytes(whole[:-4])
-    with pytest.raises(KappaPlaceError, match=r"codebook.*cannot be read.*map reembed"):
-        answers(PlaceMap.open(made.folder))
     assert any("codebook" in sentence for sentence in made.verify())
     file.write_bytes(whole[:-4] + b"\x00\x00\xc0\x7f")
     assert any("codebook" in sentence and "checksum" in sentence for sentence in made.verify())
@@ -255,13 +263,17 @@ def test_maps_from_before_codes_are_read(made: PlaceMap) -> None:
     file = made.folder / "manifest.json"
     values = json.loads(file.read_text())
     del values["codebook"]
-    file.write_text(json.dumps(values))
-    assert read_manifest(made.folder) == replace(made.manifest, codebook=None)
+    del values["checksum"], values["features"]
+    file.write_text(json.dumps(values | {"format": 1}))
+    assert read_manifest(made.folder) == replace(made.manifest, codebook=None, format=1)
+    made.remove([next(made.store.names())])  # the next writer adds what is new
+    values = json.loads(file.read_text())
+    assert (values["format"], len(values["checksum"])) == (3, 64)
 
 
 def test_the_command_converts_and_tells(made: PlaceMap) -> None:
     with writer_of(made.folder) as writer:
-        writer.commit(calibration={"origin": "nothing", "references": 1040, "calibration": {}})
+        writer.commit(calibration=SOME_CALIBRATION)
     result = CliRunner().invoke(app, ["map", "compact", str(made.folder), "--storage", "pq"])
     assert result.exit_code == 0, result.output
     assert "does not match the compressed descriptors" in result.output

@@ -12,10 +12,13 @@ import numpy as np
 import pytest
 
 from kappaplace.errors import KappaPlaceError
+from kappaplace.files import sealed
 from kappaplace.maps import BuildOptions, LocalizeOptions, PlaceMap, notes
+from kappaplace.maps.exchange import export_map, import_map
 from kappaplace.maps.store import manifest, verify
 from kappaplace.maps.store.manifest import PROTOCOL, read_manifest
 from kappaplace.maps.store.segments import Segment, StaleMap
+from kappaplace.maps.store.verify import verified
 from kappaplace.maps.store.writer import writer_of
 from kappaplace.models.embedding import embed_images
 from kappaplace.models.place_model import PlaceModel
@@ -159,7 +162,7 @@ def test_damage_is_found_and_told_where_it_matters(town_map, tiny, queries, tmp_
         PlaceMap.open(cut)
     part = damaged(town_map.folder, tmp_path / "part", "segments/000001/poses.npy", lambda d: d[:-8])
     with pytest.raises(KappaPlaceError, match=r"000001/poses.npy has .* bytes instead of"):
-        PlaceMap.open(part, tiny).localize(queries[0])
+        PlaceMap.open(part)
     for i, file in enumerate(("descriptors", "kappa", "names.starts", "poses", "keys")):
         name = f"segments/000001/{file}.npy"
         folder = damaged(town_map.folder, tmp_path / f"flip{i}", name, flipped)
@@ -172,7 +175,7 @@ def test_damage_is_found_and_told_where_it_matters(town_map, tiny, queries, tmp_
     assert "distinctiveness" in PlaceMap.open(extra).verify()[0]
     shutil.copytree(town_map.folder, tmp_path / "gone")
     (tmp_path / "gone/segments/000003/kappa.npy").unlink()
-    assert any("kappa.npy is missing" in sentence for sentence in PlaceMap.open(tmp_path / "gone").verify())
+    assert any("kappa.npy is missing" in sentence for sentence in verified(tmp_path / "gone")[1])
     assert town_map.verify() == []
 
 
@@ -184,7 +187,7 @@ def test_bad_manifests_are_told(town_map, tmp_path):
     file.write_text(json.dumps(values | {"format": 99, "kappaplace": "9.0"}))
     with pytest.raises(KappaPlaceError, match=r"kappaplace 9.0, which is newer: its format is 99.*upgrade"):
         read_manifest(town_map.folder)
-    for broken in ("{", "[]", json.dumps({"format": 1}), json.dumps(values | {"segments": 3})):
+    for broken in ("{", "[]", json.dumps({"format": 1}), json.dumps(sealed(values | {"segments": 3}))):
         file.write_text(broken)
         with pytest.raises(KappaPlaceError, match="is damaged"):
             read_manifest(town_map.folder)
@@ -193,7 +196,7 @@ def test_bad_manifests_are_told(town_map, tmp_path):
 def test_a_map_of_a_newer_protocol_is_refused(town_map, queries):
     file = town_map.folder / "manifest.json"
     newer = json.loads(file.read_text()) | {"protocol": PROTOCOL + 1, "kappaplace": "9.0"}
-    file.write_text(json.dumps(newer))
+    file.write_text(json.dumps(sealed(newer)))
     before = file.read_bytes()
     said = rf"town.map was written by kappaplace 9.0.*protocol is {PROTOCOL + 1}, and this version.*upgrade"
     for ask in (
@@ -206,7 +209,7 @@ def test_a_map_of_a_newer_protocol_is_refused(town_map, queries):
             ask()
     assert file.read_bytes() == before
     for wrong in ("2", None, 1.5, -1):
-        file.write_text(json.dumps(newer | {"protocol": wrong}))
+        file.write_text(json.dumps(sealed(newer | {"protocol": wrong})))
         with pytest.raises(KappaPlaceError, match="is damaged"):
             PlaceMap.open(town_map.folder)
 
@@ -323,3 +326,51 @@ def test_a_full_disk_loses_nothing(town, tiny, tmp_path, monkeypatch, what):
     made = PlaceMap.build(town, out, tiny, options)
     assert len(made) == 56
     assert len(Counting(log).calls) - done == {"segment": 8, "manifest": 0, "pending": 56}[what]
+
+
+DEAD = 2**22 - 5
+"""Number of a process that does not exist: the largest of Linux is 2²² − 1."""
+
+
+def test_debris_of_killed_writers_goes_with_the_next_writer(town_map):
+    folder = town_map.folder
+    for name in ("pending", "index"):
+        (folder / name).mkdir()
+    debris = [
+        folder / f".manifest.json.{DEAD}.part",
+        folder / f".write-test-{DEAD}",
+        folder / "extras" / f".removed-000009.npy.{DEAD}.part",
+        folder / "index" / f".ivf-pq.index.{DEAD}.part",
+        folder / "pending" / "000000.npz",
+    ]
+    alive = folder / "index" / f".ivf-pq.index.{os.getpid()}.part"
+    for file in (*debris, alive):
+        file.write_bytes(b"half of a file")
+    town_map.remove(["000.png"])
+    assert [file for file in debris if file.exists()] == []
+    assert not (folder / "pending").exists()
+    assert alive.exists()  # another process may be building an index
+
+
+def test_pending_embeddings_that_are_in_the_map_go_with_the_next_addition(town_map, town):
+    """A writer that is killed after its last segment leaves them, and there is nothing left to embed."""
+    pending = town_map.folder / "pending"
+    pending.mkdir()
+    (pending / "000000.npz").write_bytes(b"a block")
+    town_map.add(town)
+    assert not pending.exists()
+
+
+def test_removing_the_same_names_again_after_a_kill_succeeds(town_map):
+    assert town_map.remove(["003.png", "004.png"]) == 2
+    assert PlaceMap.open(town_map.folder).remove(["003.png", "004.png", "005.png"]) == 1
+    with pytest.raises(KappaPlaceError, match=r"no reference 'nowhere.png' \(1 of 2 names"):
+        town_map.remove(["003.png", "nowhere.png"])
+
+
+def test_an_import_removes_what_a_killed_one_left(town_map, tiny, tmp_path):
+    file = export_map(town_map.store, tmp_path / "town.npz")
+    left = tmp_path / f".back.{DEAD}.part"
+    left.mkdir()
+    import_map(file, tmp_path / "back", tiny)
+    assert not left.exists()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
-from shutil import copytree
 from typing import Any
 
 import numpy as np
@@ -14,10 +12,9 @@ import torch
 from kappaplace.calibration import fit
 from kappaplace.calibration.fit import Examples
 from kappaplace.calibration.options import CalibrateOptions
-from kappaplace.data.images import Preprocessing
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps import LocalizeOptions, PlaceMap
+from kappaplace.maps import BuildOptions, LocalizeOptions, PlaceMap
 from kappaplace.maps.localize import PLAIN, verified_by
 from kappaplace.maps.tune.calibrate import calibrate_map, no_longer_compared
 from kappaplace.maps.tune.label import calibrate_map_on_labels, open_sheet
@@ -25,13 +22,6 @@ from kappaplace.maps.tune.label_sheet import NO, YES, Sample, Sheet, read_labels
 from kappaplace.maps.tune.self_calibrate import self_calibrate_map
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.retrieval.patches import patch_agreement
-
-
-@pytest.fixture(scope="module")
-def model() -> PlaceModel:
-    """Patch maps of 6×6 cells, because maps of 2×2 cells would mostly tie."""
-    torch.manual_seed(3)
-    return PlaceModel.create("resnet_tiny", 32, preprocessing=Preprocessing(96, "exact")).eval()
 
 
 @pytest.fixture
@@ -44,7 +34,9 @@ def maps_of(model: PlaceModel, path: str) -> torch.Tensor:
     return model.patch_maps(model.preprocessing(path)[None]).half()
 
 
-def test_the_first_matches_are_ordered_by_agreement(shown, model, queries):
+@pytest.mark.parametrize("patches", ["none", "full"])
+def test_the_first_matches_are_ordered_by_agreement(town, model, queries, tmp_path, patches):
+    shown = PlaceMap.build(town, tmp_path / "exact.map", model, BuildOptions(patches=patches))
     plain = shown.localize(queries[:4], k=8, rerank=0)
     found = shown.localize(queries[:4], k=8, rerank=5)
     for query, before, after in zip(queries[:4], plain, found, strict=True):
@@ -70,13 +62,6 @@ def test_signals_are_of_the_matches_compared_however_many_are_shown(shown, queri
     few, many = (shown.localize(queries[:6], k=k, rerank=3) for k in (1, 20))
     for one, other in zip(few, many, strict=True):
         assert one.signals == pytest.approx(other.signals)
-
-
-@pytest.fixture
-def again(town: PlaceImages, tmp_path: Path) -> PlaceImages:
-    """Copies of the town's images, because images of the map itself raise an error."""
-    root = copytree(town.root, tmp_path / "elsewhere")
-    return PlaceImages.create(town.paths, town.positions, root=root, frame=town.frame, name="labelled")
 
 
 LAX = CalibrateOptions(max_risk=0.5, confidence=0.6, thin=False, keep_twins=True)
@@ -187,7 +172,8 @@ def test_a_map_compares_cells_of_its_own_damaged_images(shown, queries, monkeypa
         CalibrateOptions(rerank=-1)
 
 
-def test_what_is_missing_is_told(shown, queries, town, monkeypatch):
+def test_what_is_missing_is_told(queries, town, model, tmp_path, monkeypatch):
+    shown = PlaceMap.build(town, tmp_path / "shown.map", model, BuildOptions(patches="none"))
     made = shown.embed(queries[:1])
     with pytest.raises(KappaPlaceError, match="Pass images instead of embeddings"):
         shown.localize_embeddings(made, ["q"], LocalizeOptions(rerank=3))

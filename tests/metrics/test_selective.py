@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from fractions import Fraction
@@ -64,6 +65,20 @@ def same(ours: float, expected: float) -> None:
 def test_auc_pr_is_the_mean_precision_at_right_queries(data: Pair) -> None:
     expected = mean([1 - risk_with(data, u) for u, ok in zip(*data, strict=True) if ok])
     same(auc_pr(*data), expected)
+
+
+@quick
+@given(data=scored())
+def test_auc_pr_by_trapezoids(data: Pair) -> None:
+    """Straight lines between the points of every threshold, from recall 0 and precision 1."""
+    pairs = list(zip(*data, strict=True))
+    right = sum(ok for _, ok in pairs)
+    points = [(0.0, 1.0)]
+    for threshold in sorted({u for u, _ in pairs}):
+        accepted = [ok for u, ok in pairs if u <= threshold]
+        points.append((sum(accepted) / max(1, right), sum(accepted) / len(accepted)))
+    area = sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in itertools.pairwise(points))
+    same(auc_pr(*data, trapezoid=True), area if right else math.nan)
 
 
 @quick

@@ -59,9 +59,9 @@ def test_frozen_encoder_moves_neither_weights_nor_statistics(tiny: PlaceModel) -
     tiny.train()
     before = {name: value.clone() for name, value in tiny.state_dict().items()}
     trainable = [p for p in tiny.parameters() if p.requires_grad]
-    optimiser = torch.optim.SGD(trainable, lr=0.1)
+    optimizer = torch.optim.SGD(trainable, lr=0.1)
     tiny(torch.randn(4, 3, 64, 64)).kappa.sum().backward()
-    optimiser.step()
+    optimizer.step()
     moved = {name for name, value in tiny.state_dict().items() if not torch.equal(value, before[name])}
     assert moved
     assert all(name.startswith("head.") for name in moved)

@@ -10,10 +10,9 @@ from matplotlib.colors import to_hex
 
 from kappaplace.metrics import acceptance_curve, ece_surface, reliability_curve
 from kappaplace.reports import ground as place_map
-from kappaplace.reports.artifacts import Artifacts, slug
 from kappaplace.reports.figures import (
     BINS,
-    COLOURS,
+    COLORS,
     POINTS,
     WRONG,
     comparison_figure,
@@ -33,7 +32,7 @@ from kappaplace.reports.gallery import (
     shown_score,
     worst_failures,
 )
-from kappaplace.reports.html import png_of, svg_of
+from kappaplace.reports.html import Artifacts, png_of, slug, svg_of
 from tests.reports.synthetic import make_images, make_set
 
 
@@ -133,10 +132,10 @@ def test_map_marks_failures_and_says_what_it_left_out(monkeypatch: pytest.Monkey
     references, queries = rng.random((50, 2)) * 100, rng.random((30, 2)) * 100
     success = np.arange(30) % 3 > 0
     figure = place_map.map_figure(references, queries, rng.random(30), success)
-    grey, dots, crosses = figure.axes[0].collections
-    assert [len(points.get_offsets()) for points in (grey, dots, crosses)] == [50, 30, 10]
+    gray, dots, crosses = figure.axes[0].collections
+    assert [len(points.get_offsets()) for points in (gray, dots, crosses)] == [50, 30, 10]
     assert to_hex(crosses.get_edgecolor()[0]) == WRONG
-    assert all(points.get_rasterized() for points in (grey, dots, crosses))
+    assert all(points.get_rasterized() for points in (gray, dots, crosses))
     assert place_map.thinning(50, 30) == ""
     monkeypatch.setattr(place_map, "MOST_REFERENCES", 20)
     monkeypatch.setattr(place_map, "MOST_QUERIES", 10)
@@ -216,4 +215,4 @@ def test_file_names_are_tame_and_free(tmp_path: Path) -> None:
 
 
 def test_colours_are_enough_for_three_bars() -> None:
-    assert len(COLOURS) >= 3
+    assert len(COLORS) >= 3

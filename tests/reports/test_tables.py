@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import numpy as np
 
 from kappaplace.reports.groups import group_of, pooled_group
-from kappaplace.reports.score_tables import (
+from kappaplace.reports.tables import (
+    Cell,
+    Table,
     comparison_table,
+    interval,
+    latex_text,
     left_out_table,
+    mark_best,
     match_table,
     mean_table,
+    number,
     probability_table,
     retrieval_table,
     score_table,
 )
-from kappaplace.reports.tables import Cell, Table, interval, latex_text, mark_best, number, paper_table
 from tests.reports.synthetic import make_result, make_set
 
 
@@ -199,17 +203,3 @@ def test_comparison_marks_the_better_run_of_each_score() -> None:
     assert row["KappaPlace", "A"].best
     assert not row["KappaPlace", "B"].best
     assert row["KappaPlace", "B"].text == f"{groups['B'].values['kappaplace']['AUROC']:.3f}"
-
-
-def test_paper_table_lists_also_what_has_no_data() -> None:
-    row = {"table": "Tab. 1", "set": "SF-XL v1", "method": "L2", "metric": "ECE@1", "paper": 0.421}
-    table = paper_table(
-        [
-            {**row, "ours": 0.4, "difference": -0.021, "status": "reproduced"},
-            {**row, "ours": float("nan"), "difference": float("nan"), "reason": "no data"},
-        ]
-    )
-    assert [cell.text for cell in table.rows[0][4:]] == ["0.421", "0.400", "−0.021", "reproduced"]
-    assert [cell.text for cell in table.rows[1][4:]] == ["0.421", "–", "–", "no data"]
-    assert len(re.findall("<tr>", table.html())) == 3
-    assert r"$-$0.021" in table.latex()

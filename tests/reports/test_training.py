@@ -10,7 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from kappaplace.reports import html
-from kappaplace.reports.training import training_figure
+from kappaplace.reports.runs import training_figure
 
 EPOCHS: list[dict[str, Any]] = [
     {"epoch": 0, "R@1": 0.9, "R@5": 0.95, "ECE@1": 0.1, "AUROC": math.nan, "seconds": 0.0},

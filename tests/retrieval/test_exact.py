@@ -92,8 +92,8 @@ def test_best_outside_equals_a_full_scan_whatever_the_block(
 
     matches = best_outside(of_descriptors(q, r), rows, centres, references, near, columns=block)
     of_table = best_outside(of_matrix(q @ r.T), rows, centres, references, near, columns=block)
-    for row, centre, ours in zip(rows, centres, matches, strict=True):
-        far = [float(q[row] @ r[i]) for i in range(references) if abs(i - centre) > frames]
+    for row, center, ours in zip(rows, centres, matches, strict=True):
+        far = [float(q[row] @ r[i]) for i in range(references) if abs(i - center) > frames]
         assert ours == max(far, default=-np.inf)
     np.testing.assert_array_equal(matches, of_table)
 

@@ -45,7 +45,7 @@ class Server:
 
 
 class Client:
-    """The part of `pymilvus.MilvusClient` that the engine uses; reading needs an index and a loaded collection."""
+    """The part of `MilvusClient` that the engine uses; reading needs an index and a loaded collection."""
 
     def __init__(self, server: Server) -> None:
         self.server = server

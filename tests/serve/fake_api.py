@@ -160,9 +160,9 @@ class Town:
         ]
         near = near[:1] if behaviour.alone else near
         used = here[near]
-        centre = used.mean(axis=0)
-        spread = math.sqrt(float(((used - centre) ** 2).sum(axis=1).mean()))
-        pose = {"x": centre[0], "y": centre[1], "heading": heading, "spread": spread, "matches": len(near)}
+        center = used.mean(axis=0)
+        spread = math.sqrt(float(((used - center) ** 2).sum(axis=1).mean()))
+        pose = {"x": center[0], "y": center[1], "heading": heading, "spread": spread, "matches": len(near)}
         if not behaviour.posed:
             matches, pose = [{**match, "x": None, "y": None} for match in matches], None
         margin = {"clear": -0.21, "blurred": -0.09, "ambiguous": -0.008, "elsewhere": -0.05}[kind]

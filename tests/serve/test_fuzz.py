@@ -23,20 +23,20 @@ from tests.serve.test_openapi import PATHS
 GOOD = ("JPEG", "PNG", "WEBP")
 
 
-def png_header(width: int, height: int, rest: bytes = b"", depth: int = 8, colour: int = 2) -> bytes:
+def png_header(width: int, height: int, rest: bytes = b"", depth: int = 8, color: int = 2) -> bytes:
     """A PNG that claims a size and brings what is given, or nothing."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
-    head = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
+    head = struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0)
     packed = zlib.compress(rest, 1)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", packed) + chunk(b"IEND", b"")
 
 
 def bomb(side: int) -> bytes:
     """A whole, valid picture in black: a thousandth of its pixels in bytes."""
-    return png_header(side, side, bytes(side * (side // 8 + 1)), depth=1, colour=0)
+    return png_header(side, side, bytes(side * (side // 8 + 1)), depth=1, color=0)
 
 
 def malformed(count: int, seed: int = 0) -> Iterator[bytes]:

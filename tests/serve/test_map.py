@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import shutil
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +15,9 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from kappaplace.calibration.expected import rule_for
+from kappaplace.data.table import PlaceImages
 from kappaplace.maps import PlaceMap
+from kappaplace.serve.served_map import ORPHAN_SECONDS, images_folder, remove_orphans
 from tests.serve.conftest import Serve
 
 
@@ -147,3 +152,28 @@ def test_demo_queries(serve: Serve, query_files: list[Path], tmp_path: Path) -> 
     assert answer.headers["content-type"] == "image/png"
     assert client.get("/v1/demo/queries/3/image").status_code == 404
     assert serve().get("/v1/demo/queries").json() == {"queries": []}
+
+
+def test_a_thumbnail_is_made_of_the_image_that_was_embedded_only(served_folder: Path, serve: Serve, tmp_path):
+    """Somebody else's map can name any file of this machine, but it does not have the hash of its content."""
+    table = PlaceImages.open(served_folder / "val.parquet")
+    folder = tmp_path / "images"
+    shutil.copytree(table.root, folder)
+    with_model = PlaceMap.open(served_folder / "town.map").model
+    made = PlaceMap.build(folder, tmp_path / "plain.map", with_model)
+    client = serve({"plain": made})
+    assert client.get("/v1/references/0/thumbnail").status_code == 200
+    shutil.copy(folder / made.store.name(1), folder / made.store.name(0))
+    assert client.get("/v1/references/0/thumbnail").status_code == 404
+
+
+def test_images_of_killed_appends_are_removed(served_folder: Path, tmp_path: Path) -> None:
+    town = tmp_path / "town.map"
+    shutil.copytree(served_folder / "town.map", town)
+    images = images_folder(town)
+    images.mkdir()
+    for name, age in (("old.jpg", 2 * ORPHAN_SECONDS), ("new.jpg", 0)):
+        (images / name).write_bytes(b"an image")
+        os.utime(images / name, (time.time() - age,) * 2)
+    remove_orphans(town)
+    assert [file.name for file in images.iterdir()] == ["new.jpg"]

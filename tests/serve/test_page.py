@@ -444,8 +444,8 @@ def test_every_page_passes_the_audit(visit: Open, api: FakeApi, dark: bool, phon
         ask(page, api, kind)
         page.wait_for_selector(".card img")
         assert page.evaluate(AUDIT) == []
-    grey = page.evaluate("getComputedStyle(document.body).backgroundColor").strip("rgb()").split(", ")
-    assert (int(grey[0]) < 60) == dark
+    gray = page.evaluate("getComputedStyle(document.body).backgroundColor").strip("rgb()").split(", ")
+    assert (int(gray[0]) < 60) == dark
     for where, there in (("#sure", ".plot"), ("#browse", ".worst img")):
         page.click(f"nav a[href='{where}']")
         page.wait_for_selector(there)

@@ -42,8 +42,8 @@ def _colours(dark: bool) -> dict[str, str]:
     return found
 
 
-def _luminance(colour: str) -> float:
-    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+def _luminance(color: str) -> float:
+    channels = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
@@ -79,7 +79,7 @@ SEEN = [
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_colours_have_enough_contrast(dark: bool) -> None:
-    colours = _colours(dark)
+    colors = _colours(dark)
     for pairs, least in ((READ, TEXT), (SEEN, LARGE)):
-        measured = {pair: contrast(colours[pair[0]], colours[pair[1]]) for pair in pairs}
+        measured = {pair: contrast(colors[pair[0]], colors[pair[1]]) for pair in pairs}
         assert {pair: value for pair, value in measured.items() if value < least} == {}

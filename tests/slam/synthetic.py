@@ -8,7 +8,7 @@ import numpy as np
 
 from kappaplace.calibration.calibration import Calibration
 from kappaplace.slam import Closure, Frame
-from kappaplace.slam.calibrate import Examples, collect, fit_closures
+from kappaplace.slam.calibrate import DriveExamples, collect, fit_closures
 from kappaplace.slam.evaluation import same_place
 from kappaplace_city import SyntheticCity
 from kappaplace_city.drives import CityDrive, Looks, drive_through, look_at
@@ -31,7 +31,7 @@ def world(seed: int) -> tuple[CityDrive, list[Frame], np.ndarray]:
 
 
 @lru_cache(maxsize=1)
-def examples() -> tuple[Examples, ...]:
+def examples() -> tuple[DriveExamples, ...]:
     return tuple(collect(world(seed)[1], world(seed)[2]) for seed in (101, 102))
 
 

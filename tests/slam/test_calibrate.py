@@ -70,5 +70,5 @@ def test_a_calibration_of_another_model_is_refused(tmp_path: Path, tiny: PlaceMo
     with pytest.raises(KappaPlaceError, match="slam calibrate"):
         calibration_for(tiny)
     file.write_text("{")
-    with pytest.raises(KappaPlaceError, match="cannot be read"):
+    with pytest.raises(KappaPlaceError, match="not a valid calibration"):
         calibration_for(tiny, file)

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.models.checkpoint import load_model
+from kappaplace.models.embedding import patch_maps_of
 from kappaplace.models.place_model import PlaceModel
-from kappaplace.retrieval.patches import CellCheck, patch_agreement, patch_maps_of
+from kappaplace.retrieval.patches import CellCheck, patch_agreement
 from kappaplace.slam import ClosingSettings, Frame, LoopCloser
 from kappaplace.slam.calibrate import calibration_for, collect, fit_closures, scores_for
 from tests.slam.synthetic import calibration, world

@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from kappaplace.calibration.combination import Signal
+from kappaplace.calibration.domain import KAPPA, Domain
 from kappaplace.errors import KappaPlaceError
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.slam import ClosingSettings, Frame, LoopCloser
 from kappaplace.slam.calibrate import WITH_KAPPA, examples_of
 from kappaplace.slam.evaluation import closure_quality
+from kappaplace.slam.loop_closer import UNLIKE
 from tests.slam.synthetic import calibration, world
 
 
@@ -57,6 +60,35 @@ def test_sure_matches_weigh_more(driven: LoopCloser) -> None:
 def test_belief_goes_on_from_an_accepted_closure(driven: LoopCloser) -> None:
     last = driven.accepted[-1]
     assert np.allclose(driven.map.poses[last.query], driven.map.poses[last.match])
+
+
+def test_the_calibration_is_evaluated_once_per_proposal(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    evaluate = Signal.uncertainty
+    monkeypatch.setattr(Signal, "uncertainty", lambda self, *a: (calls.append(a[1]), evaluate(self, *a))[1])
+    closer = LoopCloser(calibration())
+    for frame in world(7)[1][:60]:
+        closer.add(frame)
+    assert closer.closures
+    assert calls.count(1) == len(closer.closures)
+
+
+def test_frames_unlike_the_calibration_close_no_loop(driven: LoopCloser) -> None:
+    strange = Domain((KAPPA,), tuple((50.0 + 0.01 * (row % 7),) for row in range(200)))
+    closer = LoopCloser(replace(calibration(), domain=strange))
+    for frame in world(7)[1]:
+        closer.add(frame)
+    assert driven.accepted
+    assert not closer.accepted
+    assert {closure.reason for closure in closer.closures} == {UNLIKE}
+    probabilities = ([closure.probability for closure in each.closures[:5]] for each in (closer, driven))
+    assert next(probabilities) == next(probabilities)
+
+
+def test_a_rule_that_is_missing_is_told_before_the_drive() -> None:
+    bare = replace(calibration(), rule=None)
+    with pytest.raises(KappaPlaceError, match="no decision rule"):
+        LoopCloser(bare, ClosingSettings(max_risk=None))
 
 
 def test_without_a_calibration_nothing_is_accepted() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kappaplace.data.poses import as_spatial, chain, compose
 from kappaplace.slam.graph_factors import OdometryNoise
 from kappaplace.slam.odometry_scale import MOST, odometry_scale
-from kappaplace.slam.pose_graph import optimise
+from kappaplace.slam.pose_graph import optimize
 from kappaplace.slam.types import Closure
 from tests.slam.synthetic import closure
 
@@ -47,7 +47,7 @@ def test_perfect_odometry_is_left_alone() -> None:
         odometry, closures = laps(0.0, seed)
         if odometry_scale(odometry, closures, NOISE) == 0:
             kept += 1
-            assert np.array_equal(optimise(odometry, closures, noise=NOISE), odometry)
+            assert np.array_equal(optimize(odometry, closures, noise=NOISE), odometry)
     assert kept >= 17  # 5 % are refuted by chance
 
 
@@ -103,7 +103,7 @@ def test_lucky_odometry_is_not_made_worse() -> None:
         def error(poses: np.ndarray, truth: np.ndarray = truth) -> float:
             return float(np.hypot(*(poses - truth)[:, :2].T).mean())
 
-        adapted.append(error(optimise(odometry, closures, noise=NOISE)) / error(odometry))
-        stated.append(error(optimise(odometry, closures, noise=NOISE, adapt=False)) / error(odometry))
+        adapted.append(error(optimize(odometry, closures, noise=NOISE)) / error(odometry))
+        stated.append(error(optimize(odometry, closures, noise=NOISE, adapt=False)) / error(odometry))
     assert np.median(stated) > 1.05
     assert np.median(adapted) < 1.01

@@ -9,7 +9,7 @@ from kappaplace.data.poses import as_spatial, between, chain, pose_positions
 from kappaplace.errors import KappaPlaceError
 from kappaplace.slam.evaluation import trajectory_error
 from kappaplace.slam.graph_factors import OdometryNoise, closure_factor
-from kappaplace.slam.pose_graph import IncrementalGraph, optimise
+from kappaplace.slam.pose_graph import IncrementalGraph, optimize
 from tests.slam.synthetic import closure
 
 pytest.importorskip("gtsam")
@@ -39,7 +39,7 @@ def test_closing_the_loop_corrects_the_drift(spatial: bool) -> None:
     if spatial:
         truth, odometry = as_spatial(truth), as_spatial(odometry)
         closures = [closure(c.match, c.query, 7) for c in CLOSURES]
-    found = optimise(odometry, closures)
+    found = optimize(odometry, closures)
     assert found.shape == odometry.shape
     assert trajectory_error(truth, found).absolute < 0.5 * trajectory_error(truth, odometry).absolute
     assert np.allclose(found[0], odometry[0], atol=1e-6)
@@ -47,7 +47,7 @@ def test_closing_the_loop_corrects_the_drift(spatial: bool) -> None:
 
 def test_without_closures_odometry_stays() -> None:
     _, odometry = square()
-    assert np.allclose(between(odometry, optimise(odometry, [])), 0, atol=1e-6)
+    assert np.allclose(between(odometry, optimize(odometry, [])), 0, atol=1e-6)
 
 
 @pytest.mark.parametrize("spatial", [False, True])
@@ -61,7 +61,7 @@ def test_frame_by_frame_comes_to_the_same(spatial: bool) -> None:
     by_query = {c.query: c for c in closures}
     for row, pose in enumerate(odometry):
         graph.add(pose, by_query.get(row))
-    batch = optimise(odometry, closures)
+    batch = optimize(odometry, closures)
     assert np.abs(graph.poses - batch).max() < 0.01
 
 
@@ -70,7 +70,7 @@ def test_kernels_and_probabilities_hold_back_a_wrong_closure(kernel: str) -> Non
     truth, odometry = square()
     closures = [*CLOSURES, WRONG]
     plain, robust, informed = (
-        trajectory_error(truth, optimise(odometry, closures, kernel=name, by_probability=by)).absolute
+        trajectory_error(truth, optimize(odometry, closures, kernel=name, by_probability=by)).absolute
         for name, by in (("none", False), (kernel, False), (kernel, True))
     )
     assert robust < 0.5 * plain
@@ -102,28 +102,28 @@ def test_graduated_non_convexity_drops_a_wrong_closure_altogether(spatial: bool)
         odometry = as_spatial(odometry)
         closures = [closure(c.match, c.query, 7) for c in closures]
     noise = OdometryNoise(angle=0.02)  # as it is: with less, giving up all closures would be as good
-    without = optimise(odometry, closures[:-1], noise=noise)
-    found = optimise(odometry, closures, noise=noise, kernel="gnc")
+    without = optimize(odometry, closures[:-1], noise=noise)
+    found = optimize(odometry, closures, noise=noise, kernel="gnc")
     assert np.abs(pose_positions(found) - pose_positions(without)).max() < 0.05
-    unchanged = optimise(odometry, [], kernel="gnc")
+    unchanged = optimize(odometry, [], kernel="gnc")
     assert np.allclose(pose_positions(unchanged), pose_positions(odometry), atol=1e-6)
 
 
 def test_what_does_not_fit_is_refused() -> None:
     _, odometry = square()
     with pytest.raises(KappaPlaceError, match="does not fit"):
-        optimise(odometry, [closure(0, 5000)])
+        optimize(odometry, [closure(0, 5000)])
     with pytest.raises(KappaPlaceError, match="does not fit"):
-        optimise(odometry, [closure(0, 50, 7)])
+        optimize(odometry, [closure(0, 50, 7)])
     with pytest.raises(KappaPlaceError, match="Unknown kernel"):
-        optimise(odometry, CLOSURES, kernel="magic")  # type: ignore[arg-type]
+        optimize(odometry, CLOSURES, kernel="magic")  # type: ignore[arg-type]
     with pytest.raises(KappaPlaceError, match="calibrated"):
-        optimise(odometry, [closure(0, 80, probability=None)], kernel="dcs", by_probability=True)
+        optimize(odometry, [closure(0, 80, probability=None)], kernel="dcs", by_probability=True)
     with pytest.raises(KappaPlaceError, match="one threshold"):
-        optimise(odometry, CLOSURES, kernel="gnc", by_probability=True)
+        optimize(odometry, CLOSURES, kernel="gnc", by_probability=True)
     with pytest.raises(KappaPlaceError, match="all closures together"):
         IncrementalGraph(kernel="gnc")
     with pytest.raises(KappaPlaceError, match="two poses"):
-        optimise(odometry[:1], [])
+        optimize(odometry[:1], [])
     with pytest.raises(KappaPlaceError, match="empty"):
         _ = IncrementalGraph().poses

@@ -30,10 +30,10 @@ OPTIONS = [
     "classes.groups_per_axis=2",
     "classes.min_images=4",
     "classes.groups_per_heading=1",
-    "optimiser.epochs=3",
-    "optimiser.iterations=6",
-    "optimiser.batch_size=16",
-    "optimiser.lr=1e-3",
+    "optimizer.epochs=3",
+    "optimizer.iterations=6",
+    "optimizer.batch_size=16",
+    "optimizer.lr=1e-3",
     "run.trackers=[]",
 ]
 
@@ -59,9 +59,9 @@ def small_encoder() -> PlaceModel:
     """A briefly trained encoder."""
     torch.set_num_threads(THREADS)
     options = [
-        "optimiser.epochs=10",
-        "optimiser.iterations=8",
-        "optimiser.lr=4e-3",
+        "optimizer.epochs=10",
+        "optimizer.iterations=8",
+        "optimizer.lr=4e-3",
         "model.freeze_batchnorm=false",
     ]
     settings = settings_for("retrieval", "", [*OPTIONS, *options])

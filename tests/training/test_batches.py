@@ -117,7 +117,7 @@ def test_invalid_batches_are_reported() -> None:
         BatchPlan((), 4, 1)
     with pytest.raises(KappaPlaceError, match=r"Group 0 has 12 images, .* 16\. Set classes\.by=place"):
         BatchPlan((group,), 16, 1)
-    with pytest.raises(KappaPlaceError, match=r"must be a multiple of optimiser\.images_per_place=4, got 6"):
+    with pytest.raises(KappaPlaceError, match=r"must be a multiple of optimizer\.images_per_place=4, got 6"):
         BatchPlan((group,), 6, 1, images_per_place=4)
     with pytest.raises(KappaPlaceError, match="Use fewer places"):
         BatchPlan((group,), 8, 1, images_per_place=2).items(0, 0, 1)

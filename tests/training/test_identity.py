@@ -18,7 +18,7 @@ from kappaplace.training.recipes import settings_for
 from kappaplace.training.run import train
 from tests.training.small_run import OPTIONS, SIZE, small_data, small_encoder, small_run
 
-CENTROIDS = ("anchors.source=places", "optimiser.lr=1e-2", "stop.metrics=[]")
+CENTROIDS = ("anchors.source=places", "optimizer.lr=1e-2", "stop.metrics=[]")
 
 
 def test_another_starting_model_is_rejected(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_prototypes_of_a_release_belong_to_its_first_groups(tmp_path: Path) -> N
         f"anchors.prototypes={tmp_path / 'release.pth'}",
         "classes.groups=1",
     ]
-    options += ["optimiser.batch_size=8"]
+    options += ["optimizer.batch_size=8"]
     trained = small_run("kappa-pt", str(tmp_path / "run"), *options, start=True)
     assert np.isfinite(trained.epochs[-1]["loss"])
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from kappaplace.training.objectives import Classification
 from kappaplace.training.optimizers import Optimizers, warm_cosine
-from kappaplace.training.settings import LossSettings, OptimiserSettings
+from kappaplace.training.settings import LossSettings, OptimizerSettings
 
 
 class Model(nn.Module):
@@ -25,7 +25,7 @@ class Model(nn.Module):
 def make(total_steps: int = 20, **options: object) -> tuple[Model, Classification, Optimizers]:
     torch.manual_seed(3)
     model, objective = Model(), Classification([4, 5], 3, LossSettings())
-    settings = OptimiserSettings(**{"lr": 1e-3, **options})  # type: ignore[arg-type]
+    settings = OptimizerSettings(**{"lr": 1e-3, **options})  # type: ignore[arg-type]
     return model, objective, Optimizers(model, objective, 2, settings, total_steps)
 
 
@@ -77,6 +77,16 @@ def test_the_head_goes_with_the_encoder_unless_stated() -> None:
     torch.testing.assert_close(before - model.head.weight, torch.full_like(before, 1e-3))
 
 
+def test_rates_are_halved_after_every_five_epochs() -> None:
+    """As in the code of STUN: six epochs are five at the full rate and one at half of it."""
+    optimizers = make(total_steps=36, epochs=12, schedule="halving")[2]  # three steps per epoch
+    factors = []
+    for step in range(36):
+        optimizers.done = step
+        factors.append(optimizers.factor)
+    assert factors == [1.0] * 15 + [0.5] * 15 + [0.25] * 6
+
+
 @pytest.mark.parametrize("schedule", ["constant", "warm-cosine"])
 def test_every_rate_follows_the_schedule(schedule: str) -> None:
     model, objective, optimizers = make(10, schedule=schedule, prototype_lr=1e-2)
@@ -123,6 +133,6 @@ def test_a_saved_state_resumes_exactly() -> None:
 def test_objectives_without_weights_have_no_optimiser_of_their_own() -> None:
     from kappaplace.training.objectives import Objective
 
-    optimizers = Optimizers(Model(), Objective(), 3, OptimiserSettings(), 10)
+    optimizers = Optimizers(Model(), Objective(), 3, OptimizerSettings(), 10)
     assert optimizers.all() == [optimizers.model]
     assert sum(len(part["params"]) for part in optimizers.model.param_groups) == 4

@@ -12,7 +12,7 @@ from kappaplace.data.degradation import random_degradation
 from kappaplace.training.run import Trained
 from tests.training.small_run import small_data, small_encoder, small_run
 
-FIT = ("optimiser.epochs=10", "stop.metrics=[]", "optimiser.lr=2e-2")  # far enough for κ to differ
+FIT = ("optimizer.epochs=10", "stop.metrics=[]", "optimizer.lr=2e-2")  # far enough for κ to differ
 CENTROIDS = ("anchors.source=places", "anchors.views=2", *FIT)
 
 
@@ -22,8 +22,8 @@ CENTROIDS = ("anchors.source=places", "anchors.views=2", *FIT)
         ("kappa-pt", CENTROIDS),
         ("kappa-pt", ("anchors.source=views", "anchors.views=3", *FIT)),
         ("kappa-pt", ("anchors.source=clean", "anchors.views=1", *FIT)),
-        ("linear-head", (*CENTROIDS, "optimiser.lr=3")),
-        ("gnll", (*CENTROIDS, "optimiser.lr=2e-3")),
+        ("linear-head", (*CENTROIDS, "optimizer.lr=3")),
+        ("gnll", (*CENTROIDS, "optimizer.lr=2e-3")),
         ("contrastive-pt", ("anchors.views=2", *FIT)),
     ],
 )
@@ -41,13 +41,16 @@ def test_cached_run_equals_the_direct_one(recipe: str, options: tuple[str, ...],
         ours, theirs = ([row[name] for row in run.epochs if name in row] for run in (cached, direct))
         np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=2e-3)
     untrained = small_run(
-        recipe, str(tmp_path / "untrained"), *options, "optimiser.lr=1e-12", "optimiser.epochs=1", start=True
+        recipe, str(tmp_path / "untrained"), *options, "optimizer.lr=1e-12", "optimizer.epochs=1", start=True
     )
     ours, theirs, start = (spread(run) for run in (cached, direct, untrained))
-    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-6)
-    # How far the weights get differs between machines, so what was learned is measured against the untrained
-    # head of the same process: two heads that learned nothing do not pass for equal ones.
-    assert float((ours / start).std()) > 2e-3
+    # How far the weights get, and how far rounding drives the two runs apart, differs between machines (for
+    # gnll, ratios of 0.0002 to 0.0011). So both are measured against the untrained head of the same process:
+    # the runs differ by less than a twentieth of what either learned (0.003 at most on the machines tried),
+    # and two heads that learned nothing do not pass for equal ones.
+    learned = float((ours / start).log().abs().max())
+    assert float((ours / theirs).log().abs().max()) < learned / 20
+    assert learned > 5e-3  # 0.033 or more on the machines tried
 
 
 def spread(run: Trained) -> torch.Tensor:
@@ -56,7 +59,7 @@ def spread(run: Trained) -> torch.Tensor:
     images = small_data()[0].images[::3].float() / 255
     damaged = random_degradation(images, torch.Generator().manual_seed(0), p=0.5).images
     with torch.no_grad():
-        output = model(model.preprocessing.normalise(damaged))
+        output = model(model.preprocessing.normalize(damaged))
     return output.variance if output.kappa is None else output.kappa
 
 

@@ -14,7 +14,7 @@ import pytest
 from tests.training.small_run import small_run
 
 ROOT = Path(__file__).parents[2]
-FROZEN = ("anchors.source=places", "anchors.views=2", "optimiser.lr=1e-2")
+FROZEN = ("anchors.source=places", "anchors.views=2", "optimizer.lr=1e-2")
 
 
 def launch(recipe: str, folder: Path, *options: str) -> None:

@@ -200,8 +200,8 @@ def test_prototypes_of_other_classes_are_refused(tmp_path: Path, city: City) -> 
     """The release with its classes, then with the classes of each group in another order."""
     start = tmp_path / "base"
     gentle = [f"augment.{name}=0.1" for name in ("brightness", "contrast", "saturation", "hue")]
-    steps = ["optimiser.epochs=10", "optimiser.iterations=15", "optimiser.lr=3e-3", "augment.scale=0.9"]
-    options = [*steps, *gentle, "optimiser.prototype_lr=0.03"]
+    steps = ["optimizer.epochs=10", "optimizer.iterations=15", "optimizer.lr=3e-3", "augment.scale=0.9"]
+    options = [*steps, *gentle, "optimizer.prototype_lr=0.03"]
     trained = train(tiny_settings("retrieval", *options), city.data, start, device="cpu")
     classes = authors_classes(city.data, 4, apart=1)
     with safe_open(start / "model" / "prototypes.safetensors", "pt") as content:

@@ -17,7 +17,7 @@ from kappaplace.training.loop import load_state
 from tests.training.small_run import small_run
 
 ROOT = Path(__file__).parents[2]
-OPTIONS = ("run.checkpoint_every=2", "optimiser.epochs=4")
+OPTIONS = ("run.checkpoint_every=2", "optimizer.epochs=4")
 
 
 def start(recipe: str, folder: Path, *options: str) -> subprocess.Popen[bytes]:
@@ -95,7 +95,7 @@ def test_finished_run_is_not_trained_again(tmp_path: Path) -> None:
 def test_cached_run_resumes_from_half_extracted_features(tmp_path: Path, monkeypatch) -> None:
     import kappaplace.training.features as features
 
-    options = ("anchors.source=places", "optimiser.lr=1e-2")
+    options = ("anchors.source=places", "optimizer.lr=1e-2")
     whole = small_run("kappa-pt", str(tmp_path / "whole"), *options, start=True)
     monkeypatch.setattr(features, "FLUSH_EVERY", 16)
     monkeypatch.setattr("kappaplace.training.assembly.EXTRACTION_BATCH", (16, 16))

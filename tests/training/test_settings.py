@@ -22,8 +22,8 @@ CHANGES = st.fixed_dictionaries(
         "model.start_kappa": st.floats(allow_nan=False, allow_infinity=False),
         "classes.by": st.sampled_from(["auto", "pose", "place"]),
         "classes.hold_out": st.floats(0, 1),
-        "optimiser.lr": st.floats(0, exclude_min=True, allow_infinity=False),
-        "optimiser.iterations": st.integers(0),
+        "optimizer.lr": st.floats(0, exclude_min=True, allow_infinity=False),
+        "optimizer.iterations": st.integers(0),
         "stop.metrics": st.lists(st.sampled_from(["R@1", "ECE@1", "AUROC"])),
         "run.seed": st.integers(0, 2**63 - 1),
         "run.trackers": st.lists(TEXT),
@@ -45,11 +45,11 @@ def test_settings_survive_a_toml_file(tmp_path_factory: pytest.TempPathFactory, 
 
 def test_changed_options_are_changed_and_nothing_else() -> None:
     before = Settings()
-    after = before.changed({"optimiser.lr": 1, "stop.metrics": "AUROC", "model.dim": 64})
-    assert (after.optimiser.lr, after.stop.metrics, after.model.dim) == (1.0, ("AUROC",), 64)
-    assert type(after.optimiser.lr) is float
+    after = before.changed({"optimizer.lr": 1, "stop.metrics": "AUROC", "model.dim": 64})
+    assert (after.optimizer.lr, after.stop.metrics, after.model.dim) == (1.0, ("AUROC",), 64)
+    assert type(after.optimizer.lr) is float
     differ = {name for name, value in flat(after).items() if flat(before)[name] != value}
-    assert differ == {"optimiser.lr", "stop.metrics", "model.dim"}
+    assert differ == {"optimizer.lr", "stop.metrics", "model.dim"}
     lines = after.differences(before)
     assert "model.dim: 512 there, 64 here" in lines
     assert len(lines) == 3
@@ -59,10 +59,10 @@ def test_changed_options_are_changed_and_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("optimiser.lr", "fast", "optimiser.lr must be a number, got 'fast'"),
-        ("optimiser.lr", True, "must be a number"),
-        ("optimiser.epochs", 1.5, "must be a whole number"),
-        ("optimiser.epochs", True, "must be a whole number"),
+        ("optimizer.lr", "fast", "optimizer.lr must be a number, got 'fast'"),
+        ("optimizer.lr", True, "must be a number"),
+        ("optimizer.epochs", 1.5, "must be a whole number"),
+        ("optimizer.epochs", True, "must be a whole number"),
         ("model.pretrained", 1, "must be true or false"),
         ("model.backbone", 50, "must be text"),
         ("stop.metrics", 3, "must be a list"),
@@ -79,10 +79,10 @@ def test_wrong_types_are_reported(name: str, value: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("optimiser.rate", r"Unknown option 'optimiser.rate'. Choose from: epochs, iterations"),
-        ("optimizer.lr", f"Unknown option 'optimizer.lr'. Choose a section from: {', '.join(SECTIONS)}"),
+        ("optimizer.rate", r"Unknown option 'optimizer.rate'. Choose from: epochs, iterations"),
+        ("optimiser", f"Unknown option 'optimiser'. Choose a section from: {', '.join(SECTIONS)}"),
         ("lr", "Unknown option 'lr'. Choose a section from"),
-        ("optimiser", "Unknown option 'optimiser'"),
+        ("optimizer", "Unknown option 'optimizer'"),
         ("recipe", "Unknown option 'recipe'"),
     ],
 )
@@ -94,21 +94,21 @@ def test_unknown_options_list_the_valid_ones(name: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("optimiser.epochs", 0, "above zero"),
-        ("optimiser.batch_size", -4, "above zero"),
-        ("optimiser.images_per_place", 0, "above zero"),
-        ("optimiser.lr", 0.0, "above zero"),
-        ("optimiser.lr", float("nan"), "finite number"),
-        ("optimiser.head_lr", -1e-3, "negative"),
-        ("optimiser.prototype_lr", -1e-3, "negative"),
-        ("optimiser.weight_decay", -0.1, "negative"),
+        ("optimizer.epochs", 0, "above zero"),
+        ("optimizer.batch_size", -4, "above zero"),
+        ("optimizer.images_per_place", 0, "above zero"),
+        ("optimizer.lr", 0.0, "above zero"),
+        ("optimizer.lr", float("nan"), "finite number"),
+        ("optimizer.head_lr", -1e-3, "negative"),
+        ("optimizer.prototype_lr", -1e-3, "negative"),
+        ("optimizer.weight_decay", -0.1, "negative"),
         ("run.accumulate", 0, "above zero"),
         ("run.checkpoint_every", 0, "above zero"),
         ("classes.cell", 0.0, "above zero"),
         ("classes.hold_out", 1.5, "between 0 and 1"),
         ("augment.damage", -0.1, "between 0 and 1"),
         ("augment.scale", 2.0, "between 0 and 1"),
-        ("optimiser.iterations", -1, "must not be negative"),
+        ("optimizer.iterations", -1, "must not be negative"),
         ("stop.patience", -1, "must not be negative"),
         ("stop.min_delta", -0.1, "must not be negative"),
         ("anchors.views", -1, "must not be negative"),
@@ -123,14 +123,14 @@ def test_values_out_of_range_are_reported(name: str, value: Any, message: str) -
 def test_options_of_a_command_line() -> None:
     options = parse_options(
         [
-            "optimiser.lr=1e-4",
+            "optimizer.lr=1e-4",
             "model.start = runs/first",
             'stop.metrics=["R@1", "ECE@1"]',
             "model.pretrained=true",
         ]
     )
     assert options == {
-        "optimiser.lr": 1e-4,
+        "optimizer.lr": 1e-4,
         "model.start": "runs/first",
         "stop.metrics": ["R@1", "ECE@1"],
         "model.pretrained": True,
@@ -138,9 +138,9 @@ def test_options_of_a_command_line() -> None:
     assert Settings().changed(parse_options(["stop.metrics=R@1"])).stop.metrics == ("R@1",)
     assert Settings().changed(parse_options(["model.start=a=b"])).model.start == "a=b"
     with pytest.raises(
-        KappaPlaceError, match=r"must be section.key=value, like optimiser.lr=1e-4, got 'optimiser.lr'"
+        KappaPlaceError, match=r"must be section.key=value, like optimizer.lr=1e-4, got 'optimizer.lr'"
     ):
-        parse_options(["optimiser.lr"])
+        parse_options(["optimizer.lr"])
 
 
 @pytest.mark.parametrize("folder", ["2024", "2024-05-01", "true", "1e5", "07"])
@@ -162,3 +162,12 @@ def test_files_that_are_not_settings_are_reported(tmp_path: Path) -> None:
         file.write_bytes(content)
         with pytest.raises(KappaPlaceError, match=message):
             read_toml(file)
+
+
+def test_the_earlier_spelling_of_a_section_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "old.toml"
+    file.write_text("[optimiser]\nlr = 0.25\n", encoding="utf-8")
+    for changes in (read_toml(file), parse_options(["optimiser.lr=0.25"]), {"optimiser.lr": 0.25}):
+        settings = Settings().changed(changes)
+        assert settings.optimizer.lr == 0.25
+        assert "[optimizer]" in settings.to_toml()

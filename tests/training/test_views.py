@@ -53,7 +53,7 @@ def test_a_view_depends_on_its_image_and_key_only(images: torch.Tensor, damage: 
 def test_views_without_any_augmentation_are_the_clean_images(images: torch.Tensor) -> None:
     views = Views.create(PLAIN, SIDE, INPUT)
     keys = np.arange(7, dtype=np.uint64)
-    expected = INPUT.normalise(images)
+    expected = INPUT.normalize(images)
     torch.testing.assert_close(views.clean(images), expected, rtol=0, atol=0)
     torch.testing.assert_close(views(images, keys), expected, rtol=1e-4, atol=1e-4)
 

@@ -25,10 +25,10 @@ OPTIONS = (
     "classes.groups_per_axis=1",
     "classes.groups_per_heading=2",
     "classes.min_images=4",
-    "optimiser.epochs=2",
-    "optimiser.iterations=4",
-    "optimiser.batch_size=16",
-    "optimiser.lr=1e-3",
+    "optimizer.epochs=2",
+    "optimizer.iterations=4",
+    "optimizer.batch_size=16",
+    "optimizer.lr=1e-3",
     "run.trackers=[]",
 )
 

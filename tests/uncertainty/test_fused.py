@@ -176,7 +176,6 @@ def test_it_is_a_score_like_any_other() -> None:
     columns = np.column_stack([score_named(n).query(test) for n in names])
     np.testing.assert_allclose(uncertainty, 1 - combination.probability(columns))
     assert ((uncertainty >= 0) & (uncertainty <= 1)).all()
-    assert score.needs_kappa
     usable, left_out = available([score], changed(test, query=test.queries.embeddings._replace(kappa=None)))
     assert usable == []
     assert "kappa head" in left_out["fused"]
@@ -204,8 +203,8 @@ def test_steep_problems_reach_their_optimum() -> None:
     x = np.repeat([[0.0, 5.0], [1.0, -3.0], [30.0, 0.0], [31.0, 7.0]], [60, 1, 30, 3], axis=0)
     right = np.repeat([True, False, True, False], [60, 1, 30, 3])
     ours = fit_combination(x, right, ["a", "b"], penalty=1e-6)
-    centre, scale = np.array(ours.centre), np.array(ours.scale)
-    z = np.clip((x - centre) / scale, -CLIP, CLIP)
+    center, scale = np.array(ours.center), np.array(ours.scale)
+    z = np.clip((x - center) / scale, -CLIP, CLIP)
     p = 1 / (1 + np.exp(-(ours.bias - z @ np.array(ours.weights))))
     # At the optimum the gradient vanishes: bias alone, then each weight with its penalty.
     assert (p - right).sum() == pytest.approx(0, abs=1e-6)
@@ -217,7 +216,7 @@ def test_scale_of_mostly_constant_scores_is_their_deviation() -> None:
     x[:20] = 300.0
     found = fit_combination(x, np.arange(100) >= 15, ["sue"])
     assert found.scale[0] == pytest.approx(120.0)  # √(0.2·0.8)·300
-    assert found.centre == (0.0,)
+    assert found.center == (0.0,)
 
 
 def test_what_a_combination_is_called() -> None:
@@ -233,7 +232,7 @@ def test_curves_are_the_penalised_optimum_in_units_of_their_spread(n: int, penal
     """The penalty is 0.02 a query and no less than 1."""
     x, right = sample(3, n)
     ours = fit_combination(x[:, :2], right, ["a", "b"], bends=2)
-    z = np.clip((x[:, :2] - np.array(ours.centre)) / np.array(ours.scale), -CLIP, CLIP)
+    z = np.clip((x[:, :2] - np.array(ours.center)) / np.array(ours.scale), -CLIP, CLIP)
     thirds = np.quantile(z, [1 / 3, 2 / 3], axis=0)
     columns = [z[:, 0], z[:, 1], *(np.maximum(z[:, j] - thirds[k, j], 0) for j in (0, 1) for k in (0, 1))]
     curves = np.column_stack(columns)

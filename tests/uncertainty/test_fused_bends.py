@@ -34,7 +34,7 @@ def test_probability_is_the_stated_formula_at_the_penalised_optimum() -> None:
     fitted = fit_combination(x, right, ["a", "b"], bends=2)
     gradient, columns = np.zeros(1 + 2 + 4), []
     for row, y in zip(x, right, strict=True):
-        z = [float(np.clip((row[j] - fitted.centre[j]) / fitted.scale[j], -CLIP, CLIP)) for j in (0, 1)]
+        z = [float(np.clip((row[j] - fitted.center[j]) / fitted.scale[j], -CLIP, CLIP)) for j in (0, 1)]
         parts = [*z, *(max(z[j] - t, 0.0) for j in (0, 1) for t in fitted.knots[j])]
         slopes = [*fitted.weights, *fitted.bends[0], *fitted.bends[1]]
         p = 1 / (1 + np.exp(-(fitted.bias - sum(s * v for s, v in zip(slopes, parts, strict=True)))))
@@ -51,7 +51,7 @@ def test_a_score_bends_at_its_quantiles() -> None:
     x, right = valley(1000)
     fitted = fit_combination(x, right, ["a", "b"], bends=3)
     for j in (0, 1):
-        expected = (np.quantile(x[:, j], [0.25, 0.5, 0.75]) - fitted.centre[j]) / fitted.scale[j]
+        expected = (np.quantile(x[:, j], [0.25, 0.5, 0.75]) - fitted.center[j]) / fitted.scale[j]
         np.testing.assert_allclose(fitted.knots[j], expected, atol=1e-9)
 
 

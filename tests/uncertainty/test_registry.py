@@ -11,7 +11,7 @@ import torch
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.types import Embeddings, Matches
-from kappaplace.uncertainty import SCORES, available, score_named
+from kappaplace.uncertainty import SCORES, VARIANTS, available, list_scores, score_named, sue
 from kappaplace.uncertainty.base import Evidence
 from tests.uncertainty.helpers import changed, evidence_of, world
 
@@ -76,7 +76,8 @@ def test_kappa_of_the_references_is_asked_for_too() -> None:
     half = changed(e, reference=Embeddings(e.references.embeddings.descriptor))
     assert "κ of the references" in score_named("kappaplace").reason(half)
     assert score_named("inverse-kappa").reason(half) is None
-    assert [name for name, score in SCORES.items() if score.needs_kappa] == [
+    bare = changed(half, query=Embeddings(e.queries.embeddings.descriptor))
+    assert [name for name, score in SCORES.items() if "κ" in (score.reason(bare) or "")] == [
         "inverse-kappa",
         "kappaplace",
         "expected-likelihood",
@@ -195,3 +196,20 @@ def test_no_queries_give_no_scores() -> None:
         "z-score",
     ):
         assert score_named(name).query(e).shape == (0,)
+
+
+def test_scores_of_other_projects_are_used_only_on_request() -> None:
+    e = full()
+    assert not set(VARIANTS) & set(list_scores())
+    for name, expected in (
+        ("sue-one-sided", sue(cap="one-sided")),
+        ("log-sue-one-sided", sue(cap="one-sided", log=True)),
+        ("sue-squared", sue(distance="squared")),
+        ("variance-upper", SCORES["variance"]),
+    ):
+        assert score_named(name).name == name
+        np.testing.assert_array_equal(score_named(name).query(e), expected.query(e))
+        assert score_named(name).one_sided
+    assert not SCORES["variance"].one_sided
+    with pytest.raises(KappaPlaceError, match="as in other projects: sue-one-sided, "):
+        score_named("sue-both-sided")

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kappaplace._lazy import lazy_exports
+from kappaplace._names import lazy_exports
 
 if TYPE_CHECKING:
     from kappaplace.calibration.calibration import PATCH_SIGNALS as PATCH_SIGNALS
     from kappaplace.calibration.calibration import QUERY_SIGNALS as QUERY_SIGNALS
     from kappaplace.calibration.calibration import Calibration as Calibration
-    from kappaplace.calibration.calibration import Judgement as Judgement
+    from kappaplace.calibration.calibration import Judgment as Judgment
     from kappaplace.calibration.calibration import judge as judge
     from kappaplace.calibration.calibration import pair_features as pair_features
     from kappaplace.calibration.calibration import query_features as query_features

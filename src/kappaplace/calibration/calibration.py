@@ -199,7 +199,9 @@ def _finite_rule(rule: Json, sketch: Json) -> Json:
     uncertainty of the calibration queries."""
     if not isinstance(rule, Mapping) or rule.get("accept_at") != "inf" or not isinstance(sketch, Mapping):
         return rule
-    return {**rule, "accept_at": sketch["values"][UNCERTAINTY][-1]}
+    values = sketch.get("values")
+    largest = values.get(UNCERTAINTY) if isinstance(values, Mapping) else None
+    return {**rule, "accept_at": largest[-1]} if isinstance(largest, list) else rule
 
 
 QUERY_SIGNALS = ("cosine", "pa", "margin", "aliasing", "z-score", "inverse-kappa", "kappaplace")
@@ -209,7 +211,7 @@ PATCH_SIGNALS = ("patches", "patch-margin")
 
 
 @dataclass(frozen=True, eq=False)
-class Judgement:
+class Judgment:
     """Probabilities and decisions of some queries; all but the uncertainty is None without a calibration."""
 
     uncertainty: Floats
@@ -235,7 +237,7 @@ def judge(
     *,
     outside_rate: float | None = None,
     bank: Domain | None = None,
-) -> Judgement:
+) -> Judgment:
     """Turn the scores of a retrieval into probabilities and decisions.
 
     A query that is unlike the correctly answered calibration queries is never accepted, because its
@@ -252,7 +254,7 @@ def judge(
         One value per query, and one per match if the calibration was fitted on pairs.
     """
     if calibration is None:
-        return Judgement(plain_score(evidence).query(evidence))
+        return Judgment(plain_score(evidence).query(evidence))
     uncertainty = calibration.uncertainty(query_features(evidence, calibration.scores))
     domain = calibration.domain
     conclusive = domain is not None and domain.conclusive
@@ -270,7 +272,7 @@ def judge(
     if calibration.pair_scores:
         pairs = calibration.pair_probability(pair_features(evidence, calibration.pair_scores), outside_rate)
     rate = calibration.outside_rate if outside_rate is None else outside_rate
-    return Judgement(
+    return Judgment(
         uncertainty,
         calibration.right.probability(uncertainty, rate),
         calibration.right.inside_probability(uncertainty, rate),

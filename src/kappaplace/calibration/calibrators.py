@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -27,7 +27,7 @@ from scipy.special import expit, logit
 from kappaplace.calibration.logistic import fit_logistic, pool_adjacent_violators, smoothed_targets
 from kappaplace.checks import Bools, Floats, finite, outcomes
 from kappaplace.errors import KappaPlaceError
-from kappaplace.records import kind
+from kappaplace.records import kind, stored
 
 LEAST_QUERIES = 10
 """Minimum number of outcomes for a fit."""
@@ -67,9 +67,9 @@ class Calibrator(ABC):
 @kind(Calibrator, "logistic")
 @dataclass(frozen=True)
 class Logistic(Calibrator):
-    """Platt scaling: σ(bias − slope·x), x = (score − centre)/scale, slope ≥ 0, with Platt's targets."""
+    """Platt scaling: σ(bias − slope·x), x = (score − center)/scale, slope ≥ 0, with Platt's targets."""
 
-    centre: float
+    center: float = field(metadata=stored("centre"))
     scale: float
     slope: float
     bias: float
@@ -85,13 +85,13 @@ class Logistic(Calibrator):
     @classmethod
     def fit(cls, scores: NDArray[np.floating], success: NDArray[np.bool_]) -> Logistic:
         values, right = _fittable(scores, success)
-        centre, scale = float(values.mean()), float(values.std())
-        x = (values - centre) / scale
+        center, scale = float(values.mean()), float(values.std())
+        x = (values - center) / scale
         bias, slope = fit_logistic(np.column_stack([np.ones(len(x)), -x]), smoothed_targets(right))
-        return cls(centre, scale, float(slope), float(bias))
+        return cls(center, scale, float(slope), float(bias))
 
     def _probability(self, scores: Floats) -> Floats:
-        return expit(self.bias - self.slope * ((scores - self.centre) / self.scale))
+        return expit(self.bias - self.slope * ((scores - self.center) / self.scale))
 
 
 @kind(Calibrator, "isotonic")

@@ -30,7 +30,7 @@ from scipy.special import expit
 from kappaplace.calibration.logistic import newton
 from kappaplace.checks import Bools, Floats, Rows, finite
 from kappaplace.errors import KappaPlaceError
-from kappaplace.records import optional
+from kappaplace.records import optional, stored
 from kappaplace.uncertainty.base import Evidence, Need, Score, Scores
 
 CLIP = 5.0
@@ -43,7 +43,7 @@ class Combination:
     """A fitted combination."""
 
     scores: tuple[str, ...]
-    centre: tuple[float, ...]
+    center: tuple[float, ...] = field(metadata=stored("centre"))
     scale: tuple[float, ...]
     """Per score, on the validation split; a score that was constant has scale 1 and weight 0."""
     weights: tuple[float, ...]
@@ -55,8 +55,8 @@ class Combination:
     """Change of the weight at each knot."""
 
     def __post_init__(self) -> None:
-        lengths = {len(part) for part in (self.scores, self.centre, self.scale, self.weights)}
-        numbers = (*self.centre, *self.scale, *self.weights, self.bias)
+        lengths = {len(part) for part in (self.scores, self.center, self.scale, self.weights)}
+        numbers = (*self.center, *self.scale, *self.weights, self.bias)
         if (
             not self.scores
             or lengths != {len(self.scores)}
@@ -83,7 +83,7 @@ class Combination:
                 f"got an array of shape {columns.shape}."
             )
         _check_finite(columns, self.scores)
-        x = _standardized(columns, np.array(self.centre), np.array(self.scale))
+        x = _standardized(columns, np.array(self.center), np.array(self.scale))
         slopes = np.array([*self.weights, *(bend for part in self.bends for bend in part)])
         return expit(self.bias - _curves(x, self.knots) @ slopes)
 
@@ -138,8 +138,8 @@ def fit_combination(
             "or use a single score."
         )
     _check_finite(columns, names)
-    centre, scale, constant = _robust_scale(columns)
-    x = np.where(constant, 0.0, _standardized(columns, centre, scale))
+    center, scale, constant = _robust_scale(columns)
+    x = np.where(constant, 0.0, _standardized(columns, center, scale))
     knots = tuple(
         tuple(np.quantile(column, np.arange(1, bends + 1) / (bends + 1)).tolist()) for column in x.T
     )
@@ -155,7 +155,7 @@ def fit_combination(
     slopes = coefficients[1 + len(names) :].reshape(len(names), bends)
     return Combination(
         tuple(names),
-        tuple(centre.tolist()),
+        tuple(center.tolist()),
         tuple(scale.tolist()),
         tuple(weights.tolist()),
         float(coefficients[0]),
@@ -210,16 +210,16 @@ def _check_finite(features: Scores, names: Sequence[str]) -> None:
 
 def _robust_scale(features: Scores) -> tuple[Scores, Scores, NDArray[np.bool_]]:
     """Return median, spread, and which columns are constant."""
-    low, centre, high = np.percentile(features, [25, 50, 75], axis=0)
+    low, center, high = np.percentile(features, [25, 50, 75], axis=0)
     iqr, deviation = (high - low) / IQR_OF_NORMAL, features.std(axis=0)
     # If more than half of the values are equal (SUE of a single place), use the standard deviation.
     scale = np.where(iqr > 0, iqr, deviation)
     constant = np.ptp(features, axis=0) == 0
-    return centre, np.where(constant | (scale <= 0), 1.0, scale), constant
+    return center, np.where(constant | (scale <= 0), 1.0, scale), constant
 
 
-def _standardized(features: Scores, centre: Scores, scale: Scores) -> Scores:
-    return np.clip((features - centre) / scale, -CLIP, CLIP)
+def _standardized(features: Scores, center: Scores, scale: Scores) -> Scores:
+    return np.clip((features - center) / scale, -CLIP, CLIP)
 
 
 def _curves(x: Scores, knots: Sequence[Sequence[float]]) -> Scores:

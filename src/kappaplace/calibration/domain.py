@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kappaplace.checks import Bools, Floats
+from kappaplace.checks import Bools, Floats, percent
 from kappaplace.data.appearance import APPEARANCE, appearance
 from kappaplace.retrieval.evidence import Evidence
 from kappaplace.uncertainty import SCORES
@@ -99,17 +99,17 @@ class Domain:
         own = self.only(names)
         table = np.asarray(own.rows, np.float64)
         half = len(table) // 2
-        centre, scale, inverse = _fitted(table[:half], own.columns)
-        compared = np.sort(_distances(_deviations(table[half:], centre, scale, own.columns), inverse))
+        center, scale, inverse = _fitted(table[:half], own.columns)
+        compared = np.sort(_distances(_deviations(table[half:], center, scale, own.columns), inverse))
         queries = np.column_stack([np.asarray(signals[name], np.float64) for name in own.columns])
-        deviations = _deviations(queries, centre, scale, own.columns)
+        deviations = _deviations(queries, center, scale, own.columns)
         distances = _distances(deviations, inverse)
         rank = len(compared) - np.searchsorted(compared, distances, side="left")
         p = (1 + rank) / (len(compared) + 1)
         inside = p > max(self.level, 1 / (len(compared) + 1))
         worst = np.abs(deviations).argmax(axis=1)
         reasons = [
-            "" if good else f"{WORDS[own.columns[column]]} more than in {1 - self.level:.0%} of them"
+            "" if good else f"{WORDS[own.columns[column]]} more than in {percent(1 - self.level)} of them"
             for good, column in zip(inside, worst.tolist(), strict=True)
         ]
         return Verdict(inside, tuple(reasons))
@@ -149,17 +149,17 @@ def fit_domain(signals: Mapping[str, Floats], rows: Bools, seed: int = 0) -> Dom
 
 def _fitted(table: Floats, columns: Sequence[str]) -> tuple[Floats, Floats, Floats]:
     """Centre, scale, and inverse correlation of the deviations."""
-    centre = np.median(table, axis=0)
+    center = np.median(table, axis=0)
     least = np.array([LEAST_DEVIATION.get(name, 0.02) for name in columns])
     scale = np.maximum(table.std(axis=0), least)
-    deviations = _deviations(table, centre, scale, columns)
+    deviations = _deviations(table, center, scale, columns)
     second = deviations.T @ deviations / len(table)
     diagonal = np.diag(np.maximum(np.diag(second), SHRINKAGE))
-    return centre, scale, np.linalg.inv((1 - SHRINKAGE) * second + SHRINKAGE * diagonal)
+    return center, scale, np.linalg.inv((1 - SHRINKAGE) * second + SHRINKAGE * diagonal)
 
 
-def _deviations(table: Floats, centre: Floats, scale: Floats, columns: Sequence[str]) -> Floats:
-    z = (table - centre) / scale
+def _deviations(table: Floats, center: Floats, scale: Floats, columns: Sequence[str]) -> Floats:
+    z = (table - center) / scale
     better = np.array([name in MATCH_SIGNALS for name in columns]) & (z < 0)
     return np.where(better, 0.0, z)
 

@@ -211,7 +211,7 @@ def measure_embedding(
     preprocessing: Preprocessing = model.preprocessing  # type: ignore[assignment]
     height, width = preprocessing.fixed_size or (512, 512)
     batches = [batch_size] * (images // batch_size) + [images % batch_size] * (images % batch_size > 0)
-    input = preprocessing.normalise(_noise(batch_size, (height, width)).to(device))
+    input = preprocessing.normalize(_noise(batch_size, (height, width)).to(device))
     input, upload = input.to(next(model.parameters()).dtype), Upload(device)
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         paths = write_photos(Path(folder), images)
@@ -225,7 +225,7 @@ def measure_embedding(
         def transfer() -> None:
             for count in batches:
                 moved = upload(pixels[:count])
-                preprocessing.normalise(moved if size is None else resized(moved, preprocessing))
+                preprocessing.normalize(moved if size is None else resized(moved, preprocessing))
 
         calls: dict[str, Call] = {
             "all": lambda: embed_images(model, preprocessing, paths, batch_size=batch_size, progress=False),

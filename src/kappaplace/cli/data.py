@@ -63,7 +63,8 @@ class ImportOptions:
     neighborhood: Annotated[
         str,
         Help(
-            "References that show the same place: metres:25, frames:5 or self.",
+            "Which references show the same place: metres:25 (within 25 m), frames:5 (within 5 frames) or "
+            "self.",
             ("--neighborhood", "--neighbourhood"),
         ),
     ] = ""

@@ -138,14 +138,14 @@ def train_model(views: CityViews, settings: DemoSettings, say: Say) -> PlaceMode
 
     # Classes 20 m apart are never neighbours, so a few groups are enough. The city has its own light and
     # weather, so crops are augmentation enough.
-    colours = [f"augment.{name}=0" for name in ("brightness", "contrast", "saturation", "hue")]
-    common = ["classes.groups_per_axis=2", "classes.groups_per_heading=1", *colours, "run.trackers=[]"]
-    common += [f"model.size={settings.size}", "optimiser.schedule=warm-cosine", f"run.seed={settings.seed}"]
+    colors = [f"augment.{name}=0" for name in ("brightness", "contrast", "saturation", "hue")]
+    common = ["classes.groups_per_axis=2", "classes.groups_per_heading=1", *colors, "run.trackers=[]"]
+    common += [f"model.size={settings.size}", "optimizer.schedule=warm-cosine", f"run.seed={settings.seed}"]
     encoder = ["model.backbone=resnet_tiny", "model.pretrained=false", "model.trainable=all"]
-    encoder += [f"model.dim={settings.dim}", "augment.scale=0.6", "optimiser.lr=4e-3"]
+    encoder += [f"model.dim={settings.dim}", "augment.scale=0.6", "optimizer.lr=4e-3"]
     # Groups take turns epoch by epoch: epochs are short, so that none is forgotten.
-    encoder += ["optimiser.weight_decay=1e-3", "optimiser.iterations=10"]
-    encoder += [f"optimiser.epochs={settings.steps // 10}", f"optimiser.batch_size={settings.batch_size}"]
+    encoder += ["optimizer.weight_decay=1e-3", "optimizer.iterations=10"]
+    encoder += [f"optimizer.epochs={settings.steps // 10}", f"optimizer.batch_size={settings.batch_size}"]
 
     def run(recipe: str, views: CityViews, options: list[str], folder: Path) -> PlaceModel:
         images = torch.from_numpy(views.render(settings.size)).permute(0, 3, 1, 2).contiguous()
@@ -159,8 +159,8 @@ def train_model(views: CityViews, settings: DemoSettings, say: Say) -> PlaceMode
         say("Freezing it and fitting the kappa head on degraded views of the same places")
         degraded = replace(views, conditions=harsh(len(views), np.random.default_rng([settings.seed, 7])))
         # Ten times the paper's learning rate: κ must reach a few hundred in only a few hundred steps.
-        head = [f"model.start={folder}/retrieval/model", "augment.scale=1.0", "optimiser.lr=1e-2"]
-        head += ["optimiser.epochs=60", "optimiser.batch_size=256"]
+        head = [f"model.start={folder}/retrieval/model", "augment.scale=1.0", "optimizer.lr=1e-2"]
+        head += ["optimizer.epochs=60", "optimizer.batch_size=256"]
         return run("kappa-pt", degraded, head, Path(folder) / "kappa").fold().eval()
 
 

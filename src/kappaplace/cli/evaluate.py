@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from kappaplace.checks import within
 from kappaplace.cli.options import AsJson, Device, Hidden, VerbGroup, command
 from kappaplace.data import TABLE_FORMATS, NoPositives
 from kappaplace.errors import KappaPlaceError
@@ -182,6 +183,13 @@ class ModelOptions(NamedOptions):
     fit_on: Annotated[
         Path | None, Help("Validation table, on which scores are calibrated and --fuse is fitted.")
     ] = None
+    encoder: Annotated[
+        str,
+        Help(
+            "Your own encoder: package.module:function, whose code runs and returns a torch module. Omit "
+            "MODEL, or pass the folder of a κ head that was trained for it."
+        ),
+    ] = ""
     resize: Annotated[
         Literal["model", "protocol"],
         Help("Resize images as the model expects (model) or as the benchmark specifies (protocol)."),
@@ -199,7 +207,7 @@ class FileOptions(NamedOptions):
     neighborhood: Annotated[
         str,
         Help(
-            "Without a table: references that show the same place, frames:5 or self.",
+            "Which references show the same place if there is no table: frames:5 (within 5 frames) or self.",
             ("--neighborhood", "--neighbourhood"),
         ),
     ] = ""
@@ -237,9 +245,11 @@ def model(
         kappaplace evaluate model cosplace-resnet50-512 walk.parquet --scores l2,pa,margin --out results/walk
 
         kappaplace evaluate model runs/pt/model test.parquet --fuse margin,pa --fit-on val.parquet --out fused
+
+        kappaplace evaluate model walk.parquet --encoder mine.models:build --out results/mine
     """
     from kappaplace.evaluation import evaluate_model
-    from kappaplace.models import DEFAULT
+    from kappaplace.models import DEFAULT, load_encoder, load_model, plain_encoder
 
     pretrained = _is_table(words[0])
     tables = [Path(word) for word in (words if pretrained else words[1:])]
@@ -247,12 +257,14 @@ def model(
         raise KappaPlaceError("evaluate needs at least one table, got none. Pass MODEL TABLE….")
     choices, embedding = options.choices(options.fuse), machine.machine(options.root)
     make_folder(output.out)  # before the work, not after it
+    source = DEFAULT if pretrained else words[0]
+    own = load_encoder(options.encoder) if options.encoder else None
     result = evaluate_model(
-        DEFAULT if pretrained else words[0],
+        source if own is None else plain_encoder(own) if pretrained else load_model(source, encoder=own),
         tables,
         choices,
         embedding,
-        name=options.name,
+        name=options.name or options.encoder.partition(":")[2],
         validation=options.fit_on,
         own=options.uncertainty,
         resize=options.resize,
@@ -316,8 +328,9 @@ def matrix(
         list[Path],
         typer.Argument(
             metavar="FILE… [TABLE…]",
-            help="Similarities of queries × references, .npy or .npz (one matrix per method), one file per "
-            "dataset; and optionally one table per dataset with positions or correct references.",
+            help="Similarity matrices (queries × references): one .npy or .npz file per dataset, where .npz "
+            "has one matrix per method. Optional: one table per dataset, with positions or correct "
+            "references.",
         ),
     ],
     output: Output,
@@ -363,9 +376,15 @@ def paper(
         ),
     ] = None,
     *,
+    cost: Annotated[
+        Path | None, typer.Option(help="Time and memory: CSV file written by benchmarks/paper_cost.py.")
+    ] = None,
     machine: MachineOptions,
 ) -> None:
     """Reproduce the tables of the paper for which you have the data, next to the published numbers.
+
+    Every table and figure is listed as measured, not comparable (other data, or another backbone), measurable
+    (with the data and models that are named) or not measurable.
 
     Examples:
 
@@ -375,12 +394,12 @@ def paper(
     """
     from rich.console import Console
 
-    from kappaplace.cli.show import missing_table, paper_tables
+    from kappaplace.cli.show import ece_notes, paper_overview, paper_tables
     from kappaplace.evaluation import compare_with_paper, paper_rows, plain, write_paper
 
     choices, embedding = options.choices(), machine.machine(options.root)
     make_folder(output.out)
-    comparison = compare_with_paper(models or [], data, choices, embedding)
+    comparison = compare_with_paper(models or [], data, choices, embedding, cost)
     for role, result in comparison.evaluations.items():
         output.write(result, output.out / role)
     file = write_paper(comparison, output.out)
@@ -388,44 +407,50 @@ def paper(
     if output.report:
         from kappaplace.reports import write_paper_report
 
-        write_paper_report(rows, output.out)
+        write_paper_report(comparison, output.out)
+    items = [item._asdict() for item in comparison.items]
     if output.as_json:
-        typer.echo(json.dumps(plain({"rows": rows, "files": {"paper": str(file)}})))
+        typer.echo(json.dumps(plain({"rows": rows, "items": items, "files": {"paper": str(file)}})))
         return
     console = Console()
-    for table in (*paper_tables(rows), missing_table(rows)):
-        console.print(table)
+    notes = ece_notes(list(comparison.evaluations.values())) if comparison.evaluations else []
+    for text in (*paper_tables(rows), paper_overview(items), *notes):
+        console.print(text)
     console.print(f"All rows are in [bold]{file}[/bold].")
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """What is compared, and where the result is written."""
+
+    metric: Annotated[
+        list[str],
+        Help("Metric to compare: AUROC, AURC, ECE@1, R@1, …; repeatable. Default: AUROC and R@1."),
+    ] = field(default_factory=list)
+    against: Annotated[
+        str, Help("For a single folder: the score that its other scores are compared with.")
+    ] = ""
+    out: Annotated[Path | None, Help("Folder for comparison.csv and a report of all evaluations.")] = None
+    resamples: Annotated[
+        int | None, Help("Number of bootstrap resamples. Default: 1000, or more for many tests.")
+    ] = None
+    seed: Annotated[int, Help(_SEED)] = 0
+    report: Annotated[bool, Help("Write report.html to the folder --out.")] = True
+    seeds: Annotated[
+        bool, Help("The folders are runs with different seeds: print mean ± std over them.", ("--seeds",))
+    ] = False
+
+    def __post_init__(self) -> None:
+        within(self.seed, "seed", 0)
+        if self.resamples is not None:
+            within(self.resamples, "resamples", 1)
 
 
 def compare(
     folders: Annotated[
         list[Path], typer.Argument(metavar="FOLDER…", help="Folders written by `kappaplace evaluate`.")
     ],
-    metric: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Metric to compare: AUROC, AURC, ECE@1, R@1, …; repeatable. Default: AUROC and R@1."
-        ),
-    ] = None,
-    against: Annotated[
-        str, typer.Option(help="For a single folder: the score that its other scores are compared with.")
-    ] = "",
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for comparison.csv and a report of all evaluations.")
-    ] = None,
-    resamples: Annotated[
-        int | None,
-        typer.Option(min=1, help="Number of bootstrap resamples. Default: 1000, or more for many tests."),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help=_SEED)] = 0,
-    report: Annotated[bool, typer.Option(help="Write report.html to the folder --out.")] = True,
-    spread: Annotated[
-        bool,
-        typer.Option(
-            "--seeds", help="The folders are runs with different seeds: print mean ± std over them."
-        ),
-    ] = False,
+    options: CompareOptions,
     as_json: AsJson = False,
 ) -> None:
     """Test which evaluation is better, per dataset and pooled.
@@ -449,16 +474,17 @@ def compare(
     from kappaplace.cli.show import comparison_table, ece_notes
     from kappaplace.evaluation import compare, comparison_rows, plain, read_result, write_comparison
 
+    out = options.out
     results = [read_result(folder) for folder in folders]
-    if spread:
-        return _seeds(results, metric or [], out, as_json)
+    if options.seeds:
+        return _seeds(results, options.metric, out, as_json)
     tables = [
-        compare(results, each, against=against, resamples=resamples, seed=seed)
-        for each in metric or ["AUROC", "R@1"]
+        compare(results, each, against=options.against, resamples=options.resamples, seed=options.seed)
+        for each in options.metric or ["AUROC", "R@1"]
     ]
     if out is not None:
         write_comparison(tables, out)
-        if report:
+        if options.report:
             from kappaplace.reports import write_report
 
             write_report(results[0], out, results[1:])
@@ -469,7 +495,7 @@ def compare(
     for table in tables:
         for compared in table.sets:
             console.print(comparison_table(compared, table.names))
-    if any("ECE@" in each for each in metric or []):
+    if any("ECE@" in each for each in options.metric):
         for text in ece_notes(results):
             console.print(text)
     if out is not None:
@@ -480,9 +506,9 @@ def _seeds(results: list[EvaluationResult], metrics: list[str], out: Path | None
     from rich.console import Console
 
     from kappaplace.cli.show import ece_notes, seed_tables
-    from kappaplace.evaluation import plain, seeds, write_rows
+    from kappaplace.evaluation import plain, spread_over_seeds, write_rows
 
-    rows = [row._asdict() for row in seeds(results, metrics)]
+    rows = [row._asdict() for row in spread_over_seeds(results, metrics)]
     if out is not None:
         write_rows(make_folder(out) / "seeds.csv", rows, list(rows[0]))
     if as_json:

@@ -14,6 +14,7 @@ import typer
 
 from kappaplace.cli.options import MapEncoder, MapFolder
 from kappaplace.errors import KappaPlaceError
+from kappaplace.files import check_target
 from kappaplace.maps import LocalizeOptions, OnError
 from kappaplace.records import Help
 
@@ -83,6 +84,9 @@ def localize(
     from kappaplace.progress import track
     from kappaplace.retrieval import EngineOptions
 
+    for file in (output.csv, output.html):
+        if file is not None:
+            check_target(file)
     engine_options = EngineOptions(uri=search.uri or None, collection=search.collection)
     opened = encoder.open(place_map, search.engine, engine_options)
     csv = output.csv

@@ -25,7 +25,7 @@ from kappaplace.cli.options import (
     command,
 )
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps import AddOptions, BuildOptions, LocalizeOptions, OnError
+from kappaplace.maps import AddOptions, BuildOptions, LocalizeOptions, OnError, Patches
 from kappaplace.types import Json
 
 if TYPE_CHECKING:
@@ -182,7 +182,8 @@ def info(place_map: MapFolder, as_json: AsJson = False) -> None:
     typer.echo(f"  near        {facts['neighbourhood']}, radius {facts['radius']:g} m")
     kappa = "with κ" if facts["kappa"] else "without κ"
     typer.echo(f"  model       {facts['model']} ({facts['dim']} dimensions, {kappa})")
-    typer.echo(f"  stored      {facts['storage']}, {_segments(facts)}, {_size(facts['bytes'])}")
+    stored = f"{facts['storage']}, patches {facts['patches']}, {_segments(facts)}, {_size(facts['bytes'])}"
+    typer.echo(f"  stored      {stored}")
     typer.echo(f"  removed     {facts['removed']:,} (freed by `map compact`)")
     typer.echo(f"  places      distinctiveness {facts['distinctiveness']}")
     shipped = "by the calibration that comes with the model" if facts["borrowed"] else "no"
@@ -213,7 +214,16 @@ def verify(place_map: MapFolder, as_json: AsJson = False) -> None:
 @app.command(rich_help_panel=BUILD)
 def reembed(
     place_map: MapFolder,
-    model: Annotated[str, typer.Option(help="New model: a folder, weights file or name.")],
+    model: Annotated[
+        str, typer.Option(help="New model: a folder, weights file or name. Default: unchanged.")
+    ] = "",
+    patches: Annotated[
+        Patches | None,
+        typer.Option(
+            help="What to store for patch matching: nothing, codes of at most 4 KiB per reference, or whole "
+            "feature maps. Default: as before."
+        ),
+    ] = None,
     on_error: Annotated[
         OnError, typer.Option(help="What to do with an unreadable image: stop, or list and skip it.")
     ] = "stop",
@@ -224,15 +234,21 @@ def reembed(
 ) -> None:
     """Embed all images of a map again, with another model. The map can be queried in the meantime.
 
+    With `--patches` and without `--model`, only the patches are stored: descriptors and calibration stay.
+
     Examples:
 
         kappaplace map reembed town.map --model runs/jt/model
+
+        kappaplace map reembed town.map --patches compact
     """
     opened = MapAccess(device=device).open(place_map)
     calibrated = opened.manifest.calibration is not None
-    opened.reembed(model, AddOptions(on_error=on_error, batch_size=batch_size, ray=ray))
+    opened.reembed(
+        model or None, AddOptions(on_error=on_error, batch_size=batch_size, ray=ray), patches=patches
+    )
     _show_report(place_map, opened.report, opened.info(), as_json)
-    if calibrated and not as_json:
+    if calibrated and model and not as_json:
         typer.echo("The calibration of the previous model was removed. Run `kappaplace calibrate` again.")
 
 
@@ -248,7 +264,9 @@ def export(
         typer.Option(help="Queries of the hloc pairs: images, a folder or a table; repeatable."),
     ] = None,
     k: Annotated[int, typer.Option(help="Number of hloc pairs per query.")] = 10,
-    least: Annotated[float, typer.Option(help="Minimum probability of an hloc pair.")] = 0.0,
+    least: Annotated[
+        float, typer.Option("--min-probability", "--least", help="Minimum probability of an hloc pair.")
+    ] = 0.0,
 ) -> None:
     """Write a map for other programs, or pairs of queries and references for hloc.
 
@@ -286,10 +304,13 @@ def import_(
     file: Annotated[Path, typer.Argument(help="Exported map or descriptors, .parquet or .npz.")],
     out: Annotated[Path, typer.Option(help="Map folder to create.")],
     model: Annotated[
-        str, typer.Option(help="Model that computed the descriptors, if the file does not name it.")
+        str, typer.Option(help="Model that computed the descriptors, unless the file names a published one.")
     ] = "",
+    root: Annotated[str, typer.Option(help="Folder of the images. Default: no images.")] = "",
 ) -> None:
     """Build a map from an exported map, or from descriptors with names.
+
+    The file may come from someone else, so the image folders that it names are not used.
 
     Examples:
 
@@ -299,7 +320,9 @@ def import_(
     """
     from kappaplace.maps import PlaceMap
 
-    typer.echo(f"{len(PlaceMap.import_(file, out, model or None)):,} references imported into {out}.")
+    typer.echo(
+        f"{len(PlaceMap.import_(file, out, model or None, root or None)):,} references imported into {out}."
+    )
 
 
 command(app, panel=USE)(localize)

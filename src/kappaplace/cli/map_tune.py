@@ -49,7 +49,7 @@ def calibrate(
     place_map: MapFolder,
     options: Calibrating,
     queries: Annotated[
-        Path | None, typer.Option(help="Labeled queries: a table with positions or with correct references.")
+        Path | None, typer.Option(help="Labelled queries: a table with positions or with correct references.")
     ] = None,
     labels: Annotated[Path | None, typer.Option(help="Labels file, written by `map label`.")] = None,
     self_: Annotated[
@@ -131,8 +131,9 @@ def _twin_notes(facts: Mapping[str, Json]) -> list[str]:
     notes = []
     if twins := facts.get("twins"):
         notes.append(f"{twins:,} labelled queries are nearly copies of map images and were left out.")
-    if misplaced := facts.get("misplaced"):
-        notes.append(f"Copies of a map image that are labelled at another place: {', '.join(misplaced)}.")
+    if isinstance(misplaced := facts.get("misplaced"), list) and misplaced:
+        names = ", ".join(map(str, misplaced))
+        notes.append(f"Copies of a map image that are labelled at another place: {names}.")
     return notes
 
 

@@ -139,7 +139,7 @@ def _shipped(name: str) -> Row:
         "dim": card["architecture"]["dim"],
         "size_mb": round(size_bytes(folder) / 1e6, 1),
         "licence": card["licence"],
-        "source": "comes with kappaplace",
+        "source": "included",
         "kind": "shipped",
         "downloaded": True,
         "data": card["data"],
@@ -298,8 +298,8 @@ def _show_export(export: Exported, as_json: bool) -> None:
     typer.echo(f"  outputs     {', '.join(record.outputs)}")
     for index, gap in enumerate(export.gaps):
         typer.echo(f"  {'' if index else 'parity':<11} {gap.sentence}")
-    if export.quantised is not None:
-        loss, model = export.quantised.loss, export.quantised
+    if export.quantized is not None:
+        loss, model = export.quantized.loss, export.quantized
         typer.echo(
             f"  int8        mean cosine {loss.cosine:.4f}, rank correlation of κ {loss.ranks:.3f} on "
             f"{model.images} images; {model.float_layers} of {model.layers} layers stay in float32"

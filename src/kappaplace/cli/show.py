@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -104,7 +103,7 @@ def seed_tables(
     """Yield mean ± std over seeds, one table per dataset with one row per score.
 
     Args:
-        rows: Rows of `kappaplace.evaluation.seeds`.
+        rows: Rows of `kappaplace.evaluation.spread_over_seeds`.
         labels: Names of the scores.
         metrics: Metrics to show. Default: the most important ones.
     """
@@ -133,27 +132,47 @@ def _cell(cell: Cell | None) -> str:
     return text
 
 
-def paper_tables(rows: Sequence[Row]) -> Iterator[Table]:
-    """Yield the measured numbers next to the paper's, one table per table of the paper."""
-    for label in dict.fromkeys(row["table"] for row in rows if not row["reason"]):
-        table = Table(title=label, box=box.SIMPLE_HEAD)
+def paper_tables(rows: Sequence[Row]) -> Iterator[Table | str]:
+    """Yield our numbers next to the paper's, one table per table of the paper, with data and backbone.
+
+    Numbers that are not comparable have a mark instead of a difference; the reasons follow the table.
+    """
+    ours = [row for row in rows if row["status"] in ("measured", "not comparable")]
+    for label in dict.fromkeys(row["table"] for row in ours):
+        table = Table(title=label, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for column in ("method", "set", "metric"):
             table.add_column(column)
-        for column in ("paper", "ours", "difference"):
+        for column in ("paper", "ours", "difference", "queries", "references"):
             table.add_column(column, justify="right")
-        for row in rows:
-            if row["table"] == label and not row["reason"]:
-                values = number(row["paper"]), number(row["ours"]), f"{row['difference']:+.3f}"
-                table.add_row(row["method"], row["set"], row["metric"], *values)
+        table.add_column("backbone")
+        part = [row for row in ours if row["table"] == label]
+        for row in part:
+            comparable = row["status"] == "measured"
+            values = (
+                _with_spread(row["paper"], row["spread"]),
+                _with_spread(row["ours"], row["our spread"]),
+                f"{row['difference']:+.3f}" if comparable else "not comparable",
+            )
+            data = (_count(row["queries"]), _count(row["references"]), row["backbone"])
+            table.add_row(row["method"], row["set"], row["metric"], *values, *data)
         yield table
+        for reason in dict.fromkeys(row["reason"] for row in part if row["reason"]):
+            yield f"  not comparable: {reason}"
 
 
-def missing_table(rows: Sequence[Row]) -> Table:
-    """Return a table of the numbers that could not be measured, with the reasons."""
-    table = Table("numbers", "table", "reason", title="Not measured", box=box.SIMPLE_HEAD)
-    counts = Counter((row["table"], row["reason"]) for row in rows if row["reason"])
-    for (label, reason), count in counts.items():
-        table.add_row(str(count), label, reason)
+def _with_spread(value: float, spread: float) -> str:
+    return number(value) if math.isnan(spread) else f"{number(value)} ± {number(spread)}"
+
+
+def _count(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:,.0f}"
+
+
+def paper_overview(items: Sequence[Row]) -> Table:
+    """Return every table and figure of the paper with its status and what is missing or differs."""
+    table = Table("table or figure", "status", "detail", title="The paper", box=box.SIMPLE_HEAD)
+    for item in items:
+        table.add_row(item["label"], item["status"], item["detail"])
     return table
 
 

@@ -24,6 +24,13 @@ class RunOptions:
     val: Annotated[
         Path | None, Help("Validation table with queries. Default: no validation and no early stopping.")
     ] = None
+    encoder: Annotated[
+        str,
+        Help(
+            "Your own encoder, for kappa-pt, linear-head and contrastive-pt: package.module:function, whose "
+            "code runs and returns a torch module or a FrozenEncoder."
+        ),
+    ] = ""
     cpu: Annotated[bool, Help("Train on the CPU even if a GPU is available.", ("--cpu",))] = False
 
 
@@ -37,6 +44,13 @@ def train(
         # Not --start: torchrun has an option of that name.
         str,
         typer.Option("--from", help="Model to start from: a folder, a weights file or a name."),
+    ] = "",
+    preset: Annotated[
+        str,
+        typer.Option(
+            help="Settings with which the code of the paper and its baselines was run: paper, or a table "
+            "of the paper, such as tab:sf_final. --config and --set override them."
+        ),
     ] = "",
     config: Annotated[str, typer.Option(help="TOML file with settings.")] = "",
     changes: Annotated[
@@ -73,7 +87,7 @@ def train(
             typer.echo(f"{each.name:<15} {each.about}")
         return
     start_from = [f"model.start={start}"] if start else []
-    settings = settings_for(recipe, config, [*(changes or []), *start_from])
+    settings = settings_for(recipe, config, [*(changes or []), *start_from], peers=preset)
     if show:
         typer.echo(settings.to_toml(comments=True), nl=False)
         return
@@ -82,17 +96,22 @@ def train(
 
 def _run(settings: Settings, options: RunOptions) -> None:
     from kappaplace.data import PlaceImages
+    from kappaplace.models import FrozenEncoder, load_encoder
     from kappaplace.training import TrainingSet, ValidationSet
     from kappaplace.training import train as run
 
     if options.data is None or options.out is None:
         raise KappaPlaceError("train needs a table and an output folder. Pass --data TABLE and --out FOLDER.")
+    own = load_encoder(options.encoder) if options.encoder else None
+    if own is not None and not isinstance(own, FrozenEncoder):
+        own = FrozenEncoder(own)
     val = None if options.val is None else ValidationSet.from_table(PlaceImages.open(options.val))
     trained = run(
         settings,
         TrainingSet.from_table(PlaceImages.open(options.data)),
         options.out,
         val,
+        model=own,
         device="cpu" if options.cpu else "",
         say=typer.echo,
     )

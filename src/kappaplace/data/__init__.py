@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kappaplace._lazy import lazy_exports
+from kappaplace._names import lazy_exports
 
 if TYPE_CHECKING:
     from kappaplace.data.augment import CosPlaceAugmentation as CosPlaceAugmentation
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from kappaplace.data.check import TableSummary as TableSummary
     from kappaplace.data.check import find_problems as find_problems
     from kappaplace.data.check import summarize as summarize
+    from kappaplace.data.columns import ImageNames as ImageNames
     from kappaplace.data.combine import concatenate as concatenate
     from kappaplace.data.decoding import HEIF as HEIF
     from kappaplace.data.decoding import Source as Source
@@ -74,7 +75,6 @@ if TYPE_CHECKING:
     from kappaplace.data.split import SplitOptions as SplitOptions
     from kappaplace.data.split import split_table as split_table
     from kappaplace.data.table import DEFAULT_RADIUS as DEFAULT_RADIUS
-    from kappaplace.data.table import ImageNames as ImageNames
     from kappaplace.data.table import PlaceImages as PlaceImages
     from kappaplace.data.table_io import TABLE_FORMATS as TABLE_FORMATS
     from kappaplace.data.table_io import recorded_hash as recorded_hash

@@ -1,10 +1,11 @@
-"""Columns of a table of images: their types, how values become columns, and their content hash."""
+"""Columns of a table of images: their types, content hash, and paths that are joined on access."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
-from typing import Any, TypeAlias
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -98,3 +99,58 @@ def _content(facts: str, columns: Columns, positives: Positives | None) -> Itera
     if positives is not None:
         yield positives.indptr.astype("<i8").tobytes()
         yield positives.indices.astype("<i4").tobytes()
+
+
+class ImageNames(Sequence[str]):
+    """Paths of many images, joined with their folder on access. The column of paths is shared.
+
+    A Python string for each of 2.8 million paths would take half a gigabyte.
+
+    Args:
+        paths: Column of paths relative to the folder.
+        root: The folder.
+        rows: Rows of the column. Default: all.
+    """
+
+    def __init__(self, paths: Column, root: str, rows: NDArray[np.int64] | None = None) -> None:
+        self.paths, self.root = paths, root
+        self.rows = np.arange(len(paths)) if rows is None else rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[str]: ...
+    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
+        if isinstance(index, slice):
+            return ImageNames(self.paths, self.root, self.rows[index])
+        path = str(self.paths[self.rows[index]])
+        return os.path.join(self.root, path) if path else ""
+
+    def relative(self, indices: NDArray[np.int64] | None = None) -> list[str]:
+        """Return paths without their folder.
+
+        Args:
+            indices: Indices of the paths. Default: all.
+
+        Returns:
+            The paths.
+        """
+        return self.paths[self.rows if indices is None else self.rows[indices]].tolist()
+
+    def keeping(self, indices: NDArray[np.int64]) -> ImageNames:
+        """Return the same number of paths, with all but a few replaced by "".
+
+        A result of a very large map keeps only the paths that it mentions.
+
+        Args:
+            indices: Indices of the paths to keep.
+
+        Returns:
+            The paths.
+        """
+        paths = np.full(len(self), "", TEXT)
+        paths[indices] = self.paths[self.rows[indices]]
+        return ImageNames(paths, self.root)

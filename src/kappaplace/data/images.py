@@ -43,7 +43,7 @@ class Preprocessing:
     """How an image becomes model input. It is stored with every model, so both always match.
 
     Calling it returns float32 3×H×W, normalized. To normalize on the device of the model, load with
-    `to_uint8` and call `normalise` on the batch, which transfers a quarter of the bytes.
+    `to_uint8` and call `normalize` on the batch, which transfers a quarter of the bytes.
 
     >>> Preprocessing(size=512, mode="shorter").output_size(480, 640)
     (512, 683)
@@ -62,6 +62,8 @@ class Preprocessing:
     """Standard deviation of each channel, by which the difference is divided. Default: ImageNet."""
     multiple: int = 1
     """Sides are rounded to the nearest multiple of this, such as the patch size of a vision transformer."""
+    reduced_jpeg: bool = True
+    """Whether JPEGs at least four times as large as `size` are decoded at a reduced size, which is faster."""
 
     def __post_init__(self) -> None:
         for name in ("size", "mean", "std"):
@@ -74,9 +76,12 @@ class Preprocessing:
         """Return the settings as JSON values.
 
         Returns:
-            One value per field, in the order of the fields.
+            One value per field, in the order of the fields; ``reduced_jpeg`` only if it is false.
         """
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+        values = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+        if self.reduced_jpeg:  # so that models and stores of earlier versions keep their fingerprints
+            del values["reduced_jpeg"]
+        return values
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Preprocessing:
@@ -102,7 +107,7 @@ class Preprocessing:
         try:
             return cls(**values)
         except TypeError as error:  # a list instead of a word, a fraction as a size
-            raise KappaPlaceError(f"Bad preprocessing: {error}, got {values}.") from None
+            raise KappaPlaceError(f"Invalid preprocessing: {error}, got {values}.") from None
 
     @property
     def fixed_size(self) -> tuple[int, int] | None:
@@ -155,7 +160,8 @@ class Preprocessing:
         Raises:
             KappaPlaceError: If the image cannot be decoded.
         """
-        return decode(source, target=None if self.mode == "none" else self._pair())
+        full = self.mode == "none" or not self.reduced_jpeg
+        return decode(source, target=None if full else self._pair())
 
     def resized(self, image: Image.Image) -> Image.Image:
         """Resize a decoded image.
@@ -203,7 +209,7 @@ class Preprocessing:
 
         return torch.from_numpy(np.array(self.image(source))).permute(2, 0, 1)
 
-    def normalise(self, batch: torch.Tensor) -> torch.Tensor:
+    def normalize(self, batch: torch.Tensor) -> torch.Tensor:
         """Normalize images by mean and standard deviation.
 
         Args:
@@ -223,7 +229,7 @@ class Preprocessing:
 
     def __call__(self, source: Source) -> torch.Tensor:
         """Return float32 3×H×W, normalized."""
-        return self.normalise(self.to_uint8(source)).contiguous()
+        return self.normalize(self.to_uint8(source)).contiguous()
 
     def _pair(self) -> tuple[int, int]:
         assert self.size is not None  # checked by __post_init__
@@ -260,4 +266,4 @@ def _check(p: Preprocessing) -> None:
     }
     for rule, broken in problems.items():
         if broken:
-            raise KappaPlaceError(f"Bad preprocessing: {rule}, got {p}.")
+            raise KappaPlaceError(f"Invalid preprocessing: {rule}, got {p}.")

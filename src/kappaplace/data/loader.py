@@ -49,7 +49,7 @@ class Batch(NamedTuple):
 
     rows: NDArray[np.int64]
     images: torch.Tensor
-    """uint8 N×3×H×W in channels-last memory, or normalized float32 with `normalise=True`."""
+    """uint8 N×3×H×W in channels-last memory, or normalized float32 with `normalize=True`."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class ImageLoader:
         rows: Indices into `paths`, in the order to read. It may be an endless iterable such as a sampler,
             which is read at most `Workers.prefetch` batches ahead. Default: all, in order.
         workers: Number of threads or processes, or `Workers` for more settings. Default: `Workers()`.
-        normalise: Return normalized float32 instead of uint8.
+        normalize: Return normalized float32 instead of uint8.
         on_error: "skip" omits an image that cannot be read, logs it, adds it to `skipped` and does not try it
             again. "raise" ends the pass with its error.
         unresized: Images that are decoded to this (height, width) are not resized, so that the device that
@@ -129,7 +129,7 @@ class ImageLoader:
         *,
         rows: Iterable[int] | None = None,
         workers: int | Workers | None = None,
-        normalise: bool = False,
+        normalize: bool = False,
         on_error: OnError = "raise",
         unresized: tuple[int, int] | None = None,
     ) -> None:
@@ -147,7 +147,7 @@ class ImageLoader:
         self.batch_size = batch_size
         self.rows = rows
         self.workers = options
-        self.normalise = normalise
+        self.normalize = normalize
         self.on_error = on_error
         self.unresized = unresized
         self.skipped: list[Skipped] = []
@@ -181,7 +181,7 @@ class ImageLoader:
     def _batch(self, rows: Sequence[int], pixels: Pixels) -> Batch:
         images = torch.from_numpy(pixels).permute(0, 3, 1, 2)
         return Batch(
-            np.array(rows, np.int64), self.preprocessing.normalise(images) if self.normalise else images
+            np.array(rows, np.int64), self.preprocessing.normalize(images) if self.normalize else images
         )
 
     def _blocks(self) -> Iterator[_Block]:

@@ -160,7 +160,7 @@ class Positives:
         new[references] = np.arange(len(references))
         if len(references) and int((new >= 0).sum()) != len(references):
             raise KappaPlaceError(
-                "A reference was selected twice, but the dataset lists its positives. Select each only once."
+                "A row appears more than once in the selection. Select each reference only once."
             )
         counts = self.counts[queries]
         start = np.repeat(self.indptr[:-1][queries] - _indptr(counts)[:-1], counts)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,6 +18,7 @@ from kappaplace.data.near import FARTHEST, Near, Neighborhood
 from kappaplace.data.positives import Positives, positives_within
 from kappaplace.data.table_io import VERSION, TableFacts, read_table, write_table
 from kappaplace.errors import KappaPlaceError
+from kappaplace.files import printable
 
 DEFAULT_RADIUS = 25.0  # metres within which a reference is a positive, the convention of the field
 
@@ -351,6 +352,10 @@ class PlaceImages:
         The name counts because datasets of numbered files (0000.jpg, …) may be the same in everything else.
         File format, root and protocol do not count.
         """
+        if self.name != printable(self.name):
+            raise KappaPlaceError(
+                f"The name of a table must be UTF-8, got {printable(self.name)!r}. Pass --name."
+            )
         facts = f"kappaplace table 1|{self.name}|{self.frame}|{self.radius!r}|{self.neighborhood}"
         return content_hash(facts, self._columns(), self.given_positives)
 
@@ -360,58 +365,3 @@ class PlaceImages:
             f"{len(self.reference_rows):,} references, {self.frame}, radius {self.radius:g} m, "
             f"neighborhood {self.neighborhood})"
         )
-
-
-class ImageNames(Sequence[str]):
-    """Paths of many images, joined with their folder on access. The column of paths is shared.
-
-    A Python string for each of 2.8 million paths would take half a gigabyte.
-
-    Args:
-        paths: Column of paths relative to the folder.
-        root: The folder.
-        rows: Rows of the column. Default: all.
-    """
-
-    def __init__(self, paths: Column, root: str, rows: NDArray[np.int64] | None = None) -> None:
-        self.paths, self.root = paths, root
-        self.rows = np.arange(len(paths)) if rows is None else rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[str]: ...
-    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
-        if isinstance(index, slice):
-            return ImageNames(self.paths, self.root, self.rows[index])
-        path = str(self.paths[self.rows[index]])
-        return os.path.join(self.root, path) if path else ""
-
-    def relative(self, indices: NDArray[np.int64] | None = None) -> list[str]:
-        """Return paths without their folder.
-
-        Args:
-            indices: Indices of the paths. Default: all.
-
-        Returns:
-            The paths.
-        """
-        return self.paths[self.rows if indices is None else self.rows[indices]].tolist()
-
-    def keeping(self, indices: NDArray[np.int64]) -> ImageNames:
-        """Return the same number of paths, with all but a few replaced by "".
-
-        A result of a very large map keeps only the paths that it mentions.
-
-        Args:
-            indices: Indices of the paths to keep.
-
-        Returns:
-            The paths.
-        """
-        paths = np.full(len(self), "", TEXT)
-        paths[indices] = self.paths[self.rows[indices]]
-        return ImageNames(paths, self.root)

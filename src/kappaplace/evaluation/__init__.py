@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kappaplace._lazy import lazy_exports
+from kappaplace._names import lazy_exports
 
 if TYPE_CHECKING:
     from kappaplace.evaluation.arrays import Labels as Labels
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kappaplace.evaluation.comparison import SeedRow as SeedRow
     from kappaplace.evaluation.comparison import compare as compare
     from kappaplace.evaluation.comparison import comparison_rows as comparison_rows
-    from kappaplace.evaluation.comparison import seeds as seeds
+    from kappaplace.evaluation.comparison import spread_over_seeds as spread_over_seeds
     from kappaplace.evaluation.comparison import write_comparison as write_comparison
     from kappaplace.evaluation.inputs import Retrieved as Retrieved
     from kappaplace.evaluation.inputs import from_table as from_table
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from kappaplace.evaluation.measuring import measure as measure
     from kappaplace.evaluation.measuring import measure_set as measure_set
     from kappaplace.evaluation.measuring import warnings_of as warnings_of
+    from kappaplace.evaluation.paper import PaperComparison as PaperComparison
     from kappaplace.evaluation.paper import compare_with_paper as compare_with_paper
     from kappaplace.evaluation.paper import paper_rows as paper_rows
     from kappaplace.evaluation.paper import write_paper as write_paper

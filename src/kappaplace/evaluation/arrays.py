@@ -44,7 +44,8 @@ class Labels:
         for name, files in (("positives files", self.positives), ("tables", self.tables)):
             if files and len(files) != count:
                 raise KappaPlaceError(
-                    f"There are {count} sets but {len(files)} {name}. Pass one per set, in the same order."
+                    f"There are {count} datasets but {len(files)} {name}. Pass one per dataset, in the same "
+                    "order."
                 )
         if not self.positives and not self.tables:
             raise KappaPlaceError(NO_LABELS)
@@ -269,7 +270,7 @@ def _from_json(file: Path, references: int) -> Positives:
             'list as "positives".'
         )
     if not all(isinstance(i, int) and not isinstance(i, bool) for row in content for i in row):
-        raise KappaPlaceError(f"{file}: positives must be whole numbers, references counted from 0.")
+        raise KappaPlaceError(f"{file}: positives must be row numbers of references, starting at 0.")
     with telling(f"{file} contains numbers that are not references"):
         return Positives.from_lists(content, references)
 

@@ -67,11 +67,11 @@ def calibrated_score(retrieved: Retrieved, calibration: Calibration | None) -> S
         return NOT_SHIPPED
     try:
         evidence = _compared(retrieved, calibration.rerank)
-        judgement = judge(evidence, replace(calibration, domain=None))
+        judgment = judge(evidence, replace(calibration, domain=None))
     except KappaPlaceError as error:
         return OTHER_INPUTS.format(reason=error)
-    assert judgement.probability is not None
-    if judgement.pairs is None:
+    assert judgment.probability is not None
+    if judgment.pairs is None:
         return OTHER_INPUTS.format(reason="probabilities of single matches.")
     table, rows = retrieved.table, evidence.matches.indices
     apart = np.zeros(rows.shape, bool)
@@ -79,7 +79,7 @@ def calibrated_score(retrieved: Retrieved, calibration: Calibration | None) -> S
         positions = table.positions[table.reference_rows][rows]
         gap = positions - positions[:, :1]
         apart = np.hypot(gap[..., 0], gap[..., 1]) > 2 * table.radius  # False if a position is unknown
-    probability = match_probabilities(judgement.probability, judgement.pairs, apart)
+    probability = match_probabilities(judgment.probability, judgment.pairs, apart)
     # Sorted by patches, the matches are the same ones: find each match of the evaluation among them.
     shown = retrieved.evidence.matches.indices
     place = (shown[:, :, None] == rows[:, None, :]).argmax(axis=2)

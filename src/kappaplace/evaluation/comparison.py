@@ -154,7 +154,7 @@ class SeedRow(NamedTuple):
     """Number of runs."""
 
 
-def seeds(results: Sequence[EvaluationResult], metrics: Sequence[str] = ()) -> list[SeedRow]:
+def spread_over_seeds(results: Sequence[EvaluationResult], metrics: Sequence[str] = ()) -> list[SeedRow]:
     """Compute mean and standard deviation of every metric over runs with different random seeds.
 
     Args:

@@ -9,10 +9,11 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from kappaplace.data.columns import ImageNames
 from kappaplace.data.near import Near, Neighborhood
 from kappaplace.data.positives import NoPositives, Positives
 from kappaplace.data.protocols import PROTOCOLS, check_protocol
-from kappaplace.data.table import ImageNames, PlaceImages
+from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.models.embedding.store import EmbeddingStore
 from kappaplace.retrieval.evidence import Evidence

@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.data.table import ImageNames
+from kappaplace.data.columns import ImageNames
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import make_folder, replace_file, telling, write_file
 from kappaplace.metrics.retrieval import KS
+from kappaplace.records import from_plain
 from kappaplace.types import Json, Matches
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ Floats = NDArray[np.float64]
 Metrics: TypeAlias = dict[str, Any]
 """Metrics of one dataset: {"queries": N, "recall": {metric: value}, "scores": {score: {metric: value}}}.
 
-"intervals" repeats this shape with (low, high) instead of values, and has the confidence "level".
+"intervals" repeats this shape with (low, high) instead of values, and has the confidence "level". "baselines"
+has the metrics of a constant score and of a perfect ranking, by their name.
 """
 Columns: TypeAlias = "dict[str, NDArray[np.generic] | list[str]]"
 
@@ -200,11 +202,73 @@ def read_result(folder: str | Path) -> EvaluationResult:
                 f"The evaluation in {source} has version {record['version']!r}, expected {VERSION}. "
                 "Run `kappaplace evaluate` again."
             )
+        stored = from_plain(_Stored, record)
         files = [_by_set(source / name) for name in (QUERIES, MATCHES, REFERENCES)]
-        sets = tuple(_set_of(facts, *(file[facts["name"]] for file in files)) for facts in record["sets"])
-        return EvaluationResult(
-            record["name"], sets, _undefined_as_nan(record["metrics"]), record["facts"], record["times"]
-        )
+        sets = tuple(_set_of(each, *(file[each.name] for file in files)) for each in stored.sets)
+        metrics = _undefined_as_nan(record["metrics"])
+        return EvaluationResult(stored.name, sets, metrics, stored.facts, stored.times)
+
+
+@dataclass(frozen=True)
+class _StoredScore:
+    label: str
+    one_sided: bool
+    match: bool
+    probability: bool
+
+
+@dataclass(frozen=True)
+class _Presence:
+    kappa: bool
+    reference_kappa: bool
+    positions: bool
+    reference_positions: bool
+    positives: bool
+    images: bool
+    sessions: bool = False
+
+
+@dataclass(frozen=True)
+class _StoredSet:
+    name: str
+    queries: int
+    k: int
+    references: int
+    without_positives: int
+    policy: str
+    block: int
+    left_out: dict[str, str]
+    facts: dict[str, Json]
+    known: _Presence
+    scores: dict[str, _StoredScore]
+
+
+@dataclass(frozen=True)
+class _Limits:
+    level: float
+    recall: dict[str, tuple[float | None, float | None]]
+    scores: dict[str, dict[str, tuple[float | None, float | None]]]
+
+
+@dataclass(frozen=True)
+class _StoredMetrics:
+    queries: int
+    recall: dict[str, float | None]
+    scores: dict[str, dict[str, float | None]]
+    intervals: _Limits | None = None
+    baselines: dict[str, dict[str, float | None]] | None = None
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """Content of results.json, for its check."""
+
+    version: int
+    name: str
+    facts: dict[str, Json]
+    sets: tuple[_StoredSet, ...]
+    metrics: dict[str, _StoredMetrics]
+    times: dict[str, Json]
 
 
 def _set_facts(each: SetResult) -> dict[str, Json]:
@@ -379,55 +443,72 @@ def _by_set(file: Path) -> dict[str, pa.Table]:
     return {name: table.filter(pc.equal(table["set"], name)) for name in names}
 
 
-def _set_of(facts: dict[str, Any], queries: pa.Table, matches: pa.Table, references: pa.Table) -> SetResult:
-    n, k, available = facts["queries"], facts["k"], facts["known"]
+def _set_of(stored: _StoredSet, queries: pa.Table, matches: pa.Table, references: pa.Table) -> SetResult:
+    n, k, known = stored.queries, stored.k, stored.known
 
-    def column(name: str, table: pa.Table = queries) -> NDArray[Any]:
-        return table[name].combine_chunks().to_numpy(zero_copy_only=False)
+    def column(name: str, table: pa.Table = queries, kinds: str = "fiu") -> NDArray[Any]:
+        values: NDArray[Any] = table[name].combine_chunks().to_numpy(zero_copy_only=False)
+        if values.dtype.kind not in kinds:
+            raise ValueError(f"the column {name!r} has values of another type")
+        return values
 
-    def pairs(name: str) -> NDArray[Any]:
-        return column(name, matches).reshape(n, k)
+    def pairs(name: str, kinds: str = "fiu") -> NDArray[Any]:
+        return column(name, matches, kinds).reshape(n, k)
+
+    rows, retrieved = column("reference", references, "iu"), pairs("reference", "iu")
+    if min(n, k, stored.block, len(rows)) < 1 or len(queries) != n:
+        raise ValueError(f"the dataset {stored.name!r} has no queries, or another number of rows")
+    if rows.min() < 0 or rows.max() + 1 != stored.references or not (retrieved >= 0).all():
+        raise ValueError(f"the references of {stored.name!r} are not those of its map")
+    if retrieved.max() >= stored.references:
+        raise ValueError(f"matches of {stored.name!r} are not in its map")
+
+    for name, present, table in (
+        ("similarity", True, matches),
+        ("kappa", known.kappa, queries),
+        ("kappa", known.reference_kappa, references),
+    ):
+        if present and not np.isfinite(column(name, table)).all():
+            raise ValueError(f"{name} of {stored.name!r} is not finite")
 
     def of_references(name: str) -> Floats:
-        values = np.full(facts["references"], np.nan)
-        values[column("reference", references)] = column(name, references)
+        values = np.full(stored.references, np.nan)
+        values[rows] = column(name, references)
         return values
 
     scores = {
         name: ScoreColumns(
             name,
-            score["label"],
+            score.label,
             column(f"score:{name}"),
-            pairs(f"score:{name}") if score["match"] else None,
-            score["one_sided"],
-            column(f"probability:{name}") if score["probability"] else None,
+            pairs(f"score:{name}") if score.match else None,
+            score.one_sided,
+            column(f"probability:{name}") if score.probability else None,
         )
-        for name, score in facts["scores"].items()
+        for name, score in stored.scores.items()
     }
-    root = str(facts["facts"].get("root", ""))
-    paths = np.full(facts["references"] if available["images"] else 0, "", np.dtypes.StringDType())
-    if available["images"]:
-        paths[column("reference", references)] = references["image"].to_pylist()
-    query_paths = queries["image"].to_pylist() if available["images"] else []
+    root = str(stored.facts.get("root", ""))
+    paths = np.full(stored.references if known.images else 0, "", np.dtypes.StringDType())
+    if known.images:
+        paths[rows] = references["image"].to_pylist()
+    query_paths = queries["image"].to_pylist() if known.images else []
     return SetResult(
-        name=facts["name"],
-        hits=pairs("hit"),
-        matches=Matches(pairs("reference"), pairs("similarity")),
+        name=stored.name,
+        hits=pairs("hit", "b"),
+        matches=Matches(retrieved, pairs("similarity")),
         scores=scores,
-        positives=column("positives") if available["positives"] else None,
-        query_kappa=column("kappa") if available["kappa"] else None,
-        reference_kappa=of_references("kappa") if available["reference_kappa"] else None,
-        query_positions=np.stack([column("x"), column("y")], 1) if available["positions"] else None,
+        positives=column("positives", kinds="iu") if known.positives else None,
+        query_kappa=column("kappa") if known.kappa else None,
+        reference_kappa=of_references("kappa") if known.reference_kappa else None,
+        query_positions=np.stack([column("x"), column("y")], 1) if known.positions else None,
         reference_positions=(
-            np.stack([of_references("x"), of_references("y")], 1)
-            if available["reference_positions"]
-            else None
+            np.stack([of_references("x"), of_references("y")], 1) if known.reference_positions else None
         ),
         query_images=ImageNames(np.array(query_paths, np.dtypes.StringDType()), root),
         reference_images=ImageNames(paths, root),
-        queries=column("query"),
-        sessions=column("session").astype(np.int64) if available.get("sessions") else None,
-        **{name: facts[name] for name in _SET_FACTS},
+        queries=column("query", kinds="iu"),
+        sessions=column("session").astype(np.int64) if known.sessions else None,
+        **{name: getattr(stored, name) for name in _SET_FACTS},
     )
 
 

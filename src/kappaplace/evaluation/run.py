@@ -7,7 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
 
 from kappaplace.calibration.sources import calibration_with
 from kappaplace.data.images import Preprocessing
@@ -30,6 +34,8 @@ from kappaplace.metrics import MOST_RESAMPLES
 from kappaplace.models.checkpoint import AnyModel, load_model
 from kappaplace.models.embedding import usable_device
 from kappaplace.models.embedding.store import EmbeddingStore
+from kappaplace.models.encoder import Encoder, EncoderModule
+from kappaplace.models.frozen import plain_encoder
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.records import to_plain
 from kappaplace.types import Embeddings, Json
@@ -195,8 +201,11 @@ class Machine:
             raise KappaPlaceError(f"batch_size must be at least 1, got {self.batch_size}.")
 
 
+Descriptors: TypeAlias = "Embeddings | NDArray[np.floating]"
+
+
 def evaluate(
-    source: AnyModel | str | Path | tuple[Embeddings, Embeddings],
+    source: Encoder | nn.Module | str | Path | Descriptors | tuple[Descriptors, Descriptors],
     table: PlaceImages | str | Path,
     choices: Choices = Choices(),  # frozen
     machine: Machine = Machine(),
@@ -206,7 +215,10 @@ def evaluate(
     """Evaluate retrieval and uncertainty scores on one table.
 
     Args:
-        source: A model, its name or folder; or the embeddings of the table's queries and of its references.
+        source: A model, its name or folder; any torch module that returns descriptors B×d for images B×3×H×W
+            (its attribute ``preprocessing`` is used; default: 512×512, ImageNet); descriptors, one row per
+            image of the table; or a pair of descriptors, of the queries and of the references. Descriptors
+            are arrays, or `Embeddings` that can have κ or a variance.
         table: Images with positions and their roles, or the file of such a table.
         choices: Scores, number of matches per query, handling of queries without positives, bootstrap.
         machine: Cache, device and batch size for embedding; no effect on the result.
@@ -220,13 +232,44 @@ def evaluate(
             embeddings and table differ in length.
     """
     images = table if isinstance(table, PlaceImages) else PlaceImages.open(table, machine.root)
-    if isinstance(source, tuple):
-        retrieved, fitted = from_descriptors(*source, None, images, k=choices.k, device=machine.device), None
+    if isinstance(source, np.ndarray | tuple):
+        query, reference = _sides(source, images)
+        retrieved = from_descriptors(query, reference, None, images, k=choices.k, device=machine.device)
+        fitted = None
     else:
-        model = load_model(source) if isinstance(source, str | Path) else source
+        model = encoder_of(source)
         retrieved = from_table(images, _store(model, model.fingerprint, machine), choices.k)
         fitted = Fitted({}, None, None, calibration_with(model.fingerprint, model.preprocessing))
     return evaluate_sets(name or retrieved.name, [retrieved], choices, fitted=fitted)
+
+
+def encoder_of(source: Encoder | nn.Module | str | Path) -> AnyModel:
+    """Return a model by its name or folder, or as it is; another torch module gets no κ."""
+    if isinstance(source, str | Path):
+        return load_model(source)
+    if isinstance(source, nn.Module) and not isinstance(source, EncoderModule):
+        return plain_encoder(source)
+    return source  # type: ignore[return-value]
+
+
+def _sides(
+    source: Descriptors | tuple[Descriptors, Descriptors], table: PlaceImages
+) -> tuple[Embeddings, Embeddings]:
+    """Return the embeddings of the queries and of the references of a table."""
+    if isinstance(source, tuple) and not isinstance(source, Embeddings):
+        if len(source) != 2:
+            raise KappaPlaceError(
+                f"Descriptors must be one array, or a pair of queries and references, got {len(source)}."
+            )
+        query, reference = (x if isinstance(x, Embeddings) else Embeddings(np.asarray(x)) for x in source)
+        return query, reference
+    every = source if isinstance(source, Embeddings) else Embeddings(source)
+    if len(every.descriptor) != len(table):
+        raise KappaPlaceError(
+            f"There are {len(every.descriptor):,} descriptors for a table of {len(table):,} images. Pass one "
+            "row per image, or a pair of arrays for its queries and its references."
+        )
+    return every.take(table.query_rows), every.take(table.reference_rows)
 
 
 def _store(
@@ -243,7 +286,7 @@ def _store(
 
 
 def evaluate_model(
-    source: str,
+    source: str | nn.Module,
     tables: Sequence[Path],
     choices: Choices,
     machine: Machine = Machine(),  # frozen
@@ -256,7 +299,7 @@ def evaluate_model(
     """Evaluate a model on tables.
 
     Args:
-        source: The model: a folder, a weights file or a name.
+        source: The model: a folder, a weights file, a name, or any torch module that returns descriptors.
         tables: Files of the tables.
         choices: Options.
         machine: Where and how images are embedded.
@@ -275,15 +318,18 @@ def evaluate_model(
         raise KappaPlaceError(
             "There is no table to evaluate the model on. Run `kappaplace evaluate MODEL TABLE… --out DIR`."
         )
-    named = named_tables(tables, machine.root)
+    opened = [PlaceImages.open(path, machine.root) for path in tables]  # small next to their descriptors
+    names = [table.name or path.stem for table, path in zip(opened, tables, strict=True)]
+    if len(set(names)) < len(names):
+        names = [path.stem for path in tables]
     fitting = None if validation is None else PlaceImages.open(validation, machine.root)
-    if fitting is not None and any(fitting.content_hash == each.hash for each in named):
+    if fitting is not None and fitting.content_hash in {table.content_hash for table in opened}:
         raise KappaPlaceError(
             f"{validation} cannot be both fitted and evaluated. Fit on a table of other places."
         )
     if fitting is None and choices.fuse:
         raise KappaPlaceError("A combination must be fitted on other queries. Pass --fit-on TABLE.")
-    model = load_model(source)
+    model, label = encoder_of(source), source if isinstance(source, str) else type(source).__name__
     fingerprint = model.fingerprint  # the weights are hashed once for all tables
 
     def retrieve(table: PlaceImages, title: str = "") -> Retrieved:
@@ -292,7 +338,7 @@ def evaluate_model(
 
     fitted = Fitted({}, None, None, calibration_with(fingerprint, model.preprocessing))
     facts: dict[str, Json] = {
-        "model": source,
+        "model": label,
         "fingerprint": fingerprint,
         "resize": resize,
         **_encoder(model),
@@ -301,30 +347,11 @@ def evaluate_model(
         own_fit = fit_on(retrieve(fitting), choices)
         fitted = own_fit._replace(own=own_fit.own or fitted.own)
         facts |= {"fitted on": fitting.name, "fitted on hash": fitting.content_hash}
-    sets = (retrieve(PlaceImages.open(each.path, machine.root), each.name) for each in named)
-    return evaluate_sets(name or Path(source).name, sets, choices, fitted=fitted, own=own, facts=facts)
+    sets = (retrieve(opened.pop(0), title) for title in names)
+    return evaluate_sets(name or Path(label).name, sets, choices, fitted=fitted, own=own, facts=facts)
 
 
 def _encoder(model: AnyModel) -> dict[str, Json]:
     """Return backbone and dimension of a model; the backbone of an exported model is unknown."""
     name = model.architecture.backbone if isinstance(model, PlaceModel) else getattr(model, "name", "")
     return {"backbone": name, "dim": model.dim}
-
-
-class NamedTable(NamedTuple):
-    """A table that is not open: maps of millions of images do not fit into memory together."""
-
-    name: str
-    path: Path
-    hash: str
-
-
-def named_tables(paths: Sequence[Path], root: Path | None = None) -> list[NamedTable]:
-    """Return tables with different names: their own, or those of the files if two tables have the same."""
-    tables = []
-    for path in paths:
-        table = PlaceImages.open(path, root)
-        tables.append(NamedTable(table.name or path.stem, path, table.content_hash))
-    if len({each.name for each in tables}) < len(tables):
-        tables = [each._replace(name=each.path.stem) for each in tables]
-    return tables

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from kappaplace.calibration.calibration import Calibration
 from kappaplace.calibration.combination import Combination, features_of, fit_combination, fused
+from kappaplace.data.columns import ImageNames
 from kappaplace.data.near import Neighborhood
 from kappaplace.data.positives import NoPositives, apply_policy
-from kappaplace.data.table import ImageNames, PlaceImages
+from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
 from kappaplace.evaluation.calibrated import CALIBRATED
 from kappaplace.evaluation.inputs import Retrieved
@@ -27,7 +28,7 @@ from kappaplace.uncertainty.base import Evidence, Score
 FUSED = "fused"
 LEAST_SESSIONS = 5
 """Drives from which intervals resample whole drives."""
-COINCIDENT, ROUNDING = 0.98, 1e-6
+COINCIDENT, ROUNDING = 0.995, 1e-6
 """Mean cosine of different references, and difference of cosines, from which descriptors coincide."""
 SLOW = {
     "geometric": "Geometric verification takes about 0.06 s per pair. Pass --scores all to include it.",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kappaplace._lazy import lazy_exports
+from kappaplace._names import lazy_exports
 
 if TYPE_CHECKING:
     from kappaplace.maps.answer import AnswerFile as AnswerFile
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from kappaplace.maps.build import Report as Report
     from kappaplace.maps.build import add_images as add_images
     from kappaplace.maps.localize import verified_by as verified_by
-    from kappaplace.maps.models import keep_model as keep_model
     from kappaplace.maps.models import loaded as loaded
     from kappaplace.maps.models import model_of as model_of
     from kappaplace.maps.models import preprocessing_of as preprocessing_of
@@ -31,11 +30,11 @@ if TYPE_CHECKING:
     from kappaplace.maps.options import LocalizeOptions as LocalizeOptions
     from kappaplace.maps.options import OnError as OnError
     from kappaplace.maps.options import Order as Order
+    from kappaplace.maps.options import Patches as Patches
     from kappaplace.maps.options import area_of as area_of
     from kappaplace.maps.place_map import PlaceMap as PlaceMap
     from kappaplace.maps.sources import as_table as as_table
     from kappaplace.maps.store.manifest import MANIFEST as MANIFEST
-    from kappaplace.maps.store.manifest import MODEL_FOLDER as MODEL_FOLDER
     from kappaplace.maps.store.manifest import Manifest as Manifest
     from kappaplace.maps.store.manifest import read_manifest as read_manifest
     from kappaplace.maps.store.manifest import write_manifest as write_manifest
@@ -50,6 +49,8 @@ if TYPE_CHECKING:
     from kappaplace.maps.tune.fit import fit_map as fit_map
     from kappaplace.maps.tune.fit_check import FIT_RECORD as FIT_RECORD
     from kappaplace.maps.tune.fit_check import LEVELS as LEVELS
+    from kappaplace.maps.tune.fit_check import FitRecord as FitRecord
+    from kappaplace.maps.tune.fit_check import KappaCheck as KappaCheck
     from kappaplace.maps.tune.fit_check import read_record as read_record
     from kappaplace.maps.tune.label import calibrate_map_on_labels as calibrate_map_on_labels
     from kappaplace.maps.tune.label import label_loop as label_loop

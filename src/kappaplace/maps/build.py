@@ -39,8 +39,11 @@ from kappaplace.models.checkpoint import AnyModel
 from kappaplace.models.embedding import usable_device
 from kappaplace.models.embedding.ray import starter
 from kappaplace.progress import track
+from kappaplace.retrieval.patch_codes import SAMPLE_IMAGES, PatchCodebook
 
 SEGMENT_ROWS = 2048
+FULL_ROWS = 256
+"""Largest segment with whole feature maps, which are written at once."""
 BLOCK = 64
 """Number of images per block, which is what an interrupted process may have to embed again."""
 
@@ -89,8 +92,7 @@ def extend(writer: MapWriter, images: ReferenceList, model: AnyModel, options: A
     stats = file_stats(images.paths)
     missing = _missing(writer, images, stats, options, report)
     if len(missing):
-        key = json.dumps([writer.manifest.model.fingerprint, preprocessing.to_dict()], sort_keys=True)
-        pending = Pending(writer.folder / PENDING, key)
+        mode, size = writer.manifest.patches, options.segment_rows
         waiting: list[Rows] = []
         append = partial(_append, writer, images, options, report)
         with (
@@ -102,6 +104,7 @@ def extend(writer: MapWriter, images: ReferenceList, model: AnyModel, options: A
                 images=len(missing),
                 embedder=options.embedder,
                 ray=options.ray,
+                patches=mode != "none",
             ) as embedder,
             track("Embedding", len(missing)) as bar,
         ):
@@ -110,17 +113,29 @@ def extend(writer: MapWriter, images: ReferenceList, model: AnyModel, options: A
                 stats,
                 embedder,
                 preprocessing,
-                pending,
                 options.on_error,
                 writer.manifest.thumbnails,
                 report.skipped,
+                mode,
+                writer.store.patch_codebook,
+                partial(save_patch_codebook, writer),
             )
-            for count, rows in blocks.rows(parts(missing, min(BLOCK, options.segment_rows))):
+            if mode == "compact" and blocks.codebook is None and options.embedder is None:
+                blocks.sample(evenly(missing, SAMPLE_IMAGES).tolist())
+            manifest = writer.manifest
+            key = [manifest.model.fingerprint, preprocessing.to_dict(), mode]
+            key += [manifest.patch_codebook.record.sha256] if manifest.patch_codebook else []
+            pending = blocks.pending = Pending(writer.folder / PENDING, json.dumps(key, sort_keys=True))
+            if blocks.sampled:
+                pending.keep(next(iter(blocks.sampled.values()))[0])
+            if mode == "full":
+                size = min(size, FULL_ROWS)
+            for count, rows in blocks.rows(parts(missing, min(BLOCK, size))):
                 if rows is not None:
                     waiting.append(rows)
                 bar.advance(count)
-                if sum(map(len, waiting)) >= options.segment_rows:
-                    waiting = _write_full(append, waiting, options.segment_rows, pending)
+                if sum(map(len, waiting)) >= size:
+                    waiting = _write_full(append, waiting, size, pending)
         if waiting:
             append(Rows.join(waiting))
         report.added = blocks.added
@@ -134,6 +149,39 @@ def extend(writer: MapWriter, images: ReferenceList, model: AnyModel, options: A
         )
     finish(writer)
     return report
+
+
+def save_patch_codebook(writer: MapWriter, codebook: PatchCodebook) -> None:
+    """Make a codebook the codebook of the map, before the first patches are coded with it."""
+    array = codebook.to_array()
+    writer.commit(patch_codebook=writer.extra("patch-codebook", array, len(array)))
+
+
+def evenly(rows: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """Return at most ``count`` of the rows, evenly spaced."""
+    return rows[np.unique(np.linspace(0, len(rows) - 1, min(count, len(rows))).round().astype(np.int64))]
+
+
+def patch_mode(model: AnyModel, preprocessing: Preprocessing, patches: str | None) -> str:
+    """Return what a map stores for patch matching.
+
+    Args:
+        model: Model of the map.
+        preprocessing: Preprocessing of the map.
+        patches: What the user requests. None: compact, if model and preprocessing allow it.
+
+    Raises:
+        KappaPlaceError: If the user requests patches and the model or the preprocessing does not allow them.
+    """
+    reason = "has no patch maps" if not getattr(model, "shows_patches", False) else ""
+    if preprocessing.fixed_size is None:
+        reason = reason or "has a preprocessing without a fixed size"
+    if reason and patches not in (None, "none"):
+        raise KappaPlaceError(
+            f"The model {reason}, so the map cannot store patches, got patches={patches}. Use a ResNet "
+            "or EfficientNet-Lite with images of equal size, or pass --patches none."
+        )
+    return patches or ("none" if reason else "compact")
 
 
 def _missing(
@@ -258,12 +306,15 @@ def build_map(
         usable_device(options.device)
     table = as_table(images, options.layout, skip_unreadable=options.on_error == "skip")
     ready, source = loaded(model)
-    manifest = new_manifest(table, record_of(ready, source, options.preprocessing), out.stem, options)
+    record = record_of(ready, source, options.preprocessing)
+    wanted = "none" if options.patches is None and options.embedder is not None else options.patches
+    patches = patch_mode(ready, Preprocessing.from_dict(record.preprocessing), wanted)
+    manifest = replace(new_manifest(table, record, out.stem, options), patches=patches)
     references, fresh = reference_list(table, options.prefix), not out.exists()
     try:
         with writer_of(out, create=manifest, resume=True) as writer:
             ready = with_fitted_kappa(out, writer.manifest.model, ready)
-            _check_same(out, manifest, writer.manifest)
+            _check_same(out, manifest, writer.manifest, options)
             keep_model(out, writer.manifest.model, ready)
             references = _in_frame(writer, table, options.prefix, references)
             return extend(writer, references, ready, options), ready
@@ -299,7 +350,7 @@ def add_images(
         return extend(writer, _in_frame(writer, table, options.prefix, references), model, options)
 
 
-def _check_same(out: Path, new: Manifest, stored: Manifest) -> None:
+def _check_same(out: Path, new: Manifest, stored: Manifest, options: BuildOptions) -> None:
     """Raise an error unless a resumed build has the same options as the first one."""
     if new.model.fingerprint not in (stored.model.fingerprint, stored.model.base):
         raise KappaPlaceError(
@@ -311,7 +362,8 @@ def _check_same(out: Path, new: Manifest, stored: Manifest) -> None:
             f"The map {out} was built with another preprocessing. Use the same one, or build into another "
             "folder."
         )
-    for name in ("storage", "neighborhood", "radius", "thumbnails"):
+    patches = () if options.patches is None else ("patches",)
+    for name in ("storage", "neighborhood", "radius", "thumbnails", *patches):
         old, value = getattr(stored, name), getattr(new, name)
         if old != value:
             raise KappaPlaceError(

@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps.build import Report, extend
+from kappaplace.maps.build import FULL_ROWS, Report, extend, patch_mode
 from kappaplace.maps.models import keep_model, loaded, record_of
 from kappaplace.maps.options import AddOptions
 from kappaplace.maps.references import finish, whole_map_extras
 from kappaplace.maps.sources import stored_references
-from kappaplace.maps.store.manifest import STORAGE, ModelRecord, SegmentRecord, read_manifest
+from kappaplace.maps.store.manifest import STORAGE, Manifest, SegmentRecord, read_manifest
 from kappaplace.maps.store.segments import SEGMENTS, Rows, write_segment
 from kappaplace.maps.store.verify import first_broken
 from kappaplace.maps.store.writer import MapWriter, writer_of
@@ -98,11 +99,14 @@ def rewrite(writer: MapWriter, storage: str | None = None) -> None:
             records.append(write_segment(target, joined, storage, codebook, root=root, prefix=prefix))
             waiting.clear()
 
+    most = FULL_ROWS if manifest.patches == "full" else COMPACT_ROWS
+    had_patches = False
     for segment, rows in store.blocks():
         own = (segment.record.root, segment.record.prefix)
-        if own != source or sum(len(part) for part in waiting) + len(rows) > COMPACT_ROWS:
+        mixed = segment.has_patches != had_patches
+        if mixed or own != source or sum(len(part) for part in waiting) + len(rows) > most:
             flush()
-        source = own
+        source, had_patches = own, segment.has_patches
         if len(rows):
             waiting.append(rows)
     flush()
@@ -112,7 +116,9 @@ def rewrite(writer: MapWriter, storage: str | None = None) -> None:
     writer.clean()
 
 
-def reembed_map(folder: Path, model: AnyModel | str | Path, options: AddOptions) -> Report:
+def reembed_map(
+    folder: Path, model: AnyModel | str | Path, options: AddOptions, patches: str | None = None
+) -> Report:
     """Embed all images of a map again with another model.
 
     The new references are collected in a map inside this one, so that an interrupted run can resume. Until
@@ -122,6 +128,7 @@ def reembed_map(folder: Path, model: AnyModel | str | Path, options: AddOptions)
         folder: Folder of the map.
         model: New model, or its folder, file or name.
         options: Options of the embedding.
+        patches: What to store for patch matching. Default: as before, if the model allows it.
 
     Returns:
         Numbers of embedded and skipped images.
@@ -132,12 +139,18 @@ def reembed_map(folder: Path, model: AnyModel | str | Path, options: AddOptions)
     ready, source = loaded(model)
     with writer_of(folder) as writer:
         record = record_of(ready, source)
+        preprocessing = Preprocessing.from_dict(record.preprocessing)
+        if patches is None and writer.manifest.patches != "none":
+            possible = patch_mode(ready, preprocessing, None) != "none"
+            patches = writer.manifest.patches if possible else "none"
         draft = replace(
             writer.manifest,
             model=record,
             # Codes are learned from the new descriptors once all of them are complete.
             storage="float16" if writer.manifest.storage == "pq" else writer.manifest.storage,
             codebook=None,
+            patches=patch_mode(ready, preprocessing, patches or "none"),
+            patch_codebook=None,
             segments=(),
             removed=None,
             distinctiveness=None,
@@ -147,7 +160,7 @@ def reembed_map(folder: Path, model: AnyModel | str | Path, options: AddOptions)
             version=0,
         )
         inner, report = folder / REEMBED, Report()
-        if inner.is_dir() and _other_model(inner, record):
+        if inner.is_dir() and _other_draft(inner, draft):
             shutil.rmtree(inner)
         sources = stored_references(writer.store)
         with writer_of(inner, create=draft, resume=True) as fresh:
@@ -167,9 +180,10 @@ def reembed_map(folder: Path, model: AnyModel | str | Path, options: AddOptions)
         return report
 
 
-def _other_model(inner: Path, record: ModelRecord) -> bool:
+def _other_draft(inner: Path, draft: Manifest) -> bool:
     try:
-        return read_manifest(inner).model != record
+        stored = read_manifest(inner)
+        return (stored.model, stored.patches) != (draft.model, draft.patches)
     except KappaPlaceError:
         return True
 
@@ -184,11 +198,14 @@ def _take_over(writer: MapWriter, fresh: MapWriter) -> None:
     """Replace the segments of the map: link the new files first, then replace the manifest."""
     records = [writer.adopt(fresh.folder, record) for record in fresh.manifest.segments]
     new, changes = fresh.manifest, {}
-    for name in ("distinctiveness", "sample", "codebook"):
+    for name in ("distinctiveness", "sample", "codebook", "patch_codebook"):
         extra = getattr(new, name)
-        changes[name] = extra and writer.extra(name, fresh.store.extra(extra), extra.rows, extra.how)
+        changes[name] = extra and writer.extra(
+            name.replace("_", "-"), fresh.store.extra(extra), extra.rows, extra.how
+        )
     writer.commit(
         model=new.model,
+        patches=new.patches,
         segments=tuple(records),
         removed=None,
         unposed=new.unposed,

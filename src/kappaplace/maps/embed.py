@@ -9,11 +9,12 @@ from __future__ import annotations
 import shutil
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from kappaplace.data.identity import DIGEST, file_digest, same_file
@@ -22,8 +23,11 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.files import DAMAGED_ARRAYS, make_folder, replace_file
 from kappaplace.maps.options import OnError
 from kappaplace.maps.sources import ReferenceList
+from kappaplace.maps.store.schema import Column
 from kappaplace.maps.store.segments import COLUMNS, Blobs, Rows
 from kappaplace.models.embedding.ray import Started, Starter
+from kappaplace.retrieval.patch_codes import PatchCodebook
+from kappaplace.retrieval.patches import learn_codes
 from kappaplace.types import Embeddings
 
 
@@ -59,6 +63,7 @@ class Pending:
             "starts": np.concatenate([[0], np.cumsum([len(jpeg) for jpeg in thumbnails])]).astype(np.int64),
             "has_thumbnails": np.array(rows.thumbnails is not None),
             "key": np.array(self.key),
+            **({} if rows.patches is None else {"patches": rows.patches}),
             **{column: getattr(rows, column) for column in COLUMNS},
         }
 
@@ -84,7 +89,8 @@ def _read(file: Path, key: str) -> Rows | None:
             names = stored["names"].tobytes().decode("utf-8", "surrogateescape").split("\0")
             small = Blobs(stored["starts"], stored["thumbnails"]) if bool(stored["has_thumbnails"]) else None
             columns = {column: stored[column] for column in COLUMNS}
-            rows = Rows(names, **columns, thumbnails=None if small is None else small.all())
+            patches = stored["patches"] if "patches" in stored.files else None
+            rows = Rows(names, **columns, thumbnails=None if small is None else small.all(), patches=patches)
     except DAMAGED_ARRAYS:
         return None
     complete = all(len(getattr(rows, column)) == len(names) for column in COLUMNS)
@@ -100,16 +106,32 @@ class BlockEmbedder:
     """Size and modification time of each image file, N×2."""
     embedder: Starter
     preprocessing: Preprocessing
-    pending: Pending
     on_error: OnError
     thumbnails: bool
     """Whether to make a thumbnail of each image."""
     skipped: list[tuple[str, str]]
     """Receives the name of each image that cannot be read, and the reason."""
+    patches: str
+    """What to store for patch matching, as in the manifest."""
+    codebook: PatchCodebook | None
+    """Codebook of compact patches; fitted on the first images if there is none."""
+    save: Callable[[PatchCodebook], None]
+    """Receives a new codebook before the first patches are coded with it."""
+    pending: Pending = field(init=False)
+    sampled: dict[int, tuple[Rows, int]] = field(default_factory=dict)
+    """Rows of the images that the codebook was fitted on."""
     added: int = 0
     """Number of embedded images."""
     unposed: int = 0
     """Number of embedded images without a position."""
+
+    def sample(self, rows: list[int]) -> None:
+        """Embed images before the others, so that the codebook is fitted on images from the whole list."""
+        before = len(self.skipped)
+        result = self._embedded(rows, self._begin(rows))
+        del self.skipped[before:]  # they are reported when it is their turn
+        if result is not None:
+            self.sampled = {row: (result[1], i) for i, row in enumerate(result[0])}
 
     def rows(self, blocks: Iterable[NDArray[np.int64]]) -> Iterator[tuple[int, Rows | None]]:
         """Yield the size and the rows of each block in order, while the next blocks are being embedded."""
@@ -149,6 +171,8 @@ class BlockEmbedder:
         return joined
 
     def _stored(self, row: int) -> tuple[Rows, int] | None:
+        if row in self.sampled:
+            return self.sampled[row]
         place = self.pending.find(self.images.names[row])
         if place is None or (place[0].thumbnails is None) == self.thumbnails:
             return None
@@ -202,7 +226,19 @@ class BlockEmbedder:
             self.stats[order],
             np.stack([file_digest(path) for path in paths]).reshape(-1, DIGEST.itemsize),
             [_thumbnail(path) for path in paths] if self.thumbnails else None,
+            patches=self._patches(embeddings),
         )
+
+    def _patches(self, embeddings: Embeddings) -> Column | None:
+        if self.patches == "none" or embeddings.patches is None:  # a function of the caller may have none
+            return None
+        if self.patches == "full":
+            return np.asarray(embeddings.patches, np.float16)
+        maps = torch.from_numpy(embeddings.patches)
+        if self.codebook is None:
+            self.codebook = learn_codes(maps)
+            self.save(self.codebook)
+        return self.codebook.encode(maps)
 
 
 def _thumbnail(path: str) -> bytes:

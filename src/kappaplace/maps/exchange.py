@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
+from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from kappaplace.data.geodesy import LOCAL_FRAME, unproject
 from kappaplace.errors import KappaPlaceError
-from kappaplace.files import replace_file, telling
-from kappaplace.maps.build import SEGMENT_ROWS
-from kappaplace.maps.models import loaded, record_of
+from kappaplace.files import new_folder, replace_file, telling
+from kappaplace.maps.build import SEGMENT_ROWS, save_patch_codebook
+from kappaplace.maps.models import is_published, keep_model, loaded, record_of
 from kappaplace.maps.references import finish
-from kappaplace.maps.store.manifest import MODEL_FOLDER, Manifest, of_this_protocol
+from kappaplace.maps.store.manifest import Manifest, ModelRecord, of_this_protocol
 from kappaplace.maps.store.reader import MapStore
 from kappaplace.maps.store.schema import Column, has_half_positions
 from kappaplace.maps.store.segments import POSE, Blobs, Rows
@@ -28,6 +28,7 @@ from kappaplace.maps.store.verify import UNIT
 from kappaplace.maps.store.writer import writer_of
 from kappaplace.models.checkpoint import AnyModel
 from kappaplace.records import from_plain, to_plain
+from kappaplace.retrieval.patch_codes import PatchCodebook
 from kappaplace.types import Json
 
 if TYPE_CHECKING:
@@ -42,12 +43,15 @@ FACTS = (
         "neighbourhood",
         "storage",
         "thumbnails",
+        "patches",
         "name",
         "calibration",
         "protocol",
     ),
 )
 """Fields of the manifest that are the same for all references."""
+PATCH_CODEBOOK = "patch_codebook"
+"""Key of the codebook that decodes compact patches: float32 numbers in base64."""
 FIRST = {"protocol": 1}
 """Values of files that do not contain them."""
 
@@ -82,15 +86,22 @@ def export_map(store: MapStore, file: str | Path) -> Path:
     return file
 
 
-def import_map(file: str | Path, out: str | Path, model: AnyModel | str | Path | None = None) -> None:
+def import_map(
+    file: str | Path,
+    out: str | Path,
+    model: AnyModel | str | Path | None = None,
+    root: str | Path | None = None,
+) -> None:
     """Build a map from an exported map, or from descriptors with names.
 
-    The folder is created in one step when the map is complete.
+    The folder is created in one step when the map is complete. Image folders and paths of models in the file
+    are not used, because the file may come from someone else.
 
     Args:
         file: A .parquet or .npz file.
         out: Folder of the new map.
-        model: Model of the descriptors. Default: the model that the file names.
+        model: Model of the descriptors. Default: the model that the file names, if it is a published one.
+        root: Folder of the images. Default: the map has no images until they are added from their folder.
 
     Raises:
         KappaPlaceError: If the file cannot be imported, or the folder exists.
@@ -101,48 +112,53 @@ def import_map(file: str | Path, out: str | Path, model: AnyModel | str | Path |
         raise KappaPlaceError(f"Unknown file type of {file}. Choose from: {', '.join(readers)}.")
     if not file.is_file():
         raise KappaPlaceError(f"The file {file} does not exist.")
-    if out.exists():
-        raise KappaPlaceError(f"{out} already exists. Choose a new folder.")
-    part = out.with_name(f".{out.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    try:
-        with telling(f"{file} cannot be imported as a map"):
-            facts, parts = readers[file.suffix.lower()](file)
-            manifest = _with_model(_manifest_from(facts, model, file, out.stem), part)
-            seen: set[str] = set()
-            with writer_of(part, create=manifest) as writer:
-                for each in parts:
-                    _check(each.rows, manifest.model.dim, seen, file)
-                    writer.append(each.rows, each.root, each.prefix)
-                finish(writer)
-        os.rename(part, out)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+    with new_folder(out) as part, telling(f"{file} cannot be imported as a map"):
+        facts, parts = readers[file.suffix.lower()](file)
+        ready = None if model is None else loaded(model)
+        book = _codebook(facts)
+        manifest = _manifest_from(facts, ready, file, out.stem)
+        folder = "" if root is None else os.path.abspath(root)
+        seen: set[str] = set()
+        with writer_of(part, create=manifest) as writer:
+            if ready is not None:
+                keep_model(part, manifest.model, ready[0])
+            if book is not None:
+                save_patch_codebook(writer, book)
+            for each in parts:
+                _check(each.rows, manifest.model.dim, seen, file)
+                writer.append(each.rows, folder, each.prefix)
+            finish(writer)
 
 
 def _facts(store: MapStore) -> dict[str, Json]:
     """Return what is the same for all references."""
     manifest = store.manifest
-    model = manifest.model
-    if model.source.startswith("./"):  # outside of the map, its own model needs the full path
-        model = replace(model, source=str((store.folder / model.source).resolve()))
-    plain = to_plain(replace(manifest, model=model))
+    plain = to_plain(replace(manifest, model=_without_path(manifest.model)))
     if manifest.storage == "pq":  # exported descriptors are decoded
         plain["storage"] = "float16"
-    return {key: plain[key] for key in FACTS}
+    if store.manifest.patches == "full":  # too large to exchange
+        plain["patches"] = "none"
+    facts = {key: plain[key] for key in FACTS}
+    if store.patch_codebook is not None:
+        facts[PATCH_CODEBOOK] = b64encode(store.patch_codebook.to_array().tobytes()).decode("ascii")
+    return facts
+
+
+def _codebook(facts: dict[str, Json] | None) -> PatchCodebook | None:
+    """Remove the codebook of compact patches from the facts of a file, and return it."""
+    text = None if facts is None else facts.pop(PATCH_CODEBOOK, None)
+    return None if text is None else PatchCodebook.from_array(np.frombuffer(b64decode(str(text)), np.float32))
+
+
+def _without_path(model: ModelRecord) -> ModelRecord:
+    """Return the record without a path: the model of another machine or of another map must be passed."""
+    return model if is_published(model.source) else replace(model, source="")
 
 
 def _manifest_from(
-    facts: Mapping[str, Json] | None, model: AnyModel | str | Path | None, file: Path, name: str
+    facts: Mapping[str, Json] | None, model: tuple[AnyModel, str] | None, file: Path, name: str
 ) -> Manifest:
-    record = None
-    if model is not None:
-        ready, source = loaded(model)
-        record = record_of(ready, source)
-        if record.source.startswith("./"):
-            # A model of another map is copied by its path. A model in memory must be passed again.
-            path = str(Path(model).resolve()) if isinstance(model, str | Path) else ""
-            record = replace(record, source=path)
+    record = None if model is None else record_of(*model)
     if facts is None:
         if record is None:
             raise KappaPlaceError(
@@ -152,18 +168,9 @@ def _manifest_from(
     manifest = from_plain(Manifest, {**FIRST, **facts})
     if record is not None and record.fingerprint != manifest.model.fingerprint:
         raise KappaPlaceError(f"The descriptors in {file} are from another model. Pass that model.")
-    if record is not None and record.source:
-        manifest = replace(manifest, model=record)
+    source = _without_path(manifest.model) if record is None else record
+    manifest = replace(manifest, model=replace(manifest.model, source=source.source))
     return of_this_protocol(manifest, file)
-
-
-def _with_model(manifest: Manifest, folder: Path) -> Manifest:
-    """Copy the model if it is inside the exported map, because that map may delete it."""
-    path = Path(manifest.model.source)
-    if not (MODEL_FOLDER.fullmatch(path.name) and (path / "card.json").is_file()):
-        return manifest
-    shutil.copytree(path, folder / path.name)
-    return replace(manifest, model=replace(manifest.model, source=f"./{path.name}"))
 
 
 def _check(rows: Rows, dim: int, seen: set[str], file: Path) -> None:
@@ -223,6 +230,9 @@ def _write_parquet(store: MapStore, file: Path) -> None:
                     pa.array(rows.descriptors.reshape(-1)), rows.descriptors.shape[1]
                 ),
             }
+            if store.manifest.patches == "compact":
+                flat = [None] * len(rows) if rows.patches is None else [row.tobytes() for row in rows.patches]
+                columns["patches"] = pa.array(flat, pa.binary())
             if store.manifest.thumbnails:
                 columns["thumbnail"] = pa.array(list(rows.thumbnails or [b""] * len(rows)), pa.binary())
             table = pa.table(columns).replace_schema_metadata({META: json.dumps(_facts(store))})
@@ -247,7 +257,7 @@ def _parquet_parts(stored: ParquetFile) -> Iterator[Part]:
         plain = {
             name: np.asarray(column.to_numpy(zero_copy_only=False))
             for name, column in columns.items()
-            if name not in ("descriptor", "name", "digest", "root", "prefix", "thumbnail")
+            if name not in ("descriptor", "name", "digest", "root", "prefix", "thumbnail", "patches")
         }
         flat = np.asarray(columns["descriptor"].flatten().to_numpy(zero_copy_only=False), np.float32)
         names = [
@@ -260,7 +270,14 @@ def _parquet_parts(stored: ParquetFile) -> Iterator[Part]:
             plain["digests"] = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 16)
         small = columns["thumbnail"].to_pylist() if "thumbnail" in columns else None
         sources = [columns[key].to_pylist() if key in columns else None for key in ("root", "prefix")]
-        yield from _by_source(_rows(names, plain, small), *sources)
+        present = None
+        if "patches" in columns:
+            pieces = columns["patches"].to_pylist()
+            present = [piece is not None for piece in pieces]
+            size = max((len(piece) for piece in pieces if piece is not None), default=0)
+            joined = b"".join(bytes(size) if piece is None else piece for piece in pieces)
+            plain["patches"] = np.frombuffer(joined, np.uint8).reshape(len(names), -1)
+        yield from _by_source(_rows(names, plain, small), sources[0], sources[1], present)
 
 
 # NumPy: the same columns as arrays in one .npz file, for maps that fit in memory.
@@ -277,6 +294,11 @@ def _write_npz(store: MapStore, file: Path) -> None:
         "descriptors": rows.descriptors,
         META: np.array(json.dumps(_facts(store))),
     }
+    if store.manifest.patches == "compact":
+        present = [part.patches is not None for _, part in parts for _ in range(len(part))]
+        coded = [part.patches for _, part in parts if part.patches is not None]
+        if coded:
+            arrays["patches"], arrays["has_patches"] = np.concatenate(coded), np.array(present)
     if store.manifest.thumbnails and rows.thumbnails is not None:
         arrays["thumbnails"] = np.frombuffer(b"".join(rows.thumbnails), np.uint8)
         arrays["thumbnail_sizes"] = np.array([len(piece) for piece in rows.thumbnails], np.int64)
@@ -296,7 +318,12 @@ def _read_npz(file: Path) -> tuple[dict[str, Json] | None, Iterator[Part]]:
     if "thumbnails" in columns:
         starts = np.concatenate([[0], np.cumsum(columns.pop("thumbnail_sizes"))])
         small = Blobs(starts, columns.pop("thumbnails")).all()
-    return facts, _by_source(_rows(names, columns, small), *sources)
+    present = columns.pop("has_patches").tolist() if "has_patches" in columns else None
+    if present is not None:
+        coded, width = columns["patches"], columns["patches"].shape[-1]
+        columns["patches"] = np.zeros((len(names), width), np.uint8)
+        columns["patches"][np.array(present)] = coded
+    return facts, _by_source(_rows(names, columns, small), sources[0], sources[1], present)
 
 
 def _rows(names: list[str], columns: Mapping[str, Column], small: list[bytes] | None) -> Rows:
@@ -316,16 +343,24 @@ def _rows(names: list[str], columns: Mapping[str, Column], small: list[bytes] | 
         stats=np.column_stack([column("size", -1, np.int64), column("modified", -1, np.int64)]),
         digests=np.asarray(columns.get("digests", np.zeros((count, 16), np.uint8)), np.uint8),
         thumbnails=small,
+        patches=columns.get("patches"),
     )
 
 
-def _by_source(rows: Rows, roots: Sequence[str] | None, prefixes: Sequence[str] | None) -> Iterator[Part]:
+def _by_source(
+    rows: Rows,
+    roots: Sequence[str] | None,
+    prefixes: Sequence[str] | None,
+    patches: Sequence[bool] | None,
+) -> Iterator[Part]:
     """Yield consecutive references of the same source, at most one segment at a time."""
-    sources = list(zip(roots or [""] * len(rows), prefixes or [""] * len(rows), strict=True))
+    nothing, has = [""] * len(rows), patches or [False] * len(rows)
+    sources = list(zip(roots or nothing, prefixes or nothing, has, strict=True))
     start = 0
     for end in range(1, len(rows) + 1):
         if end == len(rows) or end - start == SEGMENT_ROWS or sources[end] != sources[start]:
-            yield Part(rows.take(np.arange(start, end)), *sources[start])
+            part, (root, prefix, has_patches) = rows.take(np.arange(start, end)), sources[start]
+            yield Part(part if has_patches else replace(part, patches=None), root, prefix)
             start = end
 
 

@@ -15,8 +15,9 @@ from kappaplace.calibration.calibration import (
     PATCH_SIGNALS,
     QUERY_SIGNALS,
     Calibration,
-    Judgement,
+    Judgment,
     judge,
+    pair_features,
     plain_score,
     usable_signals,
 )
@@ -42,7 +43,7 @@ NOT_CALIBRATED = (
     "The map is not calibrated, so there are no probabilities and no decisions. Run `kappaplace calibrate`."
 )
 PRIOR = (
-    "Only the given area was searched. Probabilities were calibrated on the whole map, so no risk is "
+    "Only part of the map was searched. Probabilities were calibrated on the whole map, so no risk is "
     "guaranteed."
 )
 RERANKED = (
@@ -59,17 +60,16 @@ NOT_SO_CALIBRATED = (
     "at its default, or recalibrate with this setting."
 )
 SHIPPED_NOT_SO = (
-    "No probability: the shipped calibration works with patch matching of {count} matches. Pass images "
-    "and leave "
+    "No probability: the shipped calibration needs patch matching of {count} matches. Pass images and leave "
     "`rerank` at its default, or run `kappaplace calibrate`."
 )
-PLAIN = "Patches were not compared, so a second calibration was used that was fitted without them."
+PLAIN = "Patches were not compared, so the answer uses a second calibration, which was fitted without them."
 UNLIKE = (
-    "Not accepted and without a probability, because the query is unlike those that the calibration has seen "
-    "answered correctly: {reason}."
+    "No probability, and not accepted: the query differs from the correctly answered queries of the "
+    "calibration ({reason})."
 )
 UNLIKE_BANK = (
-    "Too few labelled queries were answered correctly to tell which queries are like them, so no risk is "
+    "Too few labelled queries were answered correctly to detect queries that differ from them, so no risk is "
     "guaranteed."
 )
 NO_IMAGES = "Patch matching needs the query images. Pass images instead of embeddings, or rerank=0."
@@ -148,22 +148,21 @@ def locate(
     clock.lap("signals")
     calibration, remark = _calibration_for(evidence, count, calibration, shipped)
     remarks += remark
-    judgement = judge(evidence, calibration, outside_rate=outside_rate, bank=bank)
     if by_probability:
-        if judgement.pairs is None:
+        if calibration is None or not calibration.pair_scores:
             raise KappaPlaceError(NO_RANKING)
         remarks.append(RERANKED)
-        evidence = _reranked(evidence, judgement.pairs)
-        judgement = judge(evidence, calibration, outside_rate=outside_rate, bank=bank)
-        judgement = replace(judgement, guaranteed=None)
-    if area is not None:
-        judgement = replace(judgement, guaranteed=None)
+        features = pair_features(evidence, calibration.pair_scores)
+        evidence = _reranked(evidence, calibration.pair_probability(features, outside_rate))
+    judgment = judge(evidence, calibration, outside_rate=outside_rate, bank=bank)
+    if by_probability or area is not None:  # the rule was fitted without
+        judgment = replace(judgment, guaranteed=None)
     if calibration is not None and calibration.rule is not None and calibration.rule.guaranteed:
         domain = calibration.domain
         remarks += [UNLIKE_BANK] if domain is None or not domain.conclusive else []
     remarks += _outside_note(calibration, outside_rate)
     clock.lap("decide")
-    answers = _answers(references, names, evidence, calibration, judgement, signals)
+    answers = _answers(references, names, evidence, calibration, judgment, signals)
     clock.lap("answer")
     return [
         replace(
@@ -270,7 +269,7 @@ def _answers(
     names: Sequence[str],
     evidence: Evidence,
     calibration: Calibration | None,
-    judgement: Judgement,
+    judgment: Judgment,
     signals: dict[str, Floats],
 ) -> list[Localization]:
     """Return one answer per query, without notes and times."""
@@ -278,57 +277,57 @@ def _answers(
     poses = store.gather("poses", evidence.matches.indices)
     offsets = poses[:, :, :2] - poses[:, :1, :2]  # NaN if a position is unknown
     apart = np.hypot(offsets[..., 0], offsets[..., 1]) > 2 * radius
-    decisions = _match_decisions(calibration, judgement, apart)
-    probabilities = _match_probabilities(judgement, apart)
+    decisions = _match_decisions(calibration, judgment, apart)
+    probabilities = _match_probabilities(judgment, apart)
     kappas, matches = _kappas(evidence.queries), _matches(store, evidence, probabilities, poses, decisions)
     answers = []
     for row, name in enumerate(names):
-        reason = judgement.reasons[row] if judgement.reasons else ""
-        valid = judgement.probability is not None and not reason
-        inside = None if judgement.inside is None or reason else float(judgement.inside[row])
+        reason = judgment.reasons[row] if judgment.reasons else ""
+        valid = judgment.probability is not None and not reason
+        inside = None if judgment.inside is None or reason else float(judgment.inside[row])
         answers.append(
             Localization(
                 query=name,
                 kappa=kappas[row],
-                uncertainty=float(judgement.uncertainty[row]),
+                uncertainty=float(judgment.uncertainty[row]),
                 probability=probabilities[row][0] if valid else None,
                 inside=inside,
-                decision=None if judgement.decision is None else judgement.decision[row],
+                decision=None if judgment.decision is None else judgment.decision[row],
                 in_map=None if inside is None else inside >= SAME_PLACE,
                 pose=fused_pose(matches[row], radius),
                 matches=matches[row],
                 signals={key: float(values[row]) for key, values in signals.items()},
                 notes=(UNLIKE.format(reason=reason),) if reason else (),
-                guaranteed=judgement.guaranteed is not None and bool(judgement.guaranteed[row]),
+                guaranteed=judgment.guaranteed is not None and bool(judgment.guaranteed[row]),
             )
         )
     return answers
 
 
 def _match_decisions(
-    calibration: Calibration | None, judgement: Judgement, apart: NDArray[np.bool_]
+    calibration: Calibration | None, judgment: Judgment, apart: NDArray[np.bool_]
 ) -> Table[str]:
     """Return the decision on every match, N×K; None if it is unknown."""
-    if judgement.decision is None or judgement.pairs is None or judgement.probability is None:
-        return _best_only(judgement.decision, *apart.shape)
+    if judgment.decision is None or judgment.pairs is None or judgment.probability is None:
+        return _best_only(judgment.decision, *apart.shape)
     assert calibration is not None
     assert calibration.rule is not None
     decisions = decide_matches(
-        calibration.rule, judgement.decision, judgement.probability, judgement.pairs, apart
+        calibration.rule, judgment.decision, judgment.probability, judgment.pairs, apart
     )
     return [[decision.value for decision in row] for row in decisions]
 
 
-def _match_probabilities(judgement: Judgement, apart: NDArray[np.bool_]) -> Table[float]:
+def _match_probabilities(judgment: Judgment, apart: NDArray[np.bool_]) -> Table[float]:
     """Return the probability that decided on every match, N×K; None if it is unknown."""
     queries, count = apart.shape
-    if judgement.probability is None:
+    if judgment.probability is None:
         return _best_only(None, queries, count)
-    if judgement.pairs is None:
-        table = _best_only(judgement.probability.tolist(), queries, count)
+    if judgment.pairs is None:
+        table = _best_only(judgment.probability.tolist(), queries, count)
     else:
-        table = match_probabilities(judgement.probability, judgement.pairs, apart).tolist()
-    return [[None] * count if reason else row for row, reason in zip(table, judgement.reasons, strict=True)]
+        table = match_probabilities(judgment.probability, judgment.pairs, apart).tolist()
+    return [[None] * count if reason else row for row, reason in zip(table, judgment.reasons, strict=True)]
 
 
 def _best_only(values: Sequence[T] | None, queries: int, matches: int) -> Table[T]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from kappaplace.data.images import Preprocessing
 from kappaplace.errors import KappaPlaceError
-from kappaplace.maps.store.manifest import MODEL_FOLDER, ModelRecord
-from kappaplace.models.checkpoint import AnyModel, load_model, save_model, trainable
+from kappaplace.maps.store.manifest import ModelRecord
+from kappaplace.maps.store.writer import writer_of
+from kappaplace.models.checkpoint import CARD, AnyModel, load_model, save_model, trainable
 from kappaplace.models.exported import ExportedModel
 from kappaplace.models.frozen import FrozenEncoder
 from kappaplace.models.place_model import PlaceModel
@@ -16,29 +19,27 @@ from kappaplace.models.shipped import DEFAULT, is_shipped
 
 
 def loaded(model: AnyModel | str | Path | None) -> tuple[AnyModel, str]:
-    """Load a model.
+    """Load a model that the user names.
 
     Args:
         model: Model, or its folder, file or name. None: the pretrained model.
 
     Returns:
-        The model, and its name or path; empty for a model in memory.
+        The model, and its name if it is a published one, otherwise empty text.
 
     Raises:
         KappaPlaceError: If there is no such model.
     """
-    if isinstance(model, ExportedModel):
-        return model, str(Path(model.file).resolve())
-    if isinstance(model, PlaceModel | FrozenEncoder):
+    if isinstance(model, ExportedModel | PlaceModel | FrozenEncoder):
         return model, ""
-    if model is None or (isinstance(model, str) and is_shipped(model)):
-        name = DEFAULT if model is None else model
-        return load_model(name), name
-    source = str(model)
-    path = Path(source)
-    if MODEL_FOLDER.fullmatch(path.name) and path.is_dir():
-        return load_model(source), ""  # another map may delete its model, so it is copied like one in memory
-    return load_model(source), str(path.resolve()) if path.exists() else source
+    name = DEFAULT if model is None else str(model)
+    is_name = model is None or (isinstance(model, str) and is_published(name))
+    return load_model(name), name if is_name else ""
+
+
+def is_published(name: str) -> bool:
+    """Return whether `load_model` loads a published or a shipped model by this name."""
+    return is_shipped(name) or (name in HUB and not Path(name).exists())
 
 
 def record_of(model: AnyModel, source: str, preprocessing: Preprocessing | None = None) -> ModelRecord:
@@ -46,7 +47,8 @@ def record_of(model: AnyModel, source: str, preprocessing: Preprocessing | None 
 
     Args:
         model: The model.
-        source: Its name or path. Empty: the model is in memory and is stored in the map.
+        source: Its name, if it is a published one. Otherwise, the map keeps a copy of the model, unless it is
+            your own encoder or an exported file: these must be passed whenever they are used.
         preprocessing: Preprocessing of the images. Default: the preprocessing of the model.
 
     Returns:
@@ -60,19 +62,44 @@ def record_of(model: AnyModel, source: str, preprocessing: Preprocessing | None 
 
 
 def keep_model(folder: Path, record: ModelRecord, model: AnyModel) -> None:
-    """Save a model from memory in the map.
+    """Save a model in the map, if its record says so.
 
     Args:
         folder: Folder of the map.
         record: Record of the model.
         model: The model.
     """
-    if record.source.startswith("./") and not (folder / record.source / "card.json").is_file():
-        save_model(trainable(model), folder / record.source)
+    if record.inside and not (folder / record.inside / CARD).is_file():
+        save_model(trainable(model), folder / record.inside)
+
+
+def adopt_model(folder: Path, record: ModelRecord, model: AnyModel) -> bool:
+    """Copy a model that the user has passed into a map that cannot load its own, so that it is passed once.
+
+    Args:
+        folder: Folder of the map.
+        record: Record of its model.
+        model: The model, with the fingerprint of the record.
+
+    Returns:
+        Whether the model was copied. It is not if another process writes to the map, or if it is read-only.
+    """
+    if record.inside or is_published(record.source) or not _is_storable(model):
+        return False
+    new = replace(record, source=record_of(model, "").source)
+    with suppress(KappaPlaceError, OSError), writer_of(folder) as writer:
+        if writer.manifest.model == record:
+            keep_model(folder, new, model)
+            writer.commit(model=new)
+            return True
+    return False
 
 
 def model_of(folder: Path, record: ModelRecord, source: AnyModel | str | Path | None = None) -> AnyModel:
     """Load the model of a map.
+
+    A map may come from someone else. On its word, only published models and a model folder inside the map are
+    loaded, which are safetensors and JSON.
 
     Args:
         folder: Folder of the map.
@@ -86,14 +113,15 @@ def model_of(folder: Path, record: ModelRecord, source: AnyModel | str | Path | 
         KappaPlaceError: If the model cannot be loaded, or is another one.
     """
     if source is None:
-        if not record.source:
+        own = _own_folder(folder, record)
+        if own is None and not is_published(record.source):
+            names = f"names the model {record.source!r}" if record.source else "does not have its model"
             raise KappaPlaceError(
-                f"The map {folder} uses a custom model that is not stored in the map. Pass it with --model "
-                "(model=…)."
+                f"The map {folder} {names}, but a map loads only published models and its own model folder. "
+                "Pass it with --model (model=…); unless it is an exported file, once is enough."
             )
-        source = folder / record.source if record.source.startswith("./") else record.source
         try:
-            model, _ = loaded(source)
+            model = load_model(record.source if own is None else own)
         except KappaPlaceError as error:
             raise KappaPlaceError(
                 f"The model of the map {folder} cannot be loaded ({str(error).rstrip('.')}). Pass it with "
@@ -109,6 +137,12 @@ def model_of(folder: Path, record: ModelRecord, source: AnyModel | str | Path | 
     return model
 
 
+def _own_folder(folder: Path, record: ModelRecord) -> Path | None:
+    """Return the model's folder inside the map; None if there is none, or if it is a file or a link."""
+    own = folder / record.inside
+    return None if not record.inside or own.is_file() or own.is_symlink() else own
+
+
 def with_fitted_kappa(folder: Path, record: ModelRecord, model: AnyModel) -> AnyModel:
     """Return the model with the κ that was fitted for the map.
 
@@ -120,10 +154,10 @@ def with_fitted_kappa(folder: Path, record: ModelRecord, model: AnyModel) -> Any
     Returns:
         The model of the map.
     """
-    if not record.base or model.fingerprint != record.base:
+    own = _own_folder(folder, record)
+    if own is None or not record.base or model.fingerprint != record.base:
         return model
-    source = folder / record.source if record.source.startswith("./") else Path(record.source)
-    return load_model(source, encoder=model.encoder if isinstance(model, FrozenEncoder) else None)
+    return load_model(own, encoder=model.encoder if isinstance(model, FrozenEncoder) else None)
 
 
 def preprocessing_of(record: ModelRecord) -> Preprocessing:
@@ -133,5 +167,5 @@ def preprocessing_of(record: ModelRecord) -> Preprocessing:
 
 def _is_storable(model: AnyModel) -> bool:
     if isinstance(model, ExportedModel):
-        return False  # `loaded` returns the path of its file
+        return False  # the user passes its file whenever it is used
     return isinstance(model, PlaceModel) or model.name in HUB

@@ -95,6 +95,7 @@ def map_info(folder: Path, manifest: Manifest) -> dict[str, Json]:
         "dim": model.dim,
         "storage": manifest.storage,
         "thumbnails": manifest.thumbnails,
+        "patches": manifest.patches,
         "model": model.source or "not stored (pass --model)",
         "model_fingerprint": model.fingerprint,
         "kappa": model.kappa,

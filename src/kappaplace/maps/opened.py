@@ -14,10 +14,11 @@ from typing import overload
 
 import numpy as np
 import PIL.Image
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kappaplace._moved import renamed
+from kappaplace._names import renamed
 from kappaplace.calibration.calibration import Calibration
 from kappaplace.calibration.domain import Domain
 from kappaplace.calibration.fit import Examples
@@ -26,8 +27,8 @@ from kappaplace.calibration.sources import bank_for, calibration_with
 from kappaplace.data.images import Source
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.answer import Localization
-from kappaplace.maps.localize import Calibrations, locate
-from kappaplace.maps.models import model_of, preprocessing_of
+from kappaplace.maps.localize import Calibrations, locate, verified_by
+from kappaplace.maps.models import adopt_model, model_of, preprocessing_of
 from kappaplace.maps.notes import map_info, standing_notes
 from kappaplace.maps.options import LocalizeOptions, Order
 from kappaplace.maps.references import MapReferences
@@ -36,9 +37,7 @@ from kappaplace.maps.store.reader import MapStore
 from kappaplace.maps.store.segments import StaleMap
 from kappaplace.maps.store.writer import writer_of
 from kappaplace.models.checkpoint import AnyModel
-from kappaplace.models.embedding import as_sources, embed_images, embed_patches
-from kappaplace.models.exported import ExportedModel
-from kappaplace.models.place_model import PlaceModel
+from kappaplace.models.embedding import as_sources, embed_images, patch_maps_of
 from kappaplace.retrieval import Circle, EngineOptions, open_search
 from kappaplace.retrieval.columns import COARSE
 from kappaplace.retrieval.references import Queries, draw
@@ -62,6 +61,8 @@ def query_names(sources: Sequence[Source]) -> list[str]:
 
 LOOKS_AT_IMAGES = 50
 """Images of the map that must be readable for patches to be compared by default."""
+IN_MEMORY = 1024
+"""Queries whose patch maps are kept from their first pass; those of longer lists are computed again."""
 ATTEMPTS = 5
 """Number of times to read a map that another process compacts again and again."""
 
@@ -146,10 +147,10 @@ class OpenMap:
         """
         if rerank is not None:
             return rerank
-        model = self.model
-        if not isinstance(model, PlaceModel | ExportedModel) or not model.shows_patches:
+        if patch_maps_of(self.model) is None:
             return 0
         sample = draw(len(self), LOOKS_AT_IMAGES)
+        sample = sample[~self._store.has_patches(sample)]
         readable = all(os.path.isfile(self._store.image_path(row)) for row in sample.tolist())
         return min(RERANK, len(self) // 4) if readable else 0
 
@@ -158,18 +159,40 @@ class OpenMap:
         """References that queries are compared with."""
         if self._references is None:
             engine = open_search(self._store.source(), self.engine, self.device, self.engine_options)
-            self._references = MapReferences(self._store, engine, self._patch_maps)
+            device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+            self._references = MapReferences(self._store, engine, self._patch_maps, device)
         return self._references
 
     def queries(self, embeddings: Embeddings, images: Sequence[Source] | None = None) -> Queries:
         """Return queries of embeddings from the map's model, with images if patches are compared."""
         return Queries(embeddings, images, None if images is None else self._patch_maps)
 
-    def embed(self, sources: Sequence[Source], batch_size: int = 32) -> Embeddings:
-        """Embed queries in the same way as the images of the map."""
+    def embed(self, sources: Sequence[Source], batch_size: int = 32, *, patches: bool = False) -> Embeddings:
+        """Embed queries in the same way as the images of the map.
+
+        Args:
+            sources: The queries.
+            batch_size: Number of images to embed at once.
+            patches: Also return patch maps, unless there are many queries.
+
+        Returns:
+            The embeddings.
+        """
         model = self.model  # before the preprocessing: loading the model may refresh the manifest
         preprocessing = preprocessing_of(self.manifest.model)
-        return embed_images(model, preprocessing, sources, batch_size=batch_size, device=self.device)
+        return embed_images(
+            model,
+            preprocessing,
+            sources,
+            batch_size=batch_size,
+            device=self.device,
+            patches=patches and len(sources) <= IN_MEMORY,
+        )
+
+    def compares(self, rerank: int | None) -> bool:
+        """Return whether queries with this setting are compared patch by patch."""
+        count = verified_by(self.calibration or self.borrowed) if rerank is None else rerank
+        return count > 0 and getattr(self.model, "shows_patches", False)
 
     def notes(self) -> list[str]:
         """Return the notes that apply to every answer of this map."""
@@ -263,8 +286,8 @@ class OpenMap:
             area: Search only this circle: x, y and radius in metres in the frame of the map.
             order: Order of the matches: "similarity" or "probability".
             outside_rate: Expected fraction of out-of-map queries. Default: as at calibration.
-            rerank: Number of top matches to re-rank by patch matching, which reads their images. Default: as
-                at calibration, 0 without one.
+            rerank: Number of top matches to re-rank by patch matching. Default: as at calibration, 0 without
+                one. The images of the map are read only if it does not store their patches.
             batch_size: Number of images to embed at once.
 
         Returns:
@@ -291,7 +314,7 @@ class OpenMap:
         if not sources:
             raise KappaPlaceError("There is nothing to localize, because the list of images is empty.")
         start = time.perf_counter()
-        embeddings = self.embed(sources, batch_size)
+        embeddings = self.embed(sources, batch_size, patches=self.compares(rerank))
         seconds = {"embed": (time.perf_counter() - start) / len(sources)}
         names = query_names(sources)
         answers = self.localize_embeddings(embeddings, names, options, images=sources, seconds=seconds)
@@ -356,23 +379,27 @@ class OpenMap:
 
     def _load_model(self) -> AnyModel:
         try:
-            return model_of(self.folder, self.manifest.model, self.model_source)
+            model = model_of(self.folder, self.manifest.model, self.model_source)
         except KappaPlaceError:  # another process may have given the map another model
             if not self.refresh():
                 raise
-        return model_of(self.folder, self.manifest.model, self.model_source)
+            model = model_of(self.folder, self.manifest.model, self.model_source)
+        if self.model_source is not None and adopt_model(self.folder, self.manifest.model, model):
+            self.refresh()
+        return model
 
     def _patch_maps(self, images: Sequence[Source]) -> Tensor:
         before = self.manifest.model.fingerprint
         model = self.model
         if self.manifest.model.fingerprint != before:
             raise self._another_model()
-        if not isinstance(model, PlaceModel | ExportedModel):
+        patch_maps = patch_maps_of(model, preprocessing_of(self.manifest.model))
+        if patch_maps is None:
             raise KappaPlaceError(
-                "Patch matching needs a ResNet or EfficientNet-Lite encoder, and this map has another one. "
-                "Pass rerank=0."
+                "Patch matching needs a model that provides patch maps (ResNet, EfficientNet-Lite), and the "
+                "model of this map does not. Pass rerank=0."
             )
-        return embed_patches(model, preprocessing_of(self.manifest.model), images)
+        return patch_maps(images)
 
     def _use(self, manifest: Manifest) -> None:
         self.close()

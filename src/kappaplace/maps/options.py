@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Duplicates = Literal["error", "skip", "replace"]
 OnError = Literal["skip", "stop"]
 Storage = Literal["float32", "float16", "int8"]
+Patches = Literal["none", "compact", "full"]
 Order = Literal["similarity", "probability"]
 Rerank = Annotated[
     int | None,
@@ -99,10 +100,22 @@ class BuildOptions(AddOptions):
     ] = ""
     storage: Annotated[Storage, Help("Number format of the descriptors.")] = "float32"
     thumbnails: Annotated[bool, Help("Store a thumbnail of each image.")] = False
+    patches: Annotated[
+        Patches | None,
+        Help(
+            "What to store for patch matching: nothing, codes of at most 4 KiB per reference, or whole "
+            "feature maps. Default: compact if the model has patch maps."
+        ),
+    ] = None
     name: str = ""
     """Name of the map. Default: the name of its folder."""
     preprocessing: Preprocessing | None = None
     """Preprocessing of the images. Default: the preprocessing of the model."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.patches is not None:
+            choice(self.patches, Patches, "patches")
 
 
 @dataclass(frozen=True)

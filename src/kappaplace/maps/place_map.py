@@ -7,11 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.build import Report, add_images, build_map
 from kappaplace.maps.change import compact_map, reembed_map, remove_names
 from kappaplace.maps.exchange import export_map, import_map
 from kappaplace.maps.opened import OpenMap
-from kappaplace.maps.options import AddOptions, BuildOptions
+from kappaplace.maps.options import AddOptions, BuildOptions, Patches
+from kappaplace.maps.patches import store_patches
 from kappaplace.maps.sources import Images, as_table
 from kappaplace.maps.store.manifest import read_manifest
 from kappaplace.maps.store.verify import verified
@@ -149,22 +151,37 @@ class PlaceMap(OpenMap):
         compact_map(self.folder, storage)
         self.refresh()
 
-    def reembed(self, model: AnyModel | str | Path, options: AddOptions | None = None) -> Report:
-        """Embed all images again with another model. This removes the calibration, because scores change.
+    def reembed(
+        self,
+        model: AnyModel | str | Path | None = None,
+        options: AddOptions | None = None,
+        *,
+        patches: Patches | None = None,
+    ) -> Report:
+        """Embed all images again, with another model or to store what patch matching needs.
+
+        Another model removes the calibration, because scores change. Patches alone do not.
 
         Args:
-            model: New model, or its folder, file or name.
+            model: New model, or its folder, file or name. Default: unchanged.
             options: Options of the embedding. By default, an unreadable image raises an error.
+            patches: What to store for patch matching: none, compact or full. Default: as before.
 
         Returns:
             Report of the embedding.
 
         Raises:
-            KappaPlaceError: If an image cannot be read, or a reference has no image file.
+            KappaPlaceError: If both ``model`` and ``patches`` are missing, an image cannot be read, or a
+                reference has no image file.
         """
         options = self._on_device(options or AddOptions(on_error="stop"))
-        self.report = reembed_map(self.folder, model, options)
-        self.model_source, self._model = model, None
+        if model is not None:
+            self.report = reembed_map(self.folder, model, options, patches)
+            self.model_source, self._model = model, None
+        elif patches is not None:
+            self.report = store_patches(self.folder, self.model, patches, options)
+        else:
+            raise KappaPlaceError("Nothing to embed, got neither a model nor patches. Pass one of them.")
         self.refresh()
         return self.report
 
@@ -192,14 +209,19 @@ class PlaceMap(OpenMap):
 
     @classmethod
     def import_(
-        cls, file: str | Path, out: str | Path, model: AnyModel | str | Path | None = None
+        cls,
+        file: str | Path,
+        out: str | Path,
+        model: AnyModel | str | Path | None = None,
+        root: str | Path | None = None,
     ) -> PlaceMap:
         """Build a map from an exported map, or from descriptors with names.
 
         Args:
             file: A .parquet or .npz file.
             out: Folder of the new map.
-            model: Model of the descriptors. Default: the model that the file names.
+            model: Model of the descriptors. Default: the model that the file names, if it is a published one.
+            root: Folder of the images. Default: the map has no images until they are added from their folder.
 
         Returns:
             The open map.
@@ -207,7 +229,7 @@ class PlaceMap(OpenMap):
         Raises:
             KappaPlaceError: If the file cannot be imported, or the folder exists.
         """
-        import_map(file, out, model)
+        import_map(file, out, model, root)
         return cls.open(out, model)
 
     def calibrate(self, queries: Images, options: CalibrateOptions | None = None) -> Calibration:

@@ -10,13 +10,15 @@ comparison uses a fixed random sample, which gives a lower bound; the manifest r
 
 from __future__ import annotations
 
+import os
 from functools import cached_property
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from kappaplace.data.near import Circle, Near
+from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.store.manifest import Extra
 from kappaplace.maps.store.reader import Indices, MapStore, Selection
 from kappaplace.maps.store.writer import MapWriter
@@ -25,8 +27,12 @@ from kappaplace.retrieval import exact
 from kappaplace.retrieval.columns import Columns
 from kappaplace.retrieval.exact import best_outside, of_descriptors, row_moments
 from kappaplace.retrieval.map_search import Search
-from kappaplace.retrieval.references import Floats, PatchMaps
+from kappaplace.retrieval.patch_codes import LocalFeatures, PatchCodebook
+from kappaplace.retrieval.references import SAMPLE as Z_SAMPLE
+from kappaplace.retrieval.references import Floats, PatchMaps, draw
 from kappaplace.types import Matches
+
+REEMBED = "Run `kappaplace map reembed {} --patches compact` where the images are"
 
 
 class _Kappa:
@@ -46,10 +52,13 @@ class MapReferences:
         store: The stored map.
         engine: Search engine of the map.
         patch_maps: Computes the patch maps of images.
+        device: Device that compares patches.
     """
 
-    def __init__(self, store: MapStore, engine: Search, patch_maps: PatchMaps) -> None:
-        self.store, self.engine, self.patch_maps = store, engine, patch_maps
+    def __init__(
+        self, store: MapStore, engine: Search, patch_maps: PatchMaps, device: str | torch.device = "cpu"
+    ) -> None:
+        self.store, self.engine, self.patch_maps, self.device = store, engine, patch_maps, device
         self.kappa = _Kappa(store)
 
     def __len__(self) -> int:
@@ -105,8 +114,41 @@ class MapReferences:
     def images(self, rows: Indices) -> list[str]:
         return [self.store.image_path(row) for row in rows.tolist()]
 
-    def local(self, rows: Indices, kind: str = "patches") -> Tensor:
-        return self.patch_maps(self.images(rows))
+    def local(self, rows: Indices, kind: str = "patches") -> LocalFeatures:
+        """Return the stored patches; compute them from the images for references that have none."""
+        stored, book = self.store.has_patches(rows), self.store.patch_codebook
+        if stored.all():
+            return self._stored_patches(rows, book)
+        parts, coded, missing = [], rows[stored], rows[~stored]
+        if len(coded):
+            parts.append(self._stored_patches(coded, book))
+        if len(missing):
+            maps = self.patch_maps(self._image_files(missing))
+            parts.append(LocalFeatures.of(maps).within(None if book is None else book.basis(maps.device)))
+        order = np.concatenate([np.flatnonzero(stored), np.flatnonzero(~stored)])
+        return LocalFeatures.join(parts).take(np.argsort(order))
+
+    def _stored_patches(self, rows: Indices, book: PatchCodebook | None) -> LocalFeatures:
+        values = self.store.gather("patches", rows)
+        if values.ndim == 4:
+            return LocalFeatures.of(torch.from_numpy(values).to(self.device))
+        if book is None or values.shape[1] != book.width:
+            raise KappaPlaceError(
+                f"The patches of the map {self.store.folder} do not fit its codebook. "
+                f"{REEMBED.format(self.store.folder)}, or restore the map from a copy."
+            )
+        return book.decode(values, self.device)
+
+    def _image_files(self, rows: Indices) -> list[str]:
+        """Return the images of references without stored patches; raise an error if one does not exist."""
+        files = self.images(rows)
+        for row, file in zip(rows.tolist(), files, strict=True):
+            if not os.path.isfile(file):
+                raise KappaPlaceError(
+                    f"The map has no patches of {self.store.name(row)!r}, and its image {file!r} does not "
+                    f"exist. {REEMBED.format(self.store.folder)}, or pass rerank=0."
+                )
+        return files
 
     @cached_property
     def _sample(self) -> NDArray[np.float32]:
@@ -117,8 +159,6 @@ EXACT_LIMIT = 100_000
 """Largest number of references that are all compared with each other."""
 SAMPLE = 1 << 15
 """Number of references that represent a larger map."""
-Z_SAMPLE = 4096
-"""Number of references for the z-score, which gives mean and deviation to 2%."""
 _STEP = 1024  # rows between two updates of the progress bar
 _FEW = 32
 
@@ -136,14 +176,6 @@ def updated_distinctiveness(store: MapStore) -> tuple[NDArray[np.float32], str]:
         if len(fresh):
             values[old] = np.maximum(values[old], _best_far(store, old, fresh, bar))
     return values, method
-
-
-def draw(count: int, sample: int) -> Indices:
-    """Return a fixed random sample of the numbers from 0 to ``count`` − 1, in order, or all of them."""
-    if count <= sample:
-        return np.arange(count, dtype=np.int64)
-    drawn = np.random.default_rng(0).choice(count, sample, replace=False, shuffle=False)
-    return np.sort(drawn).astype(np.int64)
 
 
 def _best_far(store: MapStore, rows: Indices, others: Indices, bar: track) -> NDArray[np.float32]:

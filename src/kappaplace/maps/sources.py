@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from kappaplace.data.geodesy import LOCAL_FRAME, frame_codes, project, unproject
 from kappaplace.data.table import PlaceImages
 from kappaplace.errors import KappaPlaceError
+from kappaplace.files import path_inside
 from kappaplace.maps.store.reader import MapStore
 
 Images: TypeAlias = "str | Path | PlaceImages | Iterable[str | Path]"
@@ -71,15 +72,20 @@ def stored_references(store: MapStore) -> list[ReferenceList]:
         root, prefix = segment.record.root, segment.record.prefix
         if not root and len(rows):
             raise KappaPlaceError(
-                f"The map {store.folder} has {len(rows):,} references without image files (imported "
-                "descriptors), which cannot be embedded again. Remove them first."
+                f"The map {store.folder} has {len(rows):,} references without image files, which cannot be "
+                "embedded again. Name their folder with `kappaplace map add`, or remove them."
             )
         sources.setdefault((root, prefix), []).extend(range(count, count + len(rows)))
         count += len(rows)
     all_names, lists = list(store.names()), []
     for (root, prefix), references in sources.items():
         names = [all_names[reference] for reference in references]
-        paths = [os.path.join(root, name.removeprefix(prefix)) for name in names]
+        paths = [path_inside(root, name.removeprefix(prefix)) for name in names]
+        if "" in paths:
+            raise KappaPlaceError(
+                f"The image {names[paths.index('')]!r} of {store.folder} is not inside its folder {root}. "
+                "Add it from a folder that contains it, without links to other folders."
+            )
         numbers = np.array(references, np.int64)
         poses, routes = store.gather("poses", numbers), store.gather("routes", numbers)
         lists.append(ReferenceList(names, paths, poses, routes, root, prefix))

@@ -153,7 +153,9 @@ def auroc(uncertainty: NDArray[np.floating], success: NDArray[np.bool_]) -> floa
     return acceptance_curve(uncertainty, success).auroc
 
 
-def auc_pr(uncertainty: NDArray[np.floating], success: NDArray[np.bool_]) -> float:
+def auc_pr(
+    uncertainty: NDArray[np.floating], success: NDArray[np.bool_], *, trapezoid: bool = False
+) -> float:
     """Compute the area under precision and recall: Σ (recall gained × precision after it).
 
     It is also called average precision. A tied group is one step: all its queries have the precision
@@ -162,6 +164,8 @@ def auc_pr(uncertainty: NDArray[np.floating], success: NDArray[np.bool_]) -> flo
     Args:
         uncertainty: Uncertainty of each query, N; higher means less certain.
         success: Whether each query is correct, N booleans.
+        trapezoid: Join the points by straight lines, from recall 0 and precision 1, as the code of SUE and
+            the authors' release do. The area is then usually larger, also for a constant score.
 
     Returns:
         The area, in [0, 1]; NaN if no query is correct.
@@ -172,7 +176,11 @@ def auc_pr(uncertainty: NDArray[np.floating], success: NDArray[np.bool_]) -> flo
     >>> round(auc_pr(np.array([0.1, 0.2, 0.3]), np.array([True, False, True])), 4)
     0.8333
     """
-    return acceptance_curve(uncertainty, success).auc_pr
+    curve = acceptance_curve(uncertainty, success)
+    if not trapezoid or not curve.successes:
+        return curve.auc_pr
+    precision = np.append(1.0, 1 - curve.risk)
+    return float((_steps(curve.right) * (precision[1:] + precision[:-1]) / 2).sum() / curve.successes)
 
 
 def random_auc_pr(success: NDArray[np.bool_]) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kappaplace._lazy import lazy_exports
+from kappaplace._names import lazy_exports
 
 if TYPE_CHECKING:
     from kappaplace.models.backbones import BACKBONES as BACKBONES
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from kappaplace.models.fast import Way as Way
     from kappaplace.models.fast import optimize as optimize
     from kappaplace.models.frozen import FrozenEncoder as FrozenEncoder
+    from kappaplace.models.frozen import load_encoder as load_encoder
+    from kappaplace.models.frozen import plain_encoder as plain_encoder
     from kappaplace.models.place_model import PlaceModel as PlaceModel
     from kappaplace.models.published import HUB as HUB
     from kappaplace.models.published import cache_folder as cache_folder

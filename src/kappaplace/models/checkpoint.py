@@ -242,6 +242,7 @@ def load_head(folder: Path, encoder: nn.Module, *, dim: int | None = None) -> Fr
         The model in evaluation mode.
     """
     record = read_card(folder)
+    encoder = encoder.encoder if isinstance(encoder, FrozenEncoder) else encoder
     with telling(f"The model card {folder / CARD} does not describe a head"):
         model = FrozenEncoder.of(
             from_plain(FrozenArchitecture, record["architecture"]),

@@ -34,12 +34,15 @@ class Encoder(Protocol):
     def fingerprint(self) -> str:
         """Checksum of everything that embeddings depend on."""
 
-    def embed(self, images: Iterable[Source] | Source, *, batch_size: int = 32) -> Embeddings:
+    def embed(
+        self, images: Iterable[Source] | Source, *, batch_size: int = 32, patches: bool = False
+    ) -> Embeddings:
         """Embed images.
 
         Args:
             images: Paths, Pillow images or H×W×3 arrays, or one of them.
             batch_size: Number of images to embed at once.
+            patches: Also return the feature maps for patch matching, from the same pass.
 
         Returns:
             Descriptors and κ in input order.
@@ -63,6 +66,7 @@ class EncoderModule(nn.Module):
         batch_size: int = 32,
         device: str | torch.device | None = None,
         progress: bool = True,
+        patches: bool = False,
     ) -> Embeddings:
         """Embed images.
 
@@ -71,15 +75,23 @@ class EncoderModule(nn.Module):
             batch_size: Number of images to embed at once.
             device: Device to move the model to. Default: do not move it.
             progress: Show a progress bar.
+            patches: Also return the feature maps for patch matching, from the same pass.
 
         Returns:
             Descriptors and κ in input order, as NumPy arrays in float32.
 
         Raises:
-            KappaPlaceError: If there is no image, if one cannot be read, or if the device cannot be used.
+            KappaPlaceError: If there is no image, if one cannot be read, if the model has no patches, or if
+                the device cannot be used.
         """
         return embed_images(
-            self, self.preprocessing, images, batch_size=batch_size, device=device, progress=progress
+            self,
+            self.preprocessing,
+            images,
+            batch_size=batch_size,
+            device=device,
+            progress=progress,
+            patches=patches,
         )
 
 

@@ -6,6 +6,7 @@ model and its calibration. Loading it requires the runtime, but not the code of 
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import io
 import json
@@ -16,7 +17,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from threading import Lock
 from types import ModuleType
-from typing import Protocol
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -33,17 +34,8 @@ XML, BIN = "model.xml", "model.bin"
 """Members of an OpenVINO model file: the two files that OpenVINO itself writes."""
 
 
-class Runtime(Protocol):
-    """An opened model file."""
-
-    content: bytes
-    """Content of the file."""
-    text: str | None
-    """Its record as JSON; None if the file was not written by kappaplace."""
-
-    def run(self, images: Tensor, names: Sequence[str]) -> list[Tensor]:
-        """Return the named outputs for a batch of images."""
-        ...
+Runtime: TypeAlias = "OnnxRuntime | OpenVino"
+"""An opened model file: its ``content``, its record as JSON in ``text``, and ``run``."""
 
 
 class OnnxRuntime:
@@ -198,6 +190,8 @@ class ExportRecord:
     """License of the weights."""
     kappaplace: str = ""
     """Version of kappaplace that wrote the file."""
+    content: str = ""
+    """Checksum of an ONNX file apart from this checksum; a zip file of OpenVINO has checksums of its own."""
     format: int = FORMAT
     """Version of this record."""
 
@@ -230,6 +224,16 @@ class ExportRecord:
             return cls(**values)
         except (ValueError, KeyError, TypeError) as error:
             raise KappaPlaceError(f"The record in {source} cannot be read ({error!r}).") from None
+
+
+BLANK = "0" * 64
+"""Checksum in the record of a file whose checksum is not computed yet."""
+
+
+def with_checksum(content: bytes, before: str, after: str) -> bytes:
+    """Return the content of a file with another checksum in its record."""
+    old, new = (f'"content": "{checksum}"'.encode() for checksum in (before, after))
+    return content.replace(old, new, 1)
 
 
 class ExportedModel(EncoderModule):
@@ -271,20 +275,29 @@ class ExportedModel(EncoderModule):
         """Whether the file has patch maps."""
         return PATCHES in self.record.outputs
 
-    def forward(self, images: Tensor) -> Embeddings:
-        """Compute descriptors B×d and κ of shape B from images B×3×H×W, normalized by ``preprocessing``."""
-        names = [name for name in self.record.outputs if name != PATCHES]
+    def forward(self, images: Tensor, patches: bool = False) -> Embeddings:
+        """Compute descriptors B×d and κ of shape B from images B×3×H×W, normalized by ``preprocessing``.
+
+        With ``patches``, the feature maps come from the same pass.
+        """
+        if patches:
+            self._check_patches()
+        names = [name for name in self.record.outputs if patches or name != PATCHES]
         outputs = dict(zip(names, self._run(images, names), strict=True))
-        return Embeddings(outputs[DESCRIPTOR], outputs.get(KAPPA), outputs.get(VARIANCE))
+        maps = outputs[PATCHES].half() if patches else None
+        return Embeddings(outputs[DESCRIPTOR], outputs.get(KAPPA), outputs.get(VARIANCE), maps)
 
     def patch_maps(self, images: Tensor) -> Tensor:
         """Compute feature maps for patch matching; raise an error if they were not exported."""
+        self._check_patches()
+        return self._run(images, [PATCHES])[0]
+
+    def _check_patches(self) -> None:
         if not self.shows_patches:
             raise KappaPlaceError(
                 f"The exported model {self.file} has no patch maps for patch matching. Export a ResNet or "
                 "EfficientNet-Lite without --no-patches."
             )
-        return self._run(images, [PATCHES])[0]
 
     def train(self, mode: bool = True) -> ExportedModel:
         """Stay in evaluation mode: an exported model cannot be trained."""
@@ -326,4 +339,8 @@ def load_exported(file: str | Path) -> ExportedModel:
 
 def _from_bytes(content: bytes, file: str) -> ExportedModel:
     runtime = open_runtime(content, file)
-    return ExportedModel(runtime, ExportRecord.from_json(runtime.text, file), file)
+    record = ExportRecord.from_json(runtime.text, file)
+    blank = with_checksum(content, record.content, BLANK)
+    if record.content and hashlib.sha256(blank).hexdigest() != record.content:
+        raise KappaPlaceError(f"The exported model {file} is damaged (wrong checksum). Export it again.")
+    return ExportedModel(runtime, record, file)

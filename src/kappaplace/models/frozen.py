@@ -6,7 +6,10 @@ a named layer, or the descriptor if no layer is named.
 
 from __future__ import annotations
 
+import importlib
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeAlias
 
 import torch
@@ -51,7 +54,8 @@ class FrozenEncoder(EncoderModule):
         layer: Name of the layer that the head reads, as in ``named_modules``. Its output is a B×C×H×W map,
             B×N×C tokens, or a tuple that starts with one of them (SALAD, MegaLoc). Default: the head reads
             the descriptor.
-        preprocessing: Preprocessing that the encoder was trained with. Default: 512×512, ImageNet.
+        preprocessing: Preprocessing that the encoder was trained with. Default: its attribute of this name,
+            if it has one, otherwise 512×512, ImageNet.
         prefix_tokens: Number of tokens to drop before the patch tokens.
         name: Name of a hub model, so that a saved head can find its encoder.
 
@@ -82,7 +86,9 @@ class FrozenEncoder(EncoderModule):
             names = ", ".join(name for name, _ in list(encoder.named_modules())[1:13])
             raise KappaPlaceError(f"The encoder has no layer '{layer}'. Its first layers are: {names}.")
         self.encoder = encoder.eval().requires_grad_(False)
-        self.preprocessing = preprocessing or Preprocessing(512, "exact")
+        own = getattr(encoder, "preprocessing", None)
+        default = own if isinstance(own, Preprocessing) else Preprocessing(512, "exact")
+        self.preprocessing = preprocessing or default
         self.layer, self.prefix_tokens, self.name = layer, prefix_tokens, name
         self.channels, self.dim = self._probe()
         self.gem = GeM().requires_grad_(False)
@@ -246,6 +252,57 @@ class FrozenEncoder(EncoderModule):
         super().train(mode)
         self.encoder.eval()
         return self
+
+
+class PlainEncoder(FrozenEncoder):
+    """A trained encoder without a kappa head: descriptors only."""
+
+    @property
+    def has_kappa(self) -> bool:
+        """Whether embeddings have κ."""
+        return False
+
+    def forward(self, images: Tensor) -> Embeddings:
+        """Compute unit descriptors B×d of normalized images B×3×H×W."""
+        return Embeddings(unit(self.features(images).raw))
+
+
+def plain_encoder(encoder: nn.Module) -> PlainEncoder:
+    """Return an encoder without κ, for a module whose head, if it has one, is not trained.
+
+    Args:
+        encoder: A torch module as for `FrozenEncoder`, or such a model.
+    """
+    if isinstance(encoder, FrozenEncoder):
+        return PlainEncoder(encoder.encoder, preprocessing=encoder.preprocessing)
+    return PlainEncoder(encoder)
+
+
+def load_encoder(function: str) -> nn.Module:
+    """Import a function and return the encoder that it returns. Its code runs on your machine.
+
+    Args:
+        function: ``package.module:function``, in the current folder or installed.
+
+    Raises:
+        KappaPlaceError: If there is no such function, it fails, or it does not return a torch module.
+    """
+    module, _, name = function.partition(":")
+    if not (module and name):
+        raise KappaPlaceError(f"The encoder must be package.module:function, got '{function}'.")
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # scripts start in the folder of the script
+    try:
+        encoder = getattr(importlib.import_module(module), name)()
+    except Exception as error:  # the user's code may raise anything
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise KappaPlaceError(
+            f"The encoder {function} cannot be loaded: {reason}. Check that the function exists and needs no "
+            "arguments."
+        ) from error
+    if not isinstance(encoder, nn.Module):
+        raise KappaPlaceError(f"{function} must return a torch module, got {type(encoder).__name__}.")
+    return encoder
 
 
 def _first(output: Output) -> Output:

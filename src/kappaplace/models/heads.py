@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.models.aggregation import Aggregation, GeM, without_autocast
+from kappaplace.models.aggregation import Aggregation, GeM, PlainAggregation, without_autocast
 
 KAPPA_FLOOR = 1e-6  # κ is positive even if Softplus underflows
 
@@ -42,6 +42,7 @@ HeadName = Literal[
     "variance-each-aggregation",
     "variance-each-linear",
     "stun",
+    "stun-s",
     "dropout",
     "none",
 ]
@@ -136,8 +137,10 @@ class MirroredKappaHead(KappaHead):
     def from_reduced(self, reduced: Tensor) -> Tensor:
         return positive(exact_linear(self.last, exact_linear(self.first, reduced)))
 
-    def copy_aggregation(self, source: Aggregation) -> None:
+    def copy_aggregation(self, source: Aggregation | PlainAggregation) -> None:
         """Copy the weights of the descriptor's aggregation."""
+        if isinstance(source, PlainAggregation):
+            raise KappaPlaceError("This encoder has no projection that the head could copy. Use a new head.")
         self.first.load_state_dict(source.project.state_dict())
         if not self.tied:
             self.aggregation.gem.load_state_dict(source.gem.state_dict())  # type: ignore[union-attr]
@@ -270,12 +273,23 @@ class StunHead(Head):
 
     spread: Spread = "log-variance"
 
+    def variance(self, spread: Tensor) -> Tensor:
+        """Return the variance of each dimension, B×d, from the output of the head."""
+        return spread.float().exp()
+
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.last = nn.Linear(dim, dim)
 
     def from_reduced(self, reduced: Tensor) -> Tensor:
         return torch.sigmoid(self.last(reduced))
+
+
+class MeanStunHead(StunHead):
+    """The same student, scored by s itself, as in the authors' release."""
+
+    def variance(self, spread: Tensor) -> Tensor:
+        return spread
 
 
 class DropoutHead(nn.Module):
@@ -298,7 +312,7 @@ class DropoutHead(nn.Module):
         """Drop pooled features at random, during training."""
         return F.dropout(pooled, self.p, self.training)
 
-    def spread_of(self, pooled: Tensor, aggregation: Aggregation) -> tuple[Tensor, Tensor]:
+    def spread_of(self, pooled: Tensor, aggregation: Aggregation | PlainAggregation) -> tuple[Tensor, Tensor]:
         """Return the mean descriptor, B×d at unit length, and the mean variance of its dimensions, B."""
         samples = aggregation.from_pooled(pooled[:, None] * self.masks).float()
         samples = F.normalize(samples, dim=-1)
@@ -346,6 +360,7 @@ def build_head(name: HeadName, channels: int, dim: int, statistics: int = 0) -> 
         "variance-each-aggregation": lambda: EachVarianceHead(channels, dim, linear=False),
         "variance-each-linear": lambda: EachVarianceHead(0, dim, linear=True),
         "stun": lambda: StunHead(dim),
+        "stun-s": lambda: MeanStunHead(dim),
         "dropout": lambda: DropoutHead(channels),
         "none": lambda: None,
     }

@@ -20,6 +20,7 @@ from kappaplace.models.heads import (
     Head,
     HeadName,
     LayersKappaHead,
+    StunHead,
     build_head,
     stage_statistics,
     with_folded_head,
@@ -96,13 +97,17 @@ class Network(EncoderModule):
         Returns:
             The input of the head; ``raw`` is the descriptor before its normalization.
         """
+        return self._features(*self._backbone_outputs(images))
+
+    def _backbone_outputs(self, images: Tensor, stages: bool = False) -> tuple[Tensor, list[Tensor]]:
+        """Return the output of the backbone, and the feature map of every stage if they are needed."""
         check_images(images)
-        stages = None
-        if isinstance(self.head, LayersKappaHead):
-            last, maps = self.backbone.forward_stages(images)  # type: ignore[operator]
-            stages = stage_statistics(maps)
-        else:
-            last = self.backbone(images)
+        if stages or isinstance(self.head, LayersKappaHead):
+            return self.backbone.forward_stages(images)  # type: ignore[operator]
+        return self.backbone(images), []
+
+    def _features(self, last: Tensor, maps: list[Tensor]) -> Features:
+        stages = stage_statistics(maps) if isinstance(self.head, LayersKappaHead) else None
         normalized = normalize_channels(last) if isinstance(self.aggregation, Aggregation) else last
         pooled = self.aggregation.gem(normalized)
         if isinstance(self.head, DropoutHead):
@@ -122,16 +127,24 @@ class Network(EncoderModule):
         spread = self.head(*features) if isinstance(self.head, Head) else None
         return unit(features.raw), spread
 
-    def forward(self, images: Tensor) -> Embeddings:
+    def forward(self, images: Tensor, patches: bool = False) -> Embeddings:
         """Compute descriptors and κ.
 
         Args:
             images: Images B×3×H×W, normalized by ``preprocessing``.
+            patches: Also return the feature maps of `patch_maps`, from the same pass.
 
         Returns:
             Unit descriptors B×d and κ (or a variance) of shape B.
         """
-        features = self.features(images)
+        if not patches:
+            return self._embeddings(self.features(images))
+        self._check_patches()
+        last, maps = self._backbone_outputs(images, stages=True)
+        embeddings = self._embeddings(self._features(last, maps))
+        return embeddings._replace(patches=maps[self.backbone.patch_stage].half())  # type: ignore[index]
+
+    def _embeddings(self, features: Features) -> Embeddings:
         if isinstance(self.head, DropoutHead):
             descriptor, variance = self.head.spread_of(features.pooled, self.aggregation)
             return Embeddings(descriptor, variance=variance)
@@ -156,12 +169,15 @@ class Network(EncoderModule):
             KappaPlaceError: If the backbone does not provide its stages.
         """
         check_images(images)
+        self._check_patches()
+        return self.backbone.forward_stages(images)[1][self.backbone.patch_stage]  # type: ignore[operator]
+
+    def _check_patches(self) -> None:
         if not self.shows_patches:
             raise KappaPlaceError(
                 f"The backbone {self.architecture.backbone} does not provide patch maps. Use a ResNet or "
                 "EfficientNet-Lite for patch matching."
             )
-        return self.backbone.forward_stages(images)[1][self.backbone.patch_stage]  # type: ignore[operator]
 
     def fold(self: N) -> N:
         """Return the model with its mirrored head in the exact inference form; the encoder is shared.
@@ -192,7 +208,7 @@ def with_spread(descriptor: Tensor, head: nn.Module | None, spread: Tensor | Non
         return Embeddings(descriptor)
     if head.spread == "kappa":
         return Embeddings(descriptor, spread)
-    variance = spread.float().exp() if head.spread == "log-variance" else spread
+    variance = head.variance(spread) if isinstance(head, StunHead) else spread
     return Embeddings(descriptor, variance=variance.mean(-1) if variance.ndim == 2 else variance)
 
 

@@ -84,11 +84,12 @@ class PlaceModel(Network):
         """
         return optimize(self, device, way=way)
 
-    def freeze_partially(self, stages: int | None = None) -> None:
+    def freeze_partially(self, stages: int | None = None, *, statistics: bool = True) -> None:
         """Freeze the first stages of the backbone; the others, the aggregation and the head train.
 
         Args:
             stages: Number of stages to freeze. Default: the usual number for this backbone.
+            statistics: Freeze the BatchNorm statistics of these stages, too.
 
         Raises:
             KappaPlaceError: If the backbone has fewer stages.
@@ -96,7 +97,7 @@ class PlaceModel(Network):
         count = backbone_spec(self.architecture.backbone).frozen_stages if stages is None else stages
         freeze_stages(self.backbone, count)
         self.aggregation.requires_grad_(True)
-        self._frozen_stages, self._frozen_encoder = count, False
+        self._frozen_stages, self._frozen_encoder = count if statistics else 0, False
         self.train(self.training)
 
     def freeze_encoder(self) -> None:

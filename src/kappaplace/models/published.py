@@ -239,11 +239,9 @@ _BLOCKS_IN_LAYER3 = {6: "resnet50", 23: "resnet101", 36: "resnet152"}
 _EFFICIENTNETS = {1408: 2, 1536: 3, 1792: 4, 2048: 5, 2304: 6, 2560: 7}  # number by channels
 _WRAPPERS = ("model_state_dict", "state_dict", "model")
 _PREFIX = re.compile(r"^(?:(?:module|model|_orig_mod)\.)+")  # of several processes, wrappers, torch.compile
-_SCALAR: Any = np.float64().__reduce__()[0]
 # NumPy numbers, which training checkpoints of CosPlace contain; the first name is that of NumPy 1.
-_NUMBERS = [
-    (_SCALAR, "numpy.core.multiarray.scalar"),
-    (_SCALAR, "numpy._core.multiarray.scalar"),
+_NUMBERS: list[Any] = [
+    *((np.float64().__reduce__()[0], f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")),
     np.dtype,
     *{type(np.dtype(code)) for code in "?bhilqBHILQefd"},
 ]
@@ -390,7 +388,7 @@ _HEADS: dict[tuple[bool, int], tuple[HeadName, ...]] = {
     (True, 1): ("mirrored", "variance"),
     (True, 2): ("variance-each",),
     (False, 1): ("linear", "variance-linear"),
-    (False, 2): ("stun", "variance-each-linear"),
+    (False, 2): ("stun", "stun-s", "variance-each-linear"),
 }
 
 
@@ -402,9 +400,9 @@ def _head(state: State, dim: int, source: str, name: str | None) -> tuple[HeadNa
     weights = [key for key, value in part.items() if value.ndim == 2]
     shapes = [tuple(part[key].shape) for key in weights]
     exponents = [key for key in part if key.endswith(".p")]
-    rest = tuple(shapes[bool(exponents) :])
-    layer = {(): 0, ((1, dim),): 1, ((dim, dim),): 2}.get(rest, -1)
-    names = _HEADS.get((bool(exponents), layer))
+    rest: tuple[tuple[int, ...], ...] = tuple(shapes[bool(exponents) :])
+    layers: tuple[tuple[tuple[int, ...], ...], ...] = ((), ((1, dim),), ((dim, dim),))
+    names = _HEADS.get((bool(exponents), layers.index(rest))) if rest in layers else None
     # GeM comes second in an aggregation; in the release's "mlp", which is not read, it comes first.
     if names is None or (exponents and not (shapes[0][0] == dim and exponents[0].endswith(".1.p"))):
         raise KappaPlaceError(
@@ -423,7 +421,7 @@ def _named(names: Sequence[str], name: str | None, source: str) -> HeadName:
         return names[0]  # type: ignore[return-value]
     if name not in names:
         raise KappaPlaceError(
-            f"The keys of {source} allow the heads {' and '.join(map(repr, names))}, and head is {name!r}. "
+            f"The keys of {source} allow the heads {', '.join(map(repr, names))}, and head is {name!r}. "
             "Pass the one it was trained as: load_model(file, head=…), or model.start_head for training; "
             "save_model then records it."
         )

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kappaplace._lazy import lazy_exports
+from kappaplace._names import lazy_exports
 
 if TYPE_CHECKING:
     from kappaplace.reports.drift import write_drift as write_drift
-    from kappaplace.reports.evaluation import write_paper_report as write_paper_report
     from kappaplace.reports.evaluation import write_report as write_report
     from kappaplace.reports.figures import GalleryRow as GalleryRow
     from kappaplace.reports.figures import gallery_figure as gallery_figure
     from kappaplace.reports.figures import kappa_figure as kappa_figure
     from kappaplace.reports.figures import reliability_figure as reliability_figure
+    from kappaplace.reports.ground import write_table_map as write_table_map
     from kappaplace.reports.html import page as page
     from kappaplace.reports.html import png_of as png_of
     from kappaplace.reports.html import table as table
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from kappaplace.reports.localization import write_answers as write_answers
     from kappaplace.reports.map_fit import fit_verdict as fit_verdict
     from kappaplace.reports.map_fit import write_fit_report as write_fit_report
-    from kappaplace.reports.slam import draw_trajectory as draw_trajectory
-    from kappaplace.reports.slam import write_slam as write_slam
-    from kappaplace.reports.table_map import write_table_map as write_table_map
-    from kappaplace.reports.training import write_training as write_training
+    from kappaplace.reports.paper import write_paper_report as write_paper_report
+    from kappaplace.reports.runs import draw_trajectory as draw_trajectory
+    from kappaplace.reports.runs import write_slam as write_slam
+    from kappaplace.reports.runs import write_training as write_training
 else:
     __all__, __getattr__ = lazy_exports(__name__, __file__)

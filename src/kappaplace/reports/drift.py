@@ -11,7 +11,7 @@ import numpy as np
 from kappaplace.calibration import SHOWN, DriftMonitor
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import write_file
-from kappaplace.reports.figures import COLOURS, WIDTH, WRONG, new_figure, plain, styled
+from kappaplace.reports.figures import COLORS, WIDTH, WRONG, new_figure, plain, styled
 from kappaplace.reports.html import page, paragraph, picture, png_of, svg_of, table
 
 if TYPE_CHECKING:
@@ -46,14 +46,14 @@ def drift_figure(monitor: DriftMonitor) -> Figure:
             markersize=3,
             linewidth=1,
             capsize=2,
-            color=COLOURS[0],
+            color=COLORS[0],
         )
         rows = [any(w.signal == name for w in window.warnings) for window in history]
         style = {"color": WRONG, "markersize": 8, "markeredgewidth": 2, "zorder": 3}
         axis.plot(queries[rows], values[rows, 1], "x", **style)
         if monitor.waiting:
             middle = float(np.median(monitor.waiting_values[name]))
-            axis.plot([monitor.queries], [middle], "o", color=COLOURS[0], markerfacecolor="none")
+            axis.plot([monitor.queries], [middle], "o", color=COLORS[0], markerfacecolor="none")
         axis.set_ylabel(plain("κ" if name == "kappa" else name))
     axes[-1].set_xlabel("number of queries")
     axes[-1].set_xlim(left=0)

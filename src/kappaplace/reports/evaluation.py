@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
@@ -10,8 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.reports import groups, how_to_read, html
-from kappaplace.reports.artifacts import Artifacts, slug
+from kappaplace.reports import groups, html
 from kappaplace.reports.figures import comparison_figure, kappa_histogram_figure
 from kappaplace.reports.gallery import (
     confident_queries,
@@ -25,7 +23,9 @@ from kappaplace.reports.gallery import (
 )
 from kappaplace.reports.ground import map_figure, thinning
 from kappaplace.reports.groups import Group, group_of, pooled_group
-from kappaplace.reports.score_tables import (
+from kappaplace.reports.html import CAPTIONS, Artifacts, slug
+from kappaplace.reports.tables import (
+    Table,
     comparison_table,
     left_out_table,
     match_table,
@@ -34,7 +34,6 @@ from kappaplace.reports.score_tables import (
     retrieval_table,
     score_table,
 )
-from kappaplace.reports.tables import PaperRow, Table, paper_table
 
 if TYPE_CHECKING:
     from kappaplace.evaluation import EvaluationResult, ScoreColumns, SetResult
@@ -107,7 +106,7 @@ def _verdict(files: Artifacts, group: Group, result: EvaluationResult) -> list[s
     if several:  # a single dataset has them in its own chapter
         figures += [groups.reliability(files, group), groups.histograms(files, group)]
     figures.append(groups.ece_sensitivity(files, group))
-    return [*pieces, html.paragraph(how_to_read.SCORES, small=True), html.grid(figures)]
+    return [*pieces, html.paragraph(CAPTIONS["scores"], small=True), html.grid(figures)]
 
 
 def _missing(files: Artifacts, result: EvaluationResult, pooled: Group | None) -> list[str]:
@@ -186,7 +185,7 @@ def _kappa(files: Artifacts, part: SetResult, group: Group) -> str:
         return ""
     figure = kappa_histogram_figure(part.query_kappa, part.reference_kappa, group.success)
     alternative = f"Histograms of κ of queries and references, {part.name}"
-    return files.figure(f"kappa-{part.name}", figure, alternative, how_to_read.KAPPA)
+    return files.figure(f"kappa-{part.name}", figure, alternative, CAPTIONS["kappa"])
 
 
 def _map(files: Artifacts, part: SetResult, score: ScoreColumns, group: Group) -> str:
@@ -197,7 +196,7 @@ def _map(files: Artifacts, part: SetResult, score: ScoreColumns, group: Group) -
     if not placed.any():
         return ""
     figure = map_figure(ground, part.query_positions[placed], score.query[placed], group.success[placed])
-    caption = how_to_read.MAP.format(score=score.label) + thinning(len(ground), int(placed.sum()))
+    caption = CAPTIONS["map"].format(score=score.label) + thinning(len(ground), int(placed.sum()))
     alternative = f"Map of references and queries colored by uncertainty, {part.name}"
     return files.figure(f"map-{part.name}", figure, alternative, caption)
 
@@ -207,15 +206,15 @@ def _galleries(files: Artifacts, part: SetResult, score: ScoreColumns, group: Gr
         return [html.paragraph("No gallery: the evaluation has no image files.", small=True)]
     failures = worst_failures(score.query, group.success)
     pieces = [html.heading(f"Queries of high, middle and low confidence ({score.label})", level=3)]
-    queries, caption = confident_queries(score.query), how_to_read.GALLERY
+    queries, caption = confident_queries(score.query), CAPTIONS["gallery"]
     if has_confidence(score):
-        caption += how_to_read.CONFIDENCE
+        caption += " " + CAPTIONS["confidence"]
     pieces += _gallery(files, part, score, f"gallery-{part.name}", queries, caption)
     pieces.append(html.heading(f"Incorrect matches of high confidence ({score.label})", level=3))
     if not failures:
         return [*pieces, html.paragraph("Every top match is correct.", small=True)]
     queries = [(f"Failure {number}", query) for number, query in enumerate(failures, 1)]
-    return [*pieces, *_gallery(files, part, score, f"failures-{part.name}", queries, how_to_read.FAILURES)]
+    return [*pieces, *_gallery(files, part, score, f"failures-{part.name}", queries, CAPTIONS["failures"])]
 
 
 def _gallery(
@@ -259,7 +258,7 @@ def comparison_pieces(files: Artifacts, results: Sequence[EvaluationResult]) -> 
         first = next(iter(group.values()))
         pieces.append(files.table(f"comparison-{first.name}", comparison_table(group, first.title)))
         figures.append(_curves(files, group))
-    note = html.paragraph(how_to_read.COMPARISON_TABLE, small=True)
+    note = html.paragraph(CAPTIONS["comparison_table"], small=True)
     return [*pieces, note, html.grid([figure for figure in figures if figure])]
 
 
@@ -286,25 +285,5 @@ def _curves(files: Artifacts, groups: Mapping[str, Group]) -> str:
     if not curves:
         return ""
     alternative = f"Risk over coverage of {', '.join(groups)} for each score, {first.title}"
-    caption = f"{first.title}. {how_to_read.COMPARISON}"
+    caption = f"{first.title}. {CAPTIONS['comparison']}"
     return files.figure(f"comparison-{first.name}", comparison_figure(curves), alternative, caption)
-
-
-def write_paper_report(rows: Sequence[PaperRow], folder: str | Path) -> Path:
-    """Write report.html with one table per table of the paper, and the same tables as LaTeX.
-
-    Args:
-        rows: One row per published number, see `paper_table`.
-        folder: Output folder.
-
-    Returns:
-        Path of ``report.html``.
-    """
-    files = Artifacts(folder)
-    measured = sum(isinstance(row["ours"], float) and math.isfinite(row["ours"]) for row in rows)
-    sections = []
-    for name in dict.fromkeys(str(row["table"]) for row in rows):
-        table = paper_table([row for row in rows if row["table"] == name])
-        sections += [html.heading(name), files.table(f"paper {name}", table)]
-    lead = f"{measured} of {len(rows)} published numbers could be measured with these data and models."
-    return files.page(html.page("Published and measured numbers", lead, sections))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 # Okabe-Ito: color-blind readers can distinguish them.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 RIGHT, WRONG, QUERY = "#1a9850", "#d73027", "#4d4d4d"
 Floats: TypeAlias = "NDArray[np.floating[Any]]"
 PLOT_STYLE: Any = {
@@ -89,8 +89,8 @@ def plain(text: str) -> str:
 
 def line_style(position: int) -> dict[str, str]:
     """Return color and dashes of the n-th line; 24 lines can be distinguished."""
-    dashes = _DASHES[position // len(COLOURS) % len(_DASHES)]
-    return {"color": COLOURS[position % len(COLOURS)], "linestyle": dashes}
+    dashes = _DASHES[position // len(COLORS) % len(_DASHES)]
+    return {"color": COLORS[position % len(COLORS)], "linestyle": dashes}
 
 
 @styled
@@ -117,7 +117,7 @@ def reliability_figure(
         fractions = curve.counts / curve.counts.sum()
         axis.bar(bins, fractions, color="#bbbbbb", width=0.9, label="fraction of queries")
         axis.plot(bins, curve.expected, "--", color="#666666", label="expected")
-        for (k, each), color, marker in zip(by_k.items(), COLOURS, "os^", strict=False):
+        for (k, each), color, marker in zip(by_k.items(), COLORS, "os^", strict=False):
             # Empty bins are NaN and interrupt the line: nothing was observed there.
             axis.plot(bins, each.observed, f"{marker}-", ms=4, color=color, label=f"R@{k}")
         errors = ", ".join(f"{each.error:.3f}" for each in by_k.values())
@@ -166,7 +166,7 @@ def kappa_figure(
     """
     figure = new_figure(9.0, 3.3)
     left, right = figure.subplots(1, 2)
-    for color, (condition, (levels, mean, error)) in zip(COLOURS, curves.items(), strict=False):
+    for color, (condition, (levels, mean, error)) in zip(COLORS, curves.items(), strict=False):
         left.errorbar(levels, mean, error, marker="o", ms=3, color=color, label=condition)
     left.set(xlabel="level of degradation", ylabel="mean κ", title="κ of the same views, degraded")
     left.set_ylim(bottom=0)
@@ -240,7 +240,7 @@ def ece_bars_figure(errors: Mapping[str, Mapping[int, float]], ks: Sequence[int]
     for position, k in enumerate(ks):
         values = [score[k] for score in errors.values()]
         offsets = rows + (position - (len(ks) - 1) / 2) * thickness
-        bars = axis.barh(offsets, values, thickness, color=COLOURS[position], label=f"ECE@{k}")
+        bars = axis.barh(offsets, values, thickness, color=COLORS[position], label=f"ECE@{k}")
         axis.bar_label(bars, fmt="%.3f", fontsize=6.5, padding=2)
     axis.set_yticks(rows, [plain(label) for label in errors])
     axis.set_ylim(len(errors) - 0.5, -0.5)  # the first score on top
@@ -259,11 +259,11 @@ def ece_sensitivity_figure(surfaces: Mapping[str, EceSurface]) -> Figure:
     for axis, (label, surface) in zip(axes, surfaces.items(), strict=True):
         usual = int(np.argmin(np.abs(surface.clamp - PROTOCOL[1])))
         low, high = surface.plain.min(axis=0), surface.plain.max(axis=0)
-        axis.fill_between(surface.bins, low, high, color=COLOURS[0], alpha=0.18, linewidth=0)
-        axis.plot(surface.bins, surface.plain[usual], color=COLOURS[0], label="1% clamped")
+        axis.fill_between(surface.bins, low, high, color=COLORS[0], alpha=0.18, linewidth=0)
+        axis.plot(surface.bins, surface.plain[usual], color=COLORS[0], label="1% clamped")
         # Zoom is for scores without a clamp: a clamp fills the last bin, so zoom would change nothing.
         untouched = int(np.argmin(surface.clamp))
-        axis.plot(surface.bins, surface.zoomed[untouched], "--", color=COLOURS[1], label="zoom, no clamp")
+        axis.plot(surface.bins, surface.zoomed[untouched], "--", color=COLORS[1], label="zoom, no clamp")
         bin_ = int(np.argmin(np.abs(surface.bins - PROTOCOL[0])))
         protocol = surface.plain[usual, bin_]
         axis.plot(surface.bins[bin_], protocol, "o", color="black", ms=4, label="the paper's choice")
@@ -322,7 +322,7 @@ def kappa_histogram_figure(
     """
     parts: list[tuple[NDArray[np.float64], str, str, str]] = []
     if references is not None:
-        parts.append((references, COLOURS[0], f"references ({len(references):,})", ":"))
+        parts.append((references, COLORS[0], f"references ({len(references):,})", ":"))
     if success is None:
         parts.append((queries, QUERY, f"queries ({len(queries):,})", "-"))
     else:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from kappaplace.metrics import (
     BOTH_TAILS,
+    ECE_NOTE,
     UPPER_TAIL,
     AcceptanceCurve,
     EceSurface,
@@ -29,8 +30,6 @@ from kappaplace.metrics import (
     score_summary,
     success_at,
 )
-from kappaplace.reports import how_to_read
-from kappaplace.reports.artifacts import Artifacts
 from kappaplace.reports.figures import (
     ece_bars_figure,
     ece_sensitivity_figure,
@@ -38,6 +37,7 @@ from kappaplace.reports.figures import (
     risk_coverage_figure,
     score_histogram_figure,
 )
+from kappaplace.reports.html import CAPTIONS, Artifacts
 
 if TYPE_CHECKING:
     from kappaplace.evaluation import EvaluationResult, SetResult
@@ -205,7 +205,7 @@ def risk_coverage(files: Artifacts, group: Group) -> str:
     curves = {column.label: group.risk_coverage(name) for name, column in group.scores.items()}
     alternative = f"Risk over coverage of {', '.join(curves)}, {group.title}"
     figure = risk_coverage_figure(curves)
-    return files.figure(f"risk-coverage-{group.name}", figure, alternative, how_to_read.RISK)
+    return files.figure(f"risk-coverage-{group.name}", figure, alternative, CAPTIONS["risk"])
 
 
 def reliability(files: Artifacts, group: Group) -> str:
@@ -216,7 +216,7 @@ def reliability(files: Artifacts, group: Group) -> str:
     }
     figure = reliability_figure(curves, columns=min(2, len(curves)))
     alternative = f"Reliability curves of {', '.join(curves)}, {group.title}"
-    return files.figure(f"reliability-{group.name}", figure, alternative, how_to_read.RELIABILITY)
+    return files.figure(f"reliability-{group.name}", figure, alternative, CAPTIONS["reliability"])
 
 
 def histograms(files: Artifacts, group: Group) -> str:
@@ -224,7 +224,7 @@ def histograms(files: Artifacts, group: Group) -> str:
     scores = {column.label: column.query for column in group.scores.values()}
     figure = score_histogram_figure(scores, group.success)
     alternative = f"Histograms of {', '.join(scores)} for correct and incorrect matches, {group.title}"
-    return files.figure(f"histograms-{group.name}", figure, alternative, how_to_read.HISTOGRAMS)
+    return files.figure(f"histograms-{group.name}", figure, alternative, CAPTIONS["histograms"])
 
 
 def ece_bars(files: Artifacts, group: Group) -> str:
@@ -234,7 +234,9 @@ def ece_bars(files: Artifacts, group: Group) -> str:
         for name, column in group.scores.items()
     }
     alternative = f"Bars of ECE at several K for {', '.join(errors)}, {group.title}"
-    return files.figure("ece-bars", ece_bars_figure(errors, group.ks), alternative, how_to_read.BARS)
+    return files.figure(
+        "ece-bars", ece_bars_figure(errors, group.ks), alternative, f"{CAPTIONS['bars']} {ECE_NOTE}"
+    )
 
 
 def ece_sensitivity(files: Artifacts, group: Group) -> str:
@@ -242,4 +244,4 @@ def ece_sensitivity(files: Artifacts, group: Group) -> str:
     surfaces = {column.label: group.surface(name) for name, column in group.scores.items()}
     alternative = f"ECE@1 over the number of bins, with and without zoom, for {', '.join(surfaces)}"
     figure = ece_sensitivity_figure(surfaces)
-    return files.figure("ece-sensitivity", figure, alternative, how_to_read.SENSITIVITY)
+    return files.figure("ece-sensitivity", figure, alternative, CAPTIONS["sensitivity"])

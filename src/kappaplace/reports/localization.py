@@ -12,7 +12,7 @@ import numpy as np
 from kappaplace.data import thumbnail
 from kappaplace.files import write_file
 from kappaplace.maps import Localization, MapStore, Match
-from kappaplace.reports.figures import COLOURS, RIGHT, WIDTH, new_figure, styled
+from kappaplace.reports.figures import COLORS, RIGHT, WIDTH, new_figure, styled
 from kappaplace.reports.html import card, heading, page, paragraph, picture, png_of, table
 
 if TYPE_CHECKING:
@@ -139,11 +139,11 @@ def map_figure(store: MapStore, answers: Sequence[Localization], *, matches: boo
         points = np.array([[m.x, m.y] for m in answer.matches if np.isfinite(m.x)]).reshape(-1, 2) - origin
         if matches and len(points):
             sizes = np.linspace(60, 12, len(points))
-            axis.scatter(points[:, 0], points[:, 1], s=sizes, color=COLOURS[0], linewidths=0, alpha=0.8)
+            axis.scatter(points[:, 0], points[:, 1], s=sizes, color=COLORS[0], linewidths=0, alpha=0.8)
         if answer.pose is not None:
             x, y = answer.pose.x - origin[0], answer.pose.y - origin[1]
             accepted, rejected = answer.decision == "accept", answer.decision == "reject"
-            color = RIGHT if accepted else COLOURS[1]
+            color = RIGHT if accepted else COLORS[1]
             axis.scatter([x], [y], s=90, marker="x" if rejected else "*", color=color, zorder=3)
     axis.set_aspect("equal", adjustable="datalim")
     axis.set(xlabel=f"meters east of {origin[0]:,.0f}", ylabel=f"meters north of {origin[1]:,.0f}")

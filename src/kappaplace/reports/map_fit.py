@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
@@ -11,8 +11,8 @@ import numpy as np
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import make_folder, write_file
-from kappaplace.maps import LEVELS, read_record
-from kappaplace.reports.figures import COLOURS, new_figure, styled
+from kappaplace.maps import LEVELS, FitRecord, KappaCheck, read_record
+from kappaplace.reports.figures import COLORS, new_figure, styled
 from kappaplace.reports.html import card, heading, page, paragraph, picture, png_of, table
 from kappaplace.reports.localization import picture_data
 
@@ -31,33 +31,16 @@ class FitFacts:
     """Content of the page without the example images."""
 
     name: str
-    references: int
-    images: int
-    views: int
-    seconds: float
-    losses: Sequence[float]
-    """Loss of each epoch."""
-    test_images: int
-    """Number of held-out images."""
-    levels: Sequence[float]
-    clean: Sequence[float]
-    """Quartiles of κ of the original images."""
-    kinds: Mapping[str, Sequence[Sequence[float]]]
-    """Quartiles of κ for each kind of degradation, at each level."""
-    closeness: Mapping[str, Sequence[float]]
-    """Mean cosine to the original descriptor for each kind of degradation, at each level."""
-    by_kind: Mapping[str, float]
-    """Rank correlation of κ and level for each kind of degradation."""
-    with_level: float
-    """Rank correlation of κ and level."""
-    with_cosine: float
-    """Rank correlation of κ and the cosine to the original descriptor."""
-    before: float | None = None
-    """Rank correlation of the previous κ and level; None if the model had no κ."""
+    record: FitRecord
     reliability: Sequence[Sequence[float]] | None = None
     """Mean probability, fraction of correct answers and count of each bin; None without a calibration."""
     calibrated: Sequence[str] = ()
     """Notes of the calibration."""
+
+    @property
+    def check(self) -> KappaCheck:
+        """Evaluation of the fitted κ on held-out images."""
+        return self.record.learnt
 
 
 @dataclass(frozen=True)
@@ -77,7 +60,8 @@ def summary_figure(facts: FitFacts) -> Figure:
     (kappa, close), (loss, promise) = figure.subplots(2, 2)
     _kappa(kappa, facts)
     _closeness(close, facts)
-    loss.plot(range(1, len(facts.losses) + 1), facts.losses, "o-", ms=3, color=COLOURS[0])
+    losses = [float(row["loss"]) for row in facts.record.epochs if "loss" in row]
+    loss.plot(range(1, len(losses) + 1), losses, "o-", ms=3, color=COLORS[0])
     loss.set(title="training", xlabel="epoch", ylabel="negative log-likelihood")
     loss.locator_params(axis="x", integer=True)
     _reliability(promise, facts)
@@ -87,18 +71,18 @@ def summary_figure(facts: FitFacts) -> Figure:
 
 
 def _kappa(axis: Axes, facts: FitFacts) -> None:
-    levels = [0.0, *facts.levels]
-    for number, (kind, rows) in enumerate(facts.kinds.items()):
-        middle = [facts.clean[1], *(row[1] for row in rows)]
+    levels = [0.0, *LEVELS]
+    for number, (kind, rows) in enumerate(facts.check.kinds.items()):
+        middle = [facts.check.clean[1], *(row[1] for row in rows)]
         axis.plot(levels, middle, label=kind, marker=_marker(number), color=_color(number), ms=4)
-    axis.axhspan(facts.clean[0], facts.clean[2], color="#999999", alpha=0.18, linewidth=0)
+    axis.axhspan(facts.check.clean[0], facts.check.clean[2], color="#999999", alpha=0.18, linewidth=0)
     axis.set(title="κ of held-out images", xlabel="level of degradation", ylabel="median κ")
     axis.set_ylim(bottom=0)
 
 
 def _closeness(axis: Axes, facts: FitFacts) -> None:
-    levels = [0.0, *facts.levels]
-    for number, cosines in enumerate(facts.closeness.values()):
+    levels = [0.0, *LEVELS]
+    for number, cosines in enumerate(facts.check.closeness.values()):
         axis.plot(levels, [1.0, *cosines], marker=_marker(number), color=_color(number), ms=4)
     axis.set(title="descriptors of held-out images", xlabel="level of degradation")
     axis.set(ylabel="cosine to the original", ylim=(min(0.0, axis.get_ylim()[0]), 1.02))
@@ -113,8 +97,8 @@ def _reliability(axis: Axes, facts: FitFacts) -> None:
         return
     probability, correct, counts = facts.reliability
     sizes = [12 + 130 * count / max(max(counts), 1) for count in counts]
-    axis.plot(probability, correct, "-", color=COLOURS[0], linewidth=1)
-    axis.scatter(probability, correct, s=sizes, color=COLOURS[0], linewidths=0, alpha=0.8)
+    axis.plot(probability, correct, "-", color=COLORS[0], linewidth=1)
+    axis.scatter(probability, correct, s=sizes, color=COLORS[0], linewidths=0, alpha=0.8)
 
 
 def _marker(number: int) -> str:
@@ -122,7 +106,7 @@ def _marker(number: int) -> str:
 
 
 def _color(number: int) -> str:
-    return (*COLOURS, "#000000")[number % (len(COLOURS) + 1)]
+    return (*COLORS, "#000000")[number % (len(COLORS) + 1)]
 
 
 def fit_page(facts: FitFacts, highest: Sequence[Example], lowest: Sequence[Example]) -> str:
@@ -137,14 +121,14 @@ def fit_page(facts: FitFacts, highest: Sequence[Example], lowest: Sequence[Examp
     sections.append(
         picture(png_of(summary_figure(facts)), "κ against degradation, loss, probabilities", caption)
     )
-    header = ["degradation", "rank correlation", *(f"κ at {level:g}" for level in (0, *facts.levels))]
+    header = ["degradation", "rank correlation", *(f"κ at {level:g}" for level in (0, *LEVELS))]
     rows = [
         [
             kind,
-            _signed(facts.by_kind[kind]),
-            *(_number(v) for v in (facts.clean[1], *(r[1] for r in values))),
+            _signed(facts.check.by_kind[kind]),
+            *(_number(v) for v in (facts.check.clean[1], *(r[1] for r in values))),
         ]
-        for kind, values in facts.kinds.items()
+        for kind, values in facts.check.kinds.items()
     ]
     sections += [heading("κ for each kind of degradation"), table(header, rows)]
     sections.append(
@@ -162,9 +146,10 @@ def fit_page(facts: FitFacts, highest: Sequence[Example], lowest: Sequence[Examp
     if facts.calibrated:
         sections.append(heading("Self-calibration"))
         sections += [paragraph(line) for line in facts.calibrated]
+    record = facts.record
     lead = (
-        f"{facts.images:,} of {facts.references:,} images, {facts.views} degraded views per image, "
-        f"{facts.seconds:,.0f} s, no labels"
+        f"{record.images:,} of {record.references:,} images, {record.views} degraded views per image, "
+        f"{record.seconds:,.0f} s, no labels"
     )
     return page(f"κ fitted to the map: {facts.name}".rstrip(": "), lead, sections)
 
@@ -172,13 +157,13 @@ def fit_page(facts: FitFacts, highest: Sequence[Example], lowest: Sequence[Examp
 def verdict(facts: FitFacts) -> list[str]:
     """Return whether the fit worked, as text."""
     lines = [
-        f"On {facts.test_images} held-out images, the rank correlation of κ with the level of degradation is "
-        f"{_signed(facts.with_level)} (−1 is best), and with the cosine to the original descriptor "
-        f"{_signed(facts.with_cosine)} (+1 is best)."
+        f"On {facts.check.images} held-out images, the rank correlation of κ with the level of degradation "
+        f"is {_signed(facts.check.with_level)} (−1 is best), and with the cosine to the original descriptor "
+        f"{_signed(facts.check.with_cosine)} (+1 is best)."
     ]
-    if facts.before is not None:
-        change = "better than" if facts.with_level < facts.before else "not better than"
-        lines.append(f"This is {change} the previous κ of the model ({_signed(facts.before)}).")
+    if facts.check.before is not None:
+        change = "better than" if facts.check.with_level < facts.check.before else "not better than"
+        lines.append(f"This is {change} the previous κ of the model ({_signed(facts.check.before)}).")
     return lines
 
 
@@ -246,29 +231,11 @@ def fit_facts(place_map: PlaceMap) -> FitFacts:
             f"κ was not fitted for the map {place_map.folder}. Run `kappaplace map fit` first."
         )
     calibration, stored = place_map.calibration, place_map.manifest.calibration
-    check = record.learnt
     notes = [] if stored is None else [f"Calibrated on {stored['origin']}."]
     if calibration is not None and calibration.rule is not None:
         notes += calibration.rule.promise()
-    return FitFacts(
-        name=place_map.manifest.name,
-        references=record.references,
-        images=record.images,
-        views=record.views,
-        seconds=record.seconds,
-        losses=[float(row["loss"]) for row in record.epochs if "loss" in row],
-        test_images=check.images,
-        levels=LEVELS,
-        clean=check.clean,
-        kinds=check.kinds,
-        closeness=check.closeness,
-        by_kind=check.by_kind,
-        with_level=check.with_level,
-        with_cosine=check.with_cosine,
-        before=check.before,
-        reliability=None if stored is None else stored.get("reliability"),
-        calibrated=notes,
-    )
+    reliability = None if stored is None else stored.get("reliability")
+    return FitFacts(place_map.manifest.name, record, reliability, notes)
 
 
 def _example(place_map: PlaceMap, reference: int) -> Example:

@@ -83,13 +83,13 @@ class Codebook:
         """Return the codes of descriptors: the nearest center (by weighted error) per byte, and the gain."""
         codes = np.empty((len(descriptors), self.width), np.uint8)
         scale = np.float32(1) if self.weights is None else np.sqrt(self.weights)
-        centers = _pieces(self.values * scale, self.sizes)
-        with _piece_by_piece() as pool:
+        centers = split_columns(self.values * scale, self.sizes)
+        with piece_by_piece() as pool:
             for start in range(0, len(codes), STEP):
                 block = np.asarray(descriptors[start : start + STEP], np.float32)
                 rotated, part = self.turn(block), codes[start : start + STEP]
-                pieces = _pieces(rotated * scale, self.sizes)
-                for column, nearest in enumerate(pool.map(_nearest, pieces, centers)):
+                pieces = split_columns(rotated * scale, self.sizes)
+                for column, nearest in enumerate(pool.map(nearest_center, pieces, centers)):
                     part[:, column] = nearest
                 if self.weights is not None:
                     length = np.einsum("nd,nd->n", block, block)
@@ -256,14 +256,14 @@ def learn_codebook(descriptors: Column, *, rounds: int = ROUNDS) -> Codebook:
     weight = np.maximum(energy, WEAKEST * energy.mean()) ** POWER
     # Unlike in PCA, nothing is centered, to preserve inner products. Codes represent the variance.
     spread = weight * np.maximum((sample @ directions.astype(np.float32)).var(axis=0), 1e-9 * energy.max())
-    groups = sorted(_groups(spread, min(CODE_BYTES - 1, sample.shape[1])), key=len)
+    groups = sorted(byte_groups(spread, min(CODE_BYTES - 1, sample.shape[1])), key=len)
     order = np.concatenate([np.array(group) for group in groups])
     rotation, weights = directions[:, order].astype(np.float32), weight[order].astype(np.float32)
     sizes, rotated = tuple(map(len, groups)), sample @ rotation
     start = rng.choice(len(sample), VALUES, replace=False)
-    with _piece_by_piece() as pool:
-        pieces = _pieces(rotated * np.sqrt(weights), sizes)
-        centers = list(pool.map(lambda piece: _k_means(piece, piece[start], rounds), pieces))
+    with piece_by_piece() as pool:
+        pieces = split_columns(rotated * np.sqrt(weights), sizes)
+        centers = list(pool.map(lambda piece: k_means(piece, piece[start], rounds), pieces))
     values = np.concatenate(centers, axis=1) / np.sqrt(weights)
     book = Codebook(rotation, values, sizes, weights)
     length = np.einsum("nd,nd->n", sample, sample)
@@ -273,7 +273,7 @@ def learn_codebook(descriptors: Column, *, rounds: int = ROUNDS) -> Codebook:
     return Codebook(rotation, values, sizes, weights, (lowest, highest))
 
 
-def _groups(spread: NDArray[np.floating], bytes_: int) -> list[list[int]]:
+def byte_groups(spread: NDArray[np.floating], bytes_: int) -> list[list[int]]:
     """Return the directions of each byte, so that all bytes represent the same amount of information.
 
     A direction gets half a bit for every factor of two by which its weighted variance exceeds a level, from 0
@@ -319,7 +319,7 @@ def _cut(dim: int) -> tuple[int, int]:
 
 
 @contextmanager
-def _piece_by_piece() -> Iterator[ThreadPoolExecutor]:
+def piece_by_piece() -> Iterator[ThreadPoolExecutor]:
     """Provide threads that process whole pieces.
 
     Torch's own threads would split products this small and wait for each other: two threads are three times
@@ -334,12 +334,12 @@ def _piece_by_piece() -> Iterator[ThreadPoolExecutor]:
         torch.set_num_threads(before)
 
 
-def _pieces(rotated: NDArray[np.float32], sizes: Sequence[int]) -> list[NDArray[np.float32]]:
+def split_columns(rotated: NDArray[np.float32], sizes: Sequence[int]) -> list[NDArray[np.float32]]:
     """Split the columns into pieces of these sizes."""
     return [np.ascontiguousarray(piece) for piece in np.split(rotated, np.cumsum(sizes)[:-1], axis=1)]
 
 
-def _nearest(points: NDArray[np.float32], centers: NDArray[np.float32]) -> NDArray[np.int64]:
+def nearest_center(points: NDArray[np.float32], centers: NDArray[np.float32]) -> NDArray[np.int64]:
     """Return the nearest center of each point: the lowest ‖c‖²/2 − p·c, as one product of (p, 1)."""
     half = 0.5 * np.einsum("nd,nd->n", centers, centers)
     weights = torch.from_numpy(np.concatenate([-centers, half[:, None]], 1).T.copy())
@@ -353,10 +353,10 @@ def _nearest(points: NDArray[np.float32], centers: NDArray[np.float32]) -> NDArr
     return nearest
 
 
-def _k_means(points: NDArray[np.float32], centers: NDArray[np.float32], rounds: int) -> NDArray[np.float32]:
+def k_means(points: NDArray[np.float32], centers: NDArray[np.float32], rounds: int) -> NDArray[np.float32]:
     """Run Lloyd's algorithm; a center that loses all its points does not move."""
     for _ in range(rounds):
-        nearest = _nearest(points, centers)
+        nearest = nearest_center(points, centers)
         count = np.bincount(nearest, minlength=len(centers))[:, None]
         total = np.stack([np.bincount(nearest, column, len(centers)) for column in points.T], 1)
         centers = np.where(count > 0, total / np.maximum(count, 1), centers).astype(np.float32)

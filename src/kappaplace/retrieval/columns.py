@@ -150,7 +150,7 @@ class Columns:
         dims = {_dim(segment, turned) for segment in self.segments} or {cast(int, dim)}
         if len(dims) > 1:
             numbers = " and ".join(map(str, sorted(dims)))
-            raise KappaPlaceError(f"Descriptors of {numbers} dimensions cannot be searched together.")
+            raise KappaPlaceError(f"All descriptors must have the same dimension, got {numbers}.")
         self.starts = np.cumsum([0, *(len(_array(segment)) for segment in self.segments)]).astype(np.int64)
         self.live, self.turned, self.whole, self.checks = live, turned, True, checks
         self.shape = (int(self.starts[-1]) if live is None else len(live), dims.pop())

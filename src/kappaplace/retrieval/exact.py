@@ -90,12 +90,13 @@ def search(
 
 
 @torch.inference_mode()
-def search_matrix(similarities: NDArray[np.floating], k: int = 10) -> Matches:
+def search_matrix(similarities: NDArray[np.floating], k: int = 10, *, gaps: bool = False) -> Matches:
     """Return the k highest columns of each row of a similarity matrix, best first.
 
     Args:
         similarities: Similarities N×R; a memory map works.
         k: Number of matches per query.
+        gaps: Accept −inf, which excludes a reference for a query: it comes last.
 
     Returns:
         Columns and similarities of the matches, N×k.
@@ -110,7 +111,7 @@ def search_matrix(similarities: NDArray[np.floating], k: int = 10) -> Matches:
         return _first_top(_tensor(np.array(similarities[rows], np.float32)), k)
 
     matches = _in_steps(queries, max(1, QUERY_BLOCK * REFERENCE_BLOCK // references), k, best)
-    if not np.isfinite(matches.similarities).all():
+    if not (np.isfinite(matches.similarities) | (gaps & np.isneginf(matches.similarities))).all():
         raise KappaPlaceError("Some similarities are NaN or infinite. Check how the matrix was computed.")
     return matches
 

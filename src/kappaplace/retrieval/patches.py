@@ -8,7 +8,8 @@ tolerance. This is a geometric check without keypoints or a second network, but 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache, partial
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,16 +19,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.models.checkpoint import AnyModel
-from kappaplace.models.embedding import embed_patches
-from kappaplace.models.exported import ExportedModel
-from kappaplace.models.place_model import PlaceModel
+from kappaplace.retrieval.patch_codes import CODE_BYTES, LocalFeatures, PatchCodebook, learn_patch_codebook
 from kappaplace.retrieval.references import Floats, Queries, References
 from kappaplace.retrieval.references import PatchMaps as PatchMaps
 from kappaplace.types import Matches
 
 Pair = tuple[int, int]
 TOLERANCE = 2  # cells: objects at different distances shift by different amounts
+GAIN_IMAGES = 32
+"""Images on which exact patches are compared with their codes."""
 QUERIES = 16  # queries per step: their maps and the maps of their matches are in memory together
 CACHED_MAPS = 2000
 """Feature maps in memory, about 90 KB each; older ones are computed again from their images."""
@@ -48,21 +48,67 @@ def patch_agreement(a: Tensor, b: Tensor, tolerance: int = TOLERANCE) -> Tensor:
     >>> float(patch_agreement(same, same))
     1.0
     """
-    count, _, height, width = a.shape
-    cells = height * width
-    similarity = _cells(a) @ _cells(b).transpose(1, 2)
-    forth, back = similarity.argmax(2), similarity.argmax(1)
-    cell = torch.arange(cells, device=a.device)
+    one, other = LocalFeatures.of(a), LocalFeatures.of(b)
+    return cell_agreement(one.cells, other.cells, one.size, tolerance)
+
+
+def cell_agreement(a: Tensor, b: Tensor, size: tuple[int, int], tolerance: int = TOLERANCE) -> Tensor:
+    """Compare pairs of local features, see `patch_agreement`.
+
+    Args:
+        a: Unit vectors of the cells, B×HW×d, or 1×HW×d for one image that is compared with all others.
+        b: Unit vectors of the cells, B×HW×d.
+        size: Height and width of the grid of cells.
+        tolerance: Largest difference of shifts that agree, in cells.
+
+    Returns:
+        Fraction of cells that agree, in [0, 1], B.
+    """
+    (height, width), (count, cells, _) = size, b.shape
+    similarity = a @ b.transpose(1, 2)
+    forth, back = _argmax(similarity, 2), _argmax(similarity, 1)
+    cell = torch.arange(cells, device=b.device)
     mutual = back.gather(1, forth) == cell
     down = forth // width - cell // width + height - 1
     right = forth % width - cell % width + width - 1
     wide = 2 * width - 1
-    votes = torch.zeros(count, (2 * height - 1) * wide, device=a.device)
+    votes = torch.zeros(count, (2 * height - 1) * wide, device=b.device)
     votes.scatter_add_(1, down * wide + right, mutual.float())
     plane = votes.view(count, 1, 2 * height - 1, wide)
     side = 2 * tolerance + 1
     together = F.avg_pool2d(plane, side, stride=1, padding=tolerance) * side**2
     return together.amax((1, 2, 3)) / cells
+
+
+def _argmax(similarity: Tensor, dim: int) -> Tensor:
+    """Return the first largest entry along a dimension; NumPy is several times as fast as torch on a CPU."""
+    on_cpu = similarity.device.type == "cpu"
+    return torch.from_numpy(similarity.numpy().argmax(dim)) if on_cpu else similarity.argmax(dim)
+
+
+@torch.inference_mode()
+def learn_codes(maps: Tensor, *, code_bytes: int = CODE_BYTES) -> PatchCodebook:
+    """Fit the codebook of a map, and measure how much less its patches agree than exact ones.
+
+    Args:
+        maps: Patch maps N×C×H×W of images of the map, of different places if possible.
+        code_bytes: Largest number of bytes per image.
+
+    Returns:
+        The codebook.
+    """
+    book, some = learn_patch_codebook(maps, code_bytes=code_bytes), maps[:GAIN_IMAGES].cpu()
+    exact, decoded = LocalFeatures.of(some), book.decode(book.encode(some))
+    turned, totals = exact.within(decoded.basis).cells, np.zeros(2)
+    for distance in (1, 2):  # of an image to another one: its own code would flatter the codebook
+        other = np.roll(np.arange(len(some)), distance)
+        for start in range(0, len(some), QUERIES):
+            own, rows = slice(start, start + QUERIES), other[start : start + QUERIES]
+            totals += [
+                float(cell_agreement(exact.cells[own], exact.cells[rows], exact.size).sum()),
+                float(cell_agreement(turned[own], decoded.cells[rows], exact.size).sum()),
+            ]
+    return replace(book, gain=float(totals[0] / max(totals[1], 1e-6)))
 
 
 def compare(queries: Queries, references: References, indices: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -76,27 +122,37 @@ def compare(queries: Queries, references: References, indices: NDArray[np.int64]
     Returns:
         Fraction of cells that agree, N×K.
     """
+    agreement = np.empty(indices.shape)
+    rows, local = np.empty(0, np.int64), list[LocalFeatures]()
+    for start in range(0, len(indices), QUERIES):
+        block = indices[start : start + QUERIES]
+        # Neighboring queries share matches, so the features of the last block are reused.
+        again = np.isin(rows, block)
+        new = block[0] if len(block) == 1 else np.setdiff1d(block, rows[again])
+        local = [features.take(np.flatnonzero(again)) for features in local if again.any()]
+        local += [references.local(new)] if len(new) else []
+        rows, local = np.concatenate([rows[again], new]), [LocalFeatures.join(local)]
+        maps = _query_maps(queries, slice(start, start + len(block)))
+        own = LocalFeatures.of(maps.to(local[0].cells.device)).within(local[0].basis)
+        order = np.argsort(rows)
+        places = order[np.searchsorted(rows, block, sorter=order)]
+        for row, place in enumerate(places):
+            others = local[0].take(place)
+            values = cell_agreement(own.cells[row : row + 1], others.cells, others.size)
+            agreement[start + row] = others.scaled(values).double().cpu().numpy()
+    return agreement
+
+
+def _query_maps(queries: Queries, rows: slice) -> Tensor:
+    """Return the feature maps of some queries, from the pass that computed their descriptors if possible."""
+    if queries.embeddings is not None and queries.embeddings.patches is not None:
+        return torch.from_numpy(queries.embeddings.patches[rows])
     if queries.images is None or queries.patch_maps is None:
         raise KappaPlaceError(
             "Patch matching needs the query images and a model that provides patch maps. Pass images instead "
             "of embeddings."
         )
-    agreement = np.empty(indices.shape)
-    cache: dict[int, Tensor] = {}
-    for start in range(0, len(indices), QUERIES):
-        block = indices[start : start + QUERIES]
-        rows, place = np.unique(block, return_inverse=True)
-        # Neighboring queries share matches, so the maps of the last block are reused.
-        missing = [row for row in rows.tolist() if row not in cache]
-        own = queries.patch_maps([queries.images[start + i] for i in range(len(block))])
-        if missing:
-            local = references.local(np.array(missing, np.int64))
-            cache |= dict(zip(missing, local, strict=True))
-        cache = {row: cache[row] for row in rows.tolist()}
-        maps = torch.stack(list(cache.values()))[torch.from_numpy(place.reshape(block.shape))]
-        columns = [patch_agreement(own, maps[:, rank]) for rank in range(block.shape[1])]
-        agreement[start : start + QUERIES] = torch.stack(columns, 1).double().cpu().numpy()
-    return agreement
+    return queries.patch_maps(queries.images[rows])
 
 
 def rerank(
@@ -114,7 +170,11 @@ def rerank(
         The sorted matches, and the agreement of the first ones, N×count.
     """
     count = min(count, matches.indices.shape[1])
-    agreement = compare(queries, references, matches.indices[:, :count])
+    return by_agreement(matches, compare(queries, references, matches.indices[:, :count]))
+
+
+def by_agreement(matches: Matches, agreement: Floats) -> tuple[Matches, Floats]:
+    """Sort the first matches by an agreement N×count, ties in their order; return both sorted."""
     order = np.argsort(-agreement, axis=1, kind="stable")
     return reordered(matches, order), np.take_along_axis(agreement, order, 1)
 
@@ -126,19 +186,6 @@ def reordered(matches: Matches, order: NDArray[np.int64]) -> Matches:
     indices[:, :count] = np.take_along_axis(indices[:, :count], order, 1)
     similarities[:, :count] = np.take_along_axis(similarities[:, :count], order, 1)
     return Matches(indices, similarities)
-
-
-def _cells(maps: Tensor) -> Tensor:
-    """Return the difference of each cell from the mean of its image, as unit vectors B×HW×C."""
-    flat = maps.flatten(2).transpose(1, 2).float()
-    return F.normalize(flat - flat.mean(1, keepdim=True), dim=2)
-
-
-def patch_maps_of(model: AnyModel) -> PatchMaps | None:
-    """Return a function from images to feature maps; None if the model does not provide them."""
-    if isinstance(model, ExportedModel) or (isinstance(model, PlaceModel) and model.shows_patches):
-        return partial(embed_patches, model, model.preprocessing)
-    return None
 
 
 class CellCheck:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kappaplace.data.images import Source
+    from kappaplace.retrieval.patch_codes import LocalFeatures
 
 PatchMaps: TypeAlias = "Callable[[Sequence[Source]], Tensor]"
 """Feature maps N×C×H×W of images."""
@@ -130,15 +131,15 @@ class References(Protocol):
             One image per row.
         """
 
-    def local(self, rows: Rows, kind: str = "patches") -> Tensor:
+    def local(self, rows: Rows, kind: str = "patches") -> LocalFeatures:
         """Return local features of references, stored or computed from their images.
 
         Args:
             rows: Row numbers of the references.
-            kind: Kind of features; "patches" are feature maps.
+            kind: Kind of features; "patches" are the cells of feature maps.
 
         Returns:
-            Feature maps, N×C×H×W.
+            The features, always in the same basis.
         """
 
 
@@ -151,7 +152,8 @@ class Queries:
     images: Sequence[Source] | None = None
     """Paths of the N queries, or other sources that `kappaplace.data.images.decode` reads."""
     patch_maps: PatchMaps | None = None
-    """Function that returns the feature maps of images, of the same model as the descriptors."""
+    """Function that returns the feature maps of images, of the same model as the descriptors; used unless
+    the embeddings contain them."""
     similarities: NDArray[np.floating] | None = None
     """N×R cosines to all references, instead of descriptors; a memory map works."""
 
@@ -266,10 +268,12 @@ class ArrayReferences(References):
             raise KappaPlaceError(NO_IMAGES)
         return [self.paths[row] for row in rows.tolist()]
 
-    def local(self, rows: Rows, kind: str = "patches") -> Tensor:
+    def local(self, rows: Rows, kind: str = "patches") -> LocalFeatures:
         if self.patch_maps is None:
             raise KappaPlaceError(NO_PATCHES)
-        return self.patch_maps(self.images(rows))
+        from kappaplace.retrieval.patch_codes import LocalFeatures
+
+        return LocalFeatures.of(self.patch_maps(self.images(rows)))
 
     def _descriptors(self) -> NDArray[np.floating]:
         if self.descriptors is None:
@@ -329,12 +333,11 @@ class LeaveOut(References):
         return len(self.whole)
 
     def search(self, queries: NDArray[np.floating], k: int, area: Circle | None = None) -> Matches:
-        order = np.argsort(-queries, axis=1, kind="stable")[:, :k].astype(np.int64)
-        return Matches(order, np.take_along_axis(queries, order, axis=1).astype(np.float32))
+        return search_matrix(queries, k, gaps=True)
 
     def outside(self, queries: NDArray[np.floating], top: Rows, area: Circle | None = None) -> Floats:
-        far = ~np.asarray(self.near(top[:, None], np.arange(len(self))[None, :]))
-        return np.where(far, queries, -np.inf).max(axis=1).astype(np.float64)
+        rows = np.arange(len(queries))
+        return best_outside(of_matrix(queries), rows, top, len(self), self.near).astype(np.float64)
 
     def aliases(self, rows: Rows) -> Floats:
         """Return the best similarity to another place among the references of each query; a row per query."""
@@ -358,5 +361,5 @@ class LeaveOut(References):
     def images(self, rows: Rows) -> Sequence[Source]:
         return self.whole.images(rows)
 
-    def local(self, rows: Rows, kind: str = "patches") -> Tensor:
+    def local(self, rows: Rows, kind: str = "patches") -> LocalFeatures:
         return self.whole.local(rows, kind)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kappaplace._lazy import lazy_exports
+from kappaplace._names import lazy_exports
 
 if TYPE_CHECKING:
     from kappaplace.serve.app import create_app as create_app

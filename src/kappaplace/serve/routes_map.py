@@ -236,7 +236,7 @@ def _thumbnail(store: MapStore, number: int) -> bytes | None:
     stored = store.thumbnail(number)
     if stored is not None:
         return stored
-    image = make_thumbnail(store.image_path(number))
+    image = make_thumbnail(store.original(number))
     return None if image is None else image.jpeg
 
 

@@ -21,18 +21,20 @@ from PIL import Image
 from kappaplace.calibration import Calibration
 from kappaplace.data import PlaceImages, Preprocessing
 from kappaplace.errors import KappaPlaceError, MapLocked
-from kappaplace.files import make_folder, replace_file
+from kappaplace.files import make_folder, remove_debris, remove_path, replace_file
 from kappaplace.maps import (
     MANIFEST,
     AddOptions,
     Decided,
     Localization,
     LocalizeOptions,
+    MapStore,
     PlaceMap,
     Report,
     add_images,
     decided,
     preprocessing_of,
+    read_manifest,
 )
 from kappaplace.models import embed_images
 from kappaplace.serve.batching import Batcher
@@ -102,7 +104,7 @@ class ServedMap:
         self.ready, self.failure = False, ""
         # One append at a time, and not in the decoder threads, which queries need.
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="append")
-        self._stamp = self._changed_at()
+        self._stamp, self._is_clean = self._changed_at(), False
         self._watch: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -165,7 +167,9 @@ class ServedMap:
     def _work(self, jobs: list[Job]) -> list[Answer]:
         """Answer a batch, in the thread of the map."""
         start = time.perf_counter()
-        embeddings = self._embed([job.image for job in jobs])
+        wanted = [job.options.localize_options() for job in jobs if job.options is not None]
+        patches = any(self.map.compares(options.rerank) for options in wanted)
+        embeddings = self._embed([job.image for job in jobs], patches)
         seconds = {"embed": (time.perf_counter() - start) / len(jobs)}
         version = self.map.manifest.version
         answers = [Answer(embeddings.take(row), None, version) for row in range(len(jobs))]
@@ -186,7 +190,7 @@ class ServedMap:
                 answers[row] = Answer(embeddings.take(row), self._decide(localization, max_risk), version)
         return answers
 
-    def _embed(self, images: list[Image.Image]) -> Embeddings:
+    def _embed(self, images: list[Image.Image], patches: bool) -> Embeddings:
         """Embed images that already have their final size; only their values are normalized here."""
         values_only = replace(self.preprocessing, size=None, mode="none", multiple=1)
         return embed_images(
@@ -196,6 +200,7 @@ class ServedMap:
             batch_size=len(images),
             device=self.map.device,
             progress=False,
+            patches=patches,
         )
 
     def _decide(self, answer: Localization, max_risk: float | None) -> Decided:
@@ -257,7 +262,12 @@ class ServedMap:
         if (placed.x is None) != (placed.y is None):
             raise KappaPlaceError("A position needs both x and y. Pass both, or none.")
         name = hashlib.sha256(data).hexdigest()[:32] + _SUFFIX.get(decoded.format, ".jpg")
-        file = make_folder(images_folder(self.map.folder)) / name
+        folder = make_folder(images_folder(self.map.folder))
+        if not self._is_clean:
+            self._is_clean = True
+            with contextlib.suppress(OSError, KappaPlaceError):  # another process may clean up as well
+                remove_orphans(self.map.folder)
+        file = folder / name
         exists = file.is_file()
         if not exists:
             replace_file(file, lambda part: part.write_bytes(data))
@@ -293,6 +303,23 @@ def images_folder(folder: Path) -> Path:
     """Return the folder of appended images, next to the map: ``town.map.images``."""
     folder = folder.absolute()
     return folder.with_name(f"{folder.name}.images")
+
+
+ORPHAN_SECONDS = 600
+"""Age from which an image that is not in the map was left by a killed service; no append takes so long."""
+
+
+def remove_orphans(folder: Path) -> None:
+    """Delete appended images that are not in the map, and temporary files of killed processes."""
+    images = images_folder(folder)
+    remove_debris(images)
+    oldest = time.time() - ORPHAN_SECONDS
+    files = [file for file in images.iterdir() if not file.name.startswith(".")]
+    files = [file for file in files if file.stat().st_mtime < oldest]
+    store = MapStore(folder, read_manifest(folder)).with_removed()
+    for file, reference in zip(files, store.find([PREFIX + file.name for file in files]), strict=True):
+        if reference < 0:
+            remove_path(file)
 
 
 _STATUS = {

@@ -1,6 +1,6 @@
 """Loop closing for robots: closures with a probability, pose graphs and localization along a route.
 
-`LoopCloser` proposes closures and decides which ones to accept. `optimise` optimizes the trajectory (GTSAM,
+`LoopCloser` proposes closures and decides which ones to accept. `optimize` optimizes the trajectory (GTSAM,
 extra ``slam``). `HistogramFilter` localizes a camera along the route of an existing map.
 """
 
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kappaplace._lazy import lazy_exports
+from kappaplace._names import lazy_exports
 
 if TYPE_CHECKING:
-    from kappaplace.slam.calibrate import Examples as Examples
+    from kappaplace.slam.calibrate import DriveExamples as DriveExamples
     from kappaplace.slam.calibrate import calibration_for as calibration_for
     from kappaplace.slam.calibrate import collect as collect
     from kappaplace.slam.calibrate import fit_closures as fit_closures
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kappaplace.slam.loop_closer import ClosingSettings as ClosingSettings
     from kappaplace.slam.loop_closer import LoopCloser as LoopCloser
     from kappaplace.slam.pose_graph import IncrementalGraph as IncrementalGraph
-    from kappaplace.slam.pose_graph import optimise as optimise
+    from kappaplace.slam.pose_graph import optimize as optimize
     from kappaplace.slam.run import SlamOptions as SlamOptions
     from kappaplace.slam.run import SlamRun as SlamRun
     from kappaplace.slam.run import drive_embeddings as drive_embeddings

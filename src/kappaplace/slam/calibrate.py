@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +13,12 @@ from kappaplace.calibration import (
     PATCH_SIGNALS,
     CalibrateOptions,
     Calibration,
+    Examples,
     calibration_with,
     fit_calibration,
+    join,
     load_calibration,
 )
-from kappaplace.calibration import Examples as QueryExamples
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps import PlaceMap
 from kappaplace.models import AnyModel
@@ -31,26 +32,16 @@ THIN = 10.0
 """Metres between examples: neighbouring frames fail together, and a guarantee counts independent examples."""
 
 
-@dataclass(frozen=True, eq=False)
-class Examples:
-    """Proposals of one drive with their outcomes."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class DriveExamples(Examples):
+    """Proposals of one drive with their outcomes; ``outside``: no earlier frame shows the same place."""
 
-    scores: tuple[str, ...]
-    """Names of the columns of ``features``."""
-    features: NDArray[np.float64]
-    """Scores of each proposal, N×F."""
-    right: NDArray[np.bool_]
-    """Whether the proposal shows the same place as its frame."""
-    outside: NDArray[np.bool_]
-    """Whether no frame that could be proposed shows the same place."""
     support: NDArray[np.int64]
     """Number of recent proposals that agreed."""
     distance: NDArray[np.float64]
     """Distance travelled up to each proposal, in metres."""
     closures: tuple[Closure, ...]
     """The proposals."""
-    rerank: int = 0
-    """Number of matches re-ranked by patch matching."""
 
 
 def scores_for(kappa: bool, rerank: int) -> tuple[str, ...]:
@@ -65,7 +56,7 @@ def collect(
     calibration: Calibration | None = None,
     scores: Sequence[str] = WITH_KAPPA,
     patch_maps: PatchMaps | None = None,
-) -> Examples:
+) -> DriveExamples:
     """Run a `LoopCloser` over a drive and record its proposals with their outcomes.
 
     Args:
@@ -97,25 +88,25 @@ def collect(
     return examples_of(closer, same_place)
 
 
-def examples_of(closer: LoopCloser, same_place: NDArray[np.bool_]) -> Examples:
+def examples_of(closer: LoopCloser, same_place: NDArray[np.bool_]) -> DriveExamples:
     """Return the proposals of a finished drive with their outcomes."""
     query = np.array([closure.query for closure in closer.closures])
     match = np.array([closure.match for closure in closer.closures])
     possible = [bool(same_place[q, : closer.candidate_count(q)].any()) for q in query.tolist()]
-    return Examples(
-        closer.scores,
+    return DriveExamples(
         np.stack(closer.features) if closer.features else np.empty((len(query), 0)),
         same_place[query, match],
-        ~np.array(possible, bool),
-        np.array([closure.support for closure in closer.closures]),
-        closer.map.distance[query],
-        tuple(closer.closures),
-        closer.rerank,
+        closer.scores,
+        outside=~np.array(possible, bool),
+        rerank=closer.rerank,
+        support=np.array([closure.support for closure in closer.closures]),
+        distance=closer.map.distance[query],
+        closures=tuple(closer.closures),
     )
 
 
 def fit_closures(
-    drives: Sequence[Examples],
+    drives: Sequence[DriveExamples],
     *,
     max_risk: float | None = None,
     least_support: int = 2,
@@ -145,28 +136,21 @@ def fit_closures(
             "Calibration needs one or more drives with the same scores. Collect all drives with the same "
             "settings."
         )
-    rows = [_thin(drive, least_support, thin) for drive in drives]
-    features, correct, outside = (
-        np.concatenate([getattr(drive, name)[part] for drive, part in zip(drives, rows, strict=True)])
-        for name in ("features", "right", "outside")
-    )
+    examples = join([_thinned(drive, least_support, thin) for drive in drives])
     origin = f"closures of {len(drives)} drives with known poses, one every {thin:g} m"
-    examples = QueryExamples(
-        features,
-        correct,
-        drives[0].scores,
-        outside=outside,
-        facts={"origin": origin},
-        rerank=drives[0].rerank,
-    )
+    examples = replace(examples, facts={"origin": origin})
     return fit_calibration(examples, CalibrateOptions(max_risk=max_risk, seed=seed))
 
 
-def _thin(drive: Examples, least_support: int, spacing: float) -> NDArray[np.int64]:
+def _thinned(drive: DriveExamples, least_support: int, spacing: float) -> Examples:
     """Return the first proposal with enough support in every stretch of the drive."""
     rows = np.flatnonzero(drive.support >= least_support)
     _, first = np.unique(np.floor(drive.distance[rows] / spacing), return_index=True)
-    return rows[np.sort(first)].astype(np.int64)
+    rows = rows[np.sort(first)]
+    outside = None if drive.outside is None else drive.outside[rows]
+    return Examples(
+        drive.features[rows], drive.right[rows], drive.scores, outside=outside, rerank=drive.rerank
+    )
 
 
 def calibration_for(model: AnyModel, source: str | Path | None = None) -> Calibration:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from kappaplace.data import Poses, as_spatial, pose_matrices, wrap_angle
+from kappaplace.data import Near, Poses, as_spatial, pose_matrices, wrap_angle
 from kappaplace.errors import KappaPlaceError, MissingExtra
 
 if TYPE_CHECKING:
@@ -69,9 +69,8 @@ def same_place(
     Returns:
         One mark per pair, in the broadcast shape of ``a`` and ``b``.
     """
-    gap = truth[a] - truth[b]
-    near = np.hypot(gap[..., 0], gap[..., 1]) <= radius
-    return near & (np.abs(wrap_angle(gap[..., 2])) <= np.radians(degrees))
+    turn = wrap_angle(truth[a, 2] - truth[b, 2])
+    return Near.metres(truth[:, :2], radius)(a, b) & (np.abs(turn) <= np.radians(degrees))
 
 
 def closure_quality(accepted: NDArray[np.bool_], correct: NDArray[np.bool_], possible: int) -> ClosureQuality:

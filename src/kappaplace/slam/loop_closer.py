@@ -7,10 +7,10 @@
             graph.add(closure.match, closure.query, closure.relative, closure.sigma)
 
 The proposal is the most similar frame that is not recent. Its probability is the calibrated probability of
-its scores, updated by the odometry (`gates`). It is accepted if it stays within the risk limit, enough recent
-proposals agree with it, and, if requested, the images share one camera motion or enough of their patches. If
-the calibration was fitted with patch matching, the most similar frames are compared patch by patch first, and
-the best one is proposed.
+its scores, updated by the odometry (`gates`). It is accepted if it is like the queries of the calibration and
+stays within the risk limit, enough recent proposals agree with it, and, if requested, the images share one
+camera motion or enough of their patches. If the calibration was fitted with patch matching, the most similar
+frames are compared patch by patch first, and the best one is proposed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace import vmf
-from kappaplace.calibration import PATCH_SIGNALS, Calibration, Decision, features_of
+from kappaplace.calibration import PATCH_SIGNALS, Calibration, Decision, Judgment, features_of, judge
 from kappaplace.data import (
     PLANAR,
     SPATIAL,
@@ -38,16 +38,16 @@ from kappaplace.data import (
     wrap_angle,
 )
 from kappaplace.errors import KappaPlaceError
-from kappaplace.retrieval import CellCheck, Evidence, Pair, PatchMaps, Queries, reordered
+from kappaplace.retrieval import CellCheck, Evidence, Pair, PatchMaps, Queries, by_agreement
 from kappaplace.retrieval import Floats as Scores
 from kappaplace.slam.gates import Proposal, covered_area, likelihood_ratio, support, update
 from kappaplace.slam.growing_map import GrowingMap
 from kappaplace.slam.types import Closure, Frame
 from kappaplace.types import Embeddings
-from kappaplace.uncertainty import SCORES, GeometricCheck, score_named
+from kappaplace.uncertainty import GeometricCheck, score_named
 
 UNCALIBRATED, RISK, LONELY = "not calibrated", "probability", "consistency"
-GEOMETRY, CELLS = "geometry", "cells"
+GEOMETRY, CELLS, UNLIKE = "geometry", "cells", "unlike the calibration"
 """Reasons for a rejection."""
 
 
@@ -143,6 +143,10 @@ class LoopCloser:
             KappaPlaceError: If patch matching is needed but not possible, or differs from the calibration.
         """
         self.calibration, self.settings = calibration, settings or ClosingSettings()
+        if self.settings.max_risk is None and calibration is not None and calibration.rule is None:
+            raise KappaPlaceError(
+                "The calibration has no decision rule. Pass max_risk, or calibrate with a maximum risk."
+            )
         self.embed = embed
         self.map = GrowingMap(self.settings.radius, self.settings.near_frames)
         self.closures: list[Closure] = []
@@ -254,12 +258,8 @@ class LoopCloser:
         """Sort the matches by patch agreement, like a map."""
         assert self.cells is not None  # created together with ``rerank``
         agreement = self.cells.agreement(number, evidence.matches.indices[0].tolist())[None]
-        order = np.argsort(-agreement, axis=1, kind="stable")
-        return replace(
-            evidence,
-            matches=reordered(evidence.matches, order),
-            agreement=np.take_along_axis(agreement, order, 1),
-        )
+        matches, agreement = by_agreement(evidence.matches, agreement)
+        return replace(evidence, matches=matches, agreement=agreement)
 
     def _embedding(self, frame: Frame) -> tuple[NDArray[np.float32], float | None]:
         if frame.descriptor is not None:
@@ -294,7 +294,8 @@ class LoopCloser:
 
     def _decide(self, number: int, evidence: Evidence) -> Closure:
         match, similarity = int(evidence.top[0]), float(evidence.cosines[0, 0])
-        uncertainty, probability, by_rule = self._probability(evidence)
+        judgment = judge(evidence, self.calibration, outside_rate=self.settings.outside_rate)
+        probability = None if judgment.probability is None else float(judgment.probability[0])
         if probability is not None and self.map.pose_size and self.settings.drift is not None:
             probability = update(probability, self._plausibility(number, match, self.settings.drift))
         if self._scores:
@@ -304,7 +305,7 @@ class LoopCloser:
             Proposal(number, match), self._recent, odometry, self.map.poses, self.settings.tolerance
         )
         agreement = None if evidence.agreement is None else float(evidence.agreement[0, 0])
-        reason, inliers = self._reason(probability, by_rule, supporters), None
+        reason, inliers = self._reason(judgment, probability, supporters), None
         if not reason and self.cells is not None and self.settings.least_agreement is not None:
             agreement = float(self.cells.agreement(number, [match])[0])
             reason = "" if agreement >= self.settings.least_agreement else CELLS
@@ -325,7 +326,7 @@ class LoopCloser:
             query=number,
             match=match,
             similarity=similarity,
-            uncertainty=uncertainty,
+            uncertainty=float(judgment.uncertainty[0]),
             probability=probability,
             concentration=concentration,
             support=supporters,
@@ -337,18 +338,6 @@ class LoopCloser:
             weight=weight,
             agreement=agreement,
         )
-
-    def _probability(self, evidence: Evidence) -> tuple[float, float | None, bool | None]:
-        """Return uncertainty, probability, and whether the rule of the calibration accepts, if it is used."""
-        if self.calibration is None:
-            name = "kappaplace" if self.map.has_kappa else "cosine"
-            return float(SCORES[name].query(evidence)[0]), None, None
-        features = features_of(evidence, [score_named(name) for name in self.calibration.scores])
-        uncertainty = float(self.calibration.uncertainty(features)[0])
-        probability = float(self.calibration.probability(features, self.settings.outside_rate)[0])
-        if self.settings.max_risk is not None:
-            return uncertainty, probability, None
-        return uncertainty, probability, bool(self.calibration.decide(features)[0] == Decision.ACCEPT)
 
     def _plausibility(self, number: int, match: int, drift: float) -> float:
         """Return how much more likely the estimated positions are if the closure is correct."""
@@ -364,12 +353,13 @@ class LoopCloser:
         spread = self.settings.tolerance / 2
         return likelihood_ratio(displacement, distance, area, drift=drift, spread=spread, turn=turn)
 
-    def _reason(self, probability: float | None, by_rule: bool | None, supporters: int) -> str:
+    def _reason(self, judgment: Judgment, probability: float | None, supporters: int) -> str:
         if probability is None:
             return UNCALIBRATED
+        if judgment.reasons[0]:
+            return UNLIKE
         limit = self.settings.max_risk
-        within_risk = by_rule if limit is None else probability >= 1 - limit
-        if not within_risk:
+        if judgment.decision != [Decision.ACCEPT.value] if limit is None else probability < 1 - limit:
             return RISK
         return "" if supporters >= self.settings.least_support else LONELY
 

@@ -49,7 +49,7 @@ def _graduated(
     return solver.optimize()
 
 
-def optimise(
+def optimize(
     odometry: Poses,
     closures: Sequence[Closure],
     *,
@@ -104,6 +104,10 @@ def optimise(
     except RuntimeError as error:
         raise _unsolved(error) from None
     return estimated_poses(result, len(poses), poses.shape[1])
+
+
+optimise = optimize
+"""Earlier name."""
 
 
 class IncrementalGraph:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import TypedDict
@@ -16,7 +16,7 @@ from kappaplace.calibration import Calibration
 from kappaplace.data import Poses, TimedPoses, distance_travelled
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import DAMAGED_ARRAYS, make_folder, write_file
-from kappaplace.models import AnyModel, embed_images, join
+from kappaplace.models import AnyModel, EmbeddingStore
 from kappaplace.progress import track
 from kappaplace.retrieval import Pair, patch_maps_of
 from kappaplace.slam.drive_inputs import DriveInput
@@ -25,11 +25,11 @@ from kappaplace.slam.graph_factors import Kernel, OdometryNoise, kernel_named, l
 from kappaplace.slam.graph_files import write_g2o, write_json_lines, write_tum
 from kappaplace.slam.growing_map import save_arrays
 from kappaplace.slam.loop_closer import ClosingSettings, LoopCloser
-from kappaplace.slam.pose_graph import IncrementalGraph, optimise
+from kappaplace.slam.pose_graph import IncrementalGraph, optimize
 from kappaplace.slam.types import Frame
 from kappaplace.types import Embeddings
 
-EMBEDDINGS, COMPARED = "embeddings.npz", "cells.npz"
+EMBEDDINGS, COMPARED = "embeddings", "cells.npz"
 BLOCK = 64
 UNCONTRADICTED = (
     "The accepted closures do not contradict odometry beyond their own noise, so the trajectory is unchanged."
@@ -179,7 +179,7 @@ def run_slam(
     if graph is not None:
         poses = graph.poses
     else:
-        poses = optimise(drive.odometry, closer.accepted, noise=options.noise, kernel=kernel)
+        poses = optimize(drive.odometry, closer.accepted, noise=options.noise, kernel=kernel)
     before = after = None
     if true_poses is not None:
         before = trajectory_error(true_poses[inside], drive.odometry[inside])
@@ -217,32 +217,11 @@ def drive_embeddings(
     Returns:
         Embeddings in the order of the frames.
     """
-    stamp, file = model.fingerprint, out / EMBEDDINGS
-    stored = _stored_embeddings(file, stamp)
-    keys = _stamps(drive)
-    missing = [row for row, key in enumerate(keys) if key not in stored]
-    try:
-        with track("Embedding", len(missing)) as bar:
-            for start in range(0, len(missing), BLOCK):
-                rows = missing[start : start + BLOCK]
-                part = embed_images(
-                    model,
-                    model.preprocessing,
-                    [drive.paths[row] for row in rows],
-                    batch_size=batch_size,
-                    device=device,
-                    progress=False,
-                )
-                for at, row in enumerate(rows):
-                    stored[keys[row]] = part.take(slice(at, at + 1))
-                bar.advance(len(rows))
-    finally:  # an unreadable image or an interruption does not lose finished embeddings
-        if missing and stored:
-            whole = join(list(stored.values()))
-            kappa = np.empty(0, np.float32) if whole.kappa is None else whole.kappa
-            arrays = {"model": stamp, "files": list(stored), "descriptor": whole.descriptor, "kappa": kappa}
-            save_arrays(file, arrays)
-    return join([stored[key] for key in keys])
+    earlier = _embeddings_of_010(out / "embeddings.npz", model.fingerprint, drive)
+    if earlier is not None:
+        return earlier
+    store = EmbeddingStore.of(model, out / EMBEDDINGS, batch_size=batch_size, device=device)
+    return replace(store, block=BLOCK).embed(drive.paths)
 
 
 def _stamps(drive: DriveInput) -> list[str]:
@@ -252,16 +231,18 @@ def _stamps(drive: DriveInput) -> list[str]:
     ]
 
 
-def _stored_embeddings(file: Path, stamp: str) -> dict[str, Embeddings]:
+def _embeddings_of_010(file: Path, fingerprint: str, drive: DriveInput) -> Embeddings | None:
+    """Read embeddings as version 0.1.0 stored them; None unless they are those of all frames."""
     try:
         with np.load(file) as stored:
-            if str(stored["model"]) != stamp:
-                return {}
-            kappa = stored["kappa"] if len(stored["kappa"]) else None
-            whole = Embeddings(stored["descriptor"], kappa)
-            return {str(name): whole.take(slice(row, row + 1)) for row, name in enumerate(stored["files"])}
+            row_of = {str(name): row for row, name in enumerate(stored["files"])}
+            rows = [row_of.get(key, -1) for key in _stamps(drive)]
+            if str(stored["model"]) != fingerprint or min(rows) < 0:
+                return None
+            kappa = stored["kappa"][rows] if len(stored["kappa"]) else None
+            return Embeddings(stored["descriptor"][rows], kappa)
     except DAMAGED_ARRAYS:
-        return {}  # missing or damaged: images are embedded again
+        return None  # missing or damaged: images are embedded again
 
 
 def _stored_agreements(file: Path, stamp: str) -> dict[Pair, float]:

@@ -16,7 +16,7 @@ the order of frames.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,12 +30,8 @@ MOST = 0.999
 """Largest probability that is assumed for a single image."""
 
 
-class Motion(Protocol):
-    """Prediction of the next frame: `PoseMotion` or `RouteMotion`."""
-
-    def __len__(self) -> int: ...
-
-    def matrix(self, step: Poses) -> csr_matrix: ...
+Motion: TypeAlias = "PoseMotion | RouteMotion"
+"""Prediction of the next frame."""
 
 
 class Estimate(NamedTuple):

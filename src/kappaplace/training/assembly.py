@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -99,8 +99,8 @@ class Assembly:
             self.extract()
         if recipe.frozen and (self._cached or not settings.anchors.learn_p):
             _freeze_p(self.model.head)  # type: ignore[arg-type]
-        total = settings.optimiser.epochs * self.plan.iterations
-        optimizers = Optimizers(self.model, objective, len(self.groups), settings.optimiser, total)
+        total = settings.optimizer.epochs * self.plan.iterations
+        optimizers = Optimizers(self.model, objective, len(self.groups), settings.optimizer, total)
         scaled = settings.run.precision == "fp16" and not self._cached  # the head of features is float32
         scaler = torch.amp.GradScaler(engine.device.type) if scaled else None
         work = Work(self.plan, objective, optimizers, engine.accelerator, settings.run.accumulate, scaler)
@@ -145,7 +145,7 @@ class Assembly:
         return needed < 0.5 * torch.cuda.mem_get_info(self.engine.device)[0]
 
     def _plan(self) -> BatchPlan:
-        options = self.settings.optimiser
+        options = self.settings.optimizer
         per_epoch = max(len(group.images) for group in self.groups) // options.batch_size
         return BatchPlan(
             self.groups,
@@ -161,9 +161,7 @@ class Assembly:
         own = self.model.preprocessing
         if not self.settings.model.size:
             return own
-        return Preprocessing(
-            self.settings.model.size, "exact", own.interpolation, own.mean, own.std, own.multiple
-        )
+        return replace(own, size=self.settings.model.size, mode="exact")
 
     def extract(self) -> FeatureStore:
         """Return the features of the frozen encoder, computed at the first call."""
@@ -184,7 +182,7 @@ class Assembly:
             ViewSource(self.source, self.views, rows, views, self.settings.run.seed),
             FeatureEncoder(
                 feature_function(self.model, self.settings.run),
-                max(EXTRACTION_BATCH[self.engine.device.type != "cpu"], self.settings.optimiser.batch_size),
+                max(EXTRACTION_BATCH[self.engine.device.type != "cpu"], self.settings.optimizer.batch_size),
                 self.engine.autocast,
                 self.settings.run.channels_last,
                 probe=partial(frozen_features, self.model),
@@ -271,7 +269,7 @@ class Assembly:
             stop.score,
             stop.binning,
             frozen=self.recipe.frozen and (self._cached or not self.settings.anchors.learn_p),
-            batch_size=self.settings.optimiser.batch_size,
+            batch_size=self.settings.optimizer.batch_size,
             workers=_workers(self.settings.run.workers),
             device=self.engine.device,
             autocast=self.engine.autocast,

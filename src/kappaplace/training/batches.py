@@ -214,11 +214,11 @@ class BatchPlan:
                 raise KappaPlaceError(
                     f"Group {number} has {len(group.images)} images, fewer than a batch of "
                     f"{self.batch_size}. Set classes.by=place if the table has places, lower "
-                    "optimiser.batch_size, or use more images."
+                    "optimizer.batch_size, or use more images."
                 )
         if self.images_per_place and self.batch_size % self.images_per_place:
             raise KappaPlaceError(
-                f"optimiser.batch_size must be a multiple of optimiser.images_per_place="
+                f"optimizer.batch_size must be a multiple of optimizer.images_per_place="
                 f"{self.images_per_place}, got {self.batch_size}."
             )
 

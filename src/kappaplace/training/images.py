@@ -80,8 +80,8 @@ class Views:
             preprocessing: Normalizes the views.
             compiled: Whether to compile the augmentation.
         """
-        colour = (settings.brightness, settings.contrast, settings.saturation, settings.hue)
-        augmentation = CosPlaceAugmentation(size, *colour, scale=(settings.scale, 1.0), compiled=compiled)
+        color = (settings.brightness, settings.contrast, settings.saturation, settings.hue)
+        augmentation = CosPlaceAugmentation(size, *color, scale=(settings.scale, 1.0), compiled=compiled)
         return cls(augmentation, settings.damage, preprocessing)
 
     def __call__(self, images: Tensor, keys: NDArray[np.uint64]) -> Tensor:
@@ -90,7 +90,7 @@ class Views:
         views = images.float() / 255 if _unchanged(own, images) else own(images, keys=keys)
         if self.damage:
             views = random_degradation(views, p=self.damage, keys=keys).images
-        return self.preprocessing.normalise(views)
+        return self.preprocessing.normalize(views)
 
     def _own(self, images: Tensor) -> CosPlaceAugmentation:
         """Return the augmentation to the size of the training images; 0 is the size that they have."""
@@ -100,14 +100,14 @@ class Views:
 
     def clean(self, images: Tensor) -> Tensor:
         """Return the unchanged images, normalized."""
-        return self.preprocessing.normalise(images)
+        return self.preprocessing.normalize(images)
 
 
 def _unchanged(own: CosPlaceAugmentation, images: Tensor) -> bool:
     """Return whether augmentation would not change the images: no colour, no crop, no new size."""
-    colour = own.brightness or own.contrast or own.saturation or own.hue
+    color = own.brightness or own.contrast or own.saturation or own.hue
     size = (own.size, own.size) if isinstance(own.size, int) else own.size
-    return not colour and own.scale == (1.0, 1.0) and tuple(images.shape[2:]) == size
+    return not color and own.scale == (1.0, 1.0) and tuple(images.shape[2:]) == size
 
 
 @dataclass(frozen=True, eq=False)

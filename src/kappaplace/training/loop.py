@@ -170,7 +170,7 @@ class Loop:
         if self.finished:
             return self.log.epochs
         self.model.eval()  # so that the first epoch also switches to the mode of training
-        while self.epoch < self.settings.optimiser.epochs and not self.finished:
+        while self.epoch < self.settings.optimizer.epochs and not self.finished:
             self._train_epoch()
             self._end_epoch()
         if self.validator is None and self.main:  # without validation the last model is the result
@@ -194,10 +194,10 @@ class Loop:
             metric = self.stopping.metrics[0]
             later = [row[metric] for row in rows[1:] if not math.isnan(watched(row)[metric])]
             best = (max if HIGHER_IS_BETTER[metric] else min)(later, default=math.nan)
-            untrained = " Its head is not trained." if self.frozen else ""
+            untrained = " Its head is not trained; set stop.metrics=[] to get the last epoch."
             lines.append(
                 f"No epoch was better than the start: {metric} {rows[0][metric]:.3g} before training, at "
-                f"best {best:.3g} after it. The model is that of the start.{untrained}"
+                f"best {best:.3g} after it. The model is that of the start." + untrained * self.frozen
             )
         return lines + [f"Warning: {warning}" for warning in warnings_of(rows[chosen])]
 
@@ -214,7 +214,7 @@ class Loop:
             if self.settings.model.freeze_batchnorm:
                 freeze_batchnorm(self.model)
         self._began = time.perf_counter()
-        with track(f"Epoch {self.epoch + 1}/{self.settings.optimiser.epochs}", self.iterations) as bar:
+        with track(f"Epoch {self.epoch + 1}/{self.settings.optimizer.epochs}", self.iterations) as bar:
             bar.advance(self.iteration)
             while self.iteration < self.iterations:
                 self._train_chunk(bar)
@@ -233,7 +233,7 @@ class Loop:
             part = slice(first, first + LOG_EVERY)
             values = {name: float(x[part].double().mean()) for name, x in losses.items()}
             step = start + min(first + LOG_EVERY, stop - start)
-            speed = (stop - start) * self.settings.optimiser.batch_size / max(seconds, 1e-9)
+            speed = (stop - start) * self.settings.optimizer.batch_size / max(seconds, 1e-9)
             self.log.steps.append(
                 {"epoch": self.epoch + 1, "step": step, **values, "images per second": speed}
             )
@@ -254,7 +254,7 @@ class Loop:
         if len(bad):
             raise KappaPlaceError(
                 f"The loss became {float(losses[bad[0]])} in epoch {self.epoch + 1}, step "
-                f"{start + int(bad[0]) + 1}. Lower optimiser.lr or check for damaged images; the last good "
+                f"{start + int(bad[0]) + 1}. Lower optimizer.lr or check for damaged images; the last good "
                 f"state is in {self.folder}."
             )
 
@@ -262,7 +262,7 @@ class Loop:
         """Check the weights before they are saved: a finite loss can have a gradient that is not."""
         if not all(bool(torch.isfinite(value).all()) for value in self._weights().values()):
             raise KappaPlaceError(
-                f"Weights became NaN or infinite in epoch {self.epoch + 1}. Lower optimiser.lr or check for "
+                f"Weights became NaN or infinite in epoch {self.epoch + 1}. Lower optimizer.lr or check for "
                 f"damaged images; the last good state is in {self.folder}."
             )
 
@@ -299,7 +299,7 @@ class Loop:
         self.log.epochs.append(row)
         self._track({f"validation/{name}": value for name, value in values.items()}, epoch * self.iterations)
         if self.main:
-            self.say(epoch_line(row, self.settings.optimiser.epochs))
+            self.say(epoch_line(row, self.settings.optimizer.epochs))
         return values
 
     def _measure(self, validator: Validator) -> dict[str, float]:

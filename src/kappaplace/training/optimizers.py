@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from kappaplace.training.objectives import Objective
-from kappaplace.training.settings import OptimiserSettings
+from kappaplace.training.settings import OptimizerSettings
 
 
 def warm_cosine(step: int, steps: int) -> float:
@@ -18,6 +18,9 @@ def warm_cosine(step: int, steps: int) -> float:
     if step < warm:
         return (step + 1) / warm
     return 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
+
+
+HALVING_EPOCHS = 5
 
 
 class Optimizers:
@@ -36,7 +39,7 @@ class Optimizers:
         model: nn.Module,
         objective: Objective,
         groups: int,
-        settings: OptimiserSettings,
+        settings: OptimizerSettings,
         total_steps: int,
     ) -> None:
         self.settings, self.total_steps, self.done = settings, total_steps, 0
@@ -62,6 +65,8 @@ class Optimizers:
     @property
     def factor(self) -> float:
         """Factor of the learning rates at the current step."""
+        if self.settings.schedule == "halving":
+            return 0.5 ** (self.done * self.settings.epochs // self.total_steps // HALVING_EPOCHS)
         return 1.0 if self.settings.schedule == "constant" else warm_cosine(self.done, self.total_steps)
 
     def set_rates(self) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from kappaplace.errors import KappaPlaceError
 from kappaplace.models.checkpoint import TrainableModel
 from kappaplace.models.heads import DropoutHead, Head, HeadName, build_head
+from kappaplace.models.place_model import PlaceModel
 from kappaplace.models.published import read_prototypes
 from kappaplace.training.features import CLEAN, FeatureStore
 from kappaplace.training.images import TrainingSet
@@ -42,7 +43,14 @@ from kappaplace.training.prototypes import (
     restore_prototypes,
     view_anchors,
 )
-from kappaplace.training.settings import ClassSettings, Settings, parse_options, preset, read_toml
+from kappaplace.training.settings import (
+    ClassSettings,
+    Settings,
+    parse_options,
+    peer_preset,
+    preset,
+    read_toml,
+)
 from kappaplace.uncertainty import score_named
 
 Say: TypeAlias = Callable[[str], None]
@@ -205,8 +213,12 @@ def bayesian_triplet(parts: Parts) -> Objective:
 
 def distillation(parts: Parts) -> Objective:
     """Return STUN's loss; the teacher is the model before the run, whose state is loaded later."""
-    teacher = copy.deepcopy(parts.model)
+    teacher, options = copy.deepcopy(parts.model), parts.settings.model
     teacher.head = None
+    if options.student == "new" and isinstance(parts.model, PlaceModel):
+        kind = parts.model.architecture
+        student = PlaceModel.create(kind.backbone, kind.dim, kind.head, pretrained=options.pretrained)
+        parts.model.load_state_dict(student.state_dict())
     return Distillation(teacher.eval(), parts.settings.loss)
 
 
@@ -324,13 +336,16 @@ def recipe_named(name: str) -> Recipe:
     return RECIPES[name]
 
 
-def settings_for(name: str, config: str = "", options: list[str] | None = None) -> Settings:
+def settings_for(
+    name: str, config: str = "", options: list[str] | None = None, *, peers: str = ""
+) -> Settings:
     """Return the options of a run: those of the recipe, then of a TOML file, then of the command line.
 
     Args:
         name: Name of the recipe.
         config: TOML file with options. Default: none.
         options: Options as ``section.key=value``.
+        peers: Preset that follows the recipe's own: "paper", or a table of the paper. Default: none.
 
     Returns:
         The settings.
@@ -338,12 +353,14 @@ def settings_for(name: str, config: str = "", options: list[str] | None = None) 
     Raises:
         KappaPlaceError: If the recipe or an option is unknown, or a value is invalid.
 
-    >>> settings = settings_for("kappa-jt", options=["optimiser.epochs=3"])
-    >>> settings.optimiser.epochs, settings.loss.weight
+    >>> settings = settings_for("kappa-jt", options=["optimizer.epochs=3"])
+    >>> settings.optimizer.epochs, settings.loss.weight
     (3, 0.01)
     """
     recipe = recipe_named(name)
     settings = Settings(recipe=name).changed(preset(recipe.name))
+    if peers:
+        settings = settings.changed(peer_preset(peers, recipe.name))
     if config:
         values = read_toml(config)
         other = values.pop("recipe", name)
@@ -365,18 +382,18 @@ def check_run(settings: Settings, recipe: Recipe, model: TrainableModel, process
     Raises:
         KappaPlaceError: If the run is not possible.
     """
-    batch, run, source = settings.optimiser.batch_size, settings.run, settings.anchors.source
+    batch, run, source = settings.optimizer.batch_size, settings.run, settings.anchors.source
     parts = processes * run.accumulate
     if batch % parts:
         raise KappaPlaceError(
-            f"optimiser.batch_size must be a multiple of {parts} ({processes} processes × run.accumulate="
+            f"optimizer.batch_size must be a multiple of {parts} ({processes} processes × run.accumulate="
             f"{run.accumulate}), got {batch}."
         )
-    per_place = settings.optimiser.images_per_place
+    per_place = settings.optimizer.images_per_place
     if recipe.place_batches and (batch // parts) % per_place:
         raise KappaPlaceError(
-            f"Images per process must be a multiple of optimiser.images_per_place={per_place}, got "
-            f"{batch // parts}. Change optimiser.batch_size or optimiser.images_per_place."
+            f"Images per process must be a multiple of optimizer.images_per_place={per_place}, got "
+            f"{batch // parts}. Change optimizer.batch_size or optimizer.images_per_place."
         )
     if recipe.place_batches and run.accumulate > 1:
         raise KappaPlaceError(

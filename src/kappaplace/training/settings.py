@@ -78,10 +78,16 @@ class ModelSettings:
     """Side of the training images in pixels. 0: the size that the model uses at inference."""
     trainable: Literal["partial", "all"] = "partial"
     """partial: stem to layer2 are frozen, as in the authors' release; all: everything trains (the paper)."""
+    frozen_statistics: bool = True
+    """Keep the BatchNorm statistics of frozen stages. The code of CosPlace and the release updates them."""
     freeze_batchnorm: bool = False
     """Keep the BatchNorm statistics. Then the result does not depend on the number of processes."""
     start_kappa: float = 0.0
     """κ before the first step. 0: the best constant κ of the first images; −1: 0.7, as in a new head."""
+    student: Literal["teacher", "new"] = "teacher"
+    """Where STUN's student starts: as a copy of its teacher, or as a new model, as in the code of STUN."""
+    reduced_jpeg: bool = True
+    """Decode large JPEGs at a reduced size, which is faster."""
     copy_aggregation: bool = False
     """Start the κ head from the trained aggregation of the descriptor instead of new weights."""
 
@@ -131,7 +137,7 @@ class AugmentSettings:
 
 
 @dataclass(frozen=True)
-class OptimiserSettings:
+class OptimizerSettings:
     """How the weights are updated."""
 
     epochs: int = _positive(50)
@@ -150,8 +156,9 @@ class OptimiserSettings:
     """Learning rate of the class prototypes."""
     weight_decay: float = _not_negative(0.0)
     """Weight decay of AdamW."""
-    schedule: Literal["constant", "warm-cosine"] = "constant"
-    """Learning rate over the run: constant, or a linear warm-up followed by a cosine."""
+    schedule: Literal["constant", "warm-cosine", "halving"] = "constant"
+    """Learning rate over the run: constant, a linear warm-up followed by a cosine, or half of it after every
+    five epochs, as in the code of STUN."""
 
 
 @dataclass(frozen=True)
@@ -246,7 +253,7 @@ class Settings:
     """Which images show the same place."""
     augment: AugmentSettings = field(default_factory=AugmentSettings)
     """How training views differ from the images."""
-    optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     """How the weights are updated."""
     loss: LossSettings = field(default_factory=LossSettings)
     """Constants of the losses."""
@@ -270,7 +277,8 @@ class Settings:
             KappaPlaceError: If an option is unknown, or its value has the wrong type or is out of range.
         """
         settings = self
-        for name, value in changes.items():
+        for earlier, value in changes.items():
+            name = _renamed(earlier)
             section, _, key = name.partition(".")
             kind = _kind(name)
             if kind is None:
@@ -314,7 +322,7 @@ def field_docs(record: type) -> dict[str, str]:
     except (OSError, SyntaxError):
         return {}
     return {
-        item.target.id: " ".join(text.value.value.split())
+        ast.unparse(item.target): " ".join(str(ast.literal_eval(text.value)).split())
         for item, text in pairwise(body)
         if isinstance(item, ast.AnnAssign) and isinstance(text, ast.Expr)
     }
@@ -361,12 +369,50 @@ def read_toml(file: str | Path) -> dict[str, Option]:
 
 def preset(recipe: str) -> dict[str, Option]:
     """Return the options of a recipe that differ from the defaults, from ``presets.toml``."""
-    text = files("kappaplace.training").joinpath("presets.toml").read_text(encoding="utf-8")
-    return _by_name(tomllib.loads(text).get(recipe, {}))
+    return _by_name(_packaged("presets.toml").get(recipe, {}))
+
+
+def peer_preset(name: str, recipe: str) -> dict[str, Option]:
+    """Return the options with which a recipe does what the code of the paper and of its baselines does.
+
+    Args:
+        name: "paper", or a table of the paper, such as "tab:sf_final". See ``paper.toml``.
+        recipe: The recipe.
+
+    Raises:
+        KappaPlaceError: If there is no such preset, or the table has no model of this recipe.
+    """
+    presets = _packaged("paper.toml")
+    if name not in presets:
+        raise KappaPlaceError(f"Unknown preset '{name}'. Choose from: {', '.join(presets)}.")
+    recipes = presets[name].get("recipes", [recipe])
+    if recipe not in recipes:
+        raise KappaPlaceError(
+            f"The preset '{name}' has no recipe '{recipe}'. Choose from: {', '.join(recipes)}."
+        )
+    options: dict[str, Option] = {}
+    for each in dict.fromkeys(("paper", name)):
+        for key in ("*", recipe):
+            options |= _by_name(presets[each].get(key, {}))
+    return options
+
+
+def _packaged(file: str) -> dict[str, Any]:
+    text = files("kappaplace.training").joinpath(file).read_text(encoding="utf-8")
+    return tomllib.loads(text)
 
 
 def _by_name(sections: Mapping[str, Mapping[str, Option]]) -> dict[str, Option]:
-    return {f"{section}.{key}": value for section, part in sections.items() for key, value in part.items()}
+    return {
+        _renamed(f"{section}.{key}"): value
+        for section, part in sections.items()
+        for key, value in part.items()
+    }
+
+
+def _renamed(name: str) -> str:
+    """Return the name of an option for its name in this or an earlier version."""
+    return re.sub(r"^optimiser\.", "optimizer.", name)
 
 
 def parse_options(pairs: Iterable[str]) -> dict[str, Option]:
@@ -386,9 +432,9 @@ def parse_options(pairs: Iterable[str]) -> dict[str, Option]:
         name, equals, text = pair.partition("=")
         if not equals:
             raise KappaPlaceError(
-                f"An option must be section.key=value, like optimiser.lr=1e-4, got '{pair}'."
+                f"An option must be section.key=value, like optimizer.lr=1e-4, got '{pair}'."
             )
-        name, text = name.strip(), text.strip()
+        name, text = _renamed(name.strip()), text.strip()
         try:
             value = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:

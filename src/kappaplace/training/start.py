@@ -25,7 +25,7 @@ from kappaplace.models.network import default_preprocessing
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.training.features import Autocast
 from kappaplace.training.recipes import Recipe
-from kappaplace.training.settings import RunSettings, Settings
+from kappaplace.training.settings import ModelSettings, RunSettings, Settings
 from kappaplace.training.steps import autocast_for
 
 if TYPE_CHECKING:
@@ -63,7 +63,8 @@ def starting_model(settings: Settings, recipe: Recipe, model: TrainableModel | N
     else:
         model = with_head(source, head)
     if isinstance(model, PlaceModel):
-        _freeze(model, recipe, options.trainable)
+        _freeze(model, recipe, options)
+        model.preprocessing = replace(model.preprocessing, reduced_jpeg=options.reduced_jpeg)
     if (
         options.copy_aggregation
         and isinstance(model, PlaceModel)
@@ -112,11 +113,11 @@ def _frozen_encoder(source: FrozenEncoder, recipe: Recipe, head: str) -> FrozenE
     return model
 
 
-def _freeze(model: PlaceModel, recipe: Recipe, trainable: str) -> None:
+def _freeze(model: PlaceModel, recipe: Recipe, options: ModelSettings) -> None:
     if recipe.frozen:
         model.freeze_encoder()
-    elif trainable == "partial":
-        model.freeze_partially()
+    elif options.trainable == "partial":
+        model.freeze_partially(statistics=options.frozen_statistics)
     else:
         model.requires_grad_(True)
 

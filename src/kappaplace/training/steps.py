@@ -2,8 +2,7 @@
 
 Both kinds have ``run(epoch, start, stop)``, which does these steps and returns the losses of each as a
 tensor, and ``peek(count)``, which computes the first batches without training. Steps on features can also be
-a CUDA
-graph: the head is so small that starting its kernels takes longer than running them.
+a CUDA graph: the head is so small that starting its kernels takes longer than running them.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
@@ -28,23 +27,8 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 
-class Steps(Protocol):
-    """Training steps, as the loop uses them."""
-
-    def run(self, epoch: int, start: int, stop: int) -> dict[str, Tensor]:
-        """Do some steps of an epoch.
-
-        Args:
-            epoch: Number of the epoch, from 0.
-            start: First step.
-            stop: Step after the last one.
-
-        Returns:
-            Losses by name, one value per step.
-        """
-
-    def peek(self, count: int) -> Iterator[Step]:
-        """Yield the first batches, without training."""
+Steps: TypeAlias = "DirectSteps | CachedSteps"
+"""Training steps, as the loop uses them."""
 
 
 @dataclass

@@ -37,7 +37,7 @@ Values = dict[str, float]
 CPU = torch.device("cpu")
 
 
-COINCIDENT = 0.98
+COINCIDENT = 0.995
 """Mean cosine of different references from which descriptors coincide."""
 
 
@@ -69,17 +69,17 @@ def warnings_of(values: Values) -> list[str]:
         if high <= 1:
             warnings.append(
                 f"κ is {low:.2f} to {high:.2f} for 90% of the queries, below the floor of 1 of 1/κ. Train "
-                "longer, or with a higher optimiser.head_lr."
+                "longer, or with a higher optimizer.head_lr."
             )
         elif high < 1.01 * low:
             warnings.append(
                 f"κ is nearly constant, {low:.4g} to {high:.4g} for 90% of the queries. Train longer, with a "
-                "higher optimiser.head_lr, or with degraded views (augment.damage)."
+                "higher optimizer.head_lr, or with degraded views (augment.damage)."
             )
     if values.get("mean cosine", 0.0) >= COINCIDENT:
         warnings.append(
             f"The descriptors coincide: the mean cosine of different references is "
-            f"{values['mean cosine']:.3f}. Lower optimiser.lr or train the encoder longer."
+            f"{values['mean cosine']:.3f}. Lower optimizer.lr or train the encoder longer."
         )
     return warnings
 
@@ -193,7 +193,7 @@ class Validator:
         parts = []
         for _, images in source.batches(own, self.batch_size):
             with self.autocast():
-                parts.append(compute(preprocessing.normalise(images)))
+                parts.append(compute(preprocessing.normalize(images)))
         columns: list[Tensor | None] = []
         for column in zip(*parts, strict=True):
             tensors = [tensor for tensor in column if tensor is not None]

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from kappaplace.errors import KappaPlaceError
 from kappaplace.uncertainty.base import Evidence, Need, Score, Scores, at_least
 from kappaplace.uncertainty.geometric import GEOMETRIC, GeometricCheck, Verification, geometric
-from kappaplace.uncertainty.images import PATCH_MARGIN, PATCHES
 from kappaplace.uncertainty.kappa import EXPECTED_LIKELIHOOD, INVERSE_KAPPA, KAPPAPLACE, VARIANCE
-from kappaplace.uncertainty.matches import COSINE, L2, PA, TLD_DISTRIBUTION, TLD_RATIO_SPREAD, TLD_STATISTICAL
+from kappaplace.uncertainty.matches import (
+    COSINE,
+    L2,
+    PA,
+    PATCH_MARGIN,
+    PATCHES,
+    TLD_DISTRIBUTION,
+    TLD_RATIO_SPREAD,
+    TLD_STATISTICAL,
+)
 from kappaplace.uncertainty.places import ALIASING, LOG_SUE, MARGIN, SUE, Z_SCORE, sue, z_score
 
 __all__ = [
@@ -43,8 +52,20 @@ SCORES: dict[str, Score] = {
 }
 
 
+VARIANTS: dict[str, Score] = {
+    each.name: each
+    for each in (
+        sue(cap="one-sided", name="sue-one-sided"),
+        sue(cap="one-sided", log=True, name="log-sue-one-sided"),
+        sue(distance="squared", name="sue-squared"),
+        replace(VARIANCE, name="variance-upper", label="Variance, upper clamp", one_sided=True),
+    )
+}
+"""Scores as the code of other projects computes or clamps them: only on request, never in a default table."""
+
+
 def list_scores() -> list[str]:
-    """List the names of all scores, in the order of tables.
+    """List the names of the scores of a default table, in its order.
 
     Returns:
         Names for `score`, `match_score` and ``kappaplace evaluate --scores``.
@@ -103,10 +124,13 @@ def score_named(name: str) -> Score:
     Raises:
         KappaPlaceError: If there is no such score.
     """
-    try:
-        return SCORES[name]
-    except KeyError:
-        raise KappaPlaceError(f"Unknown score '{name}'. Choose from: {', '.join(SCORES)}.") from None
+    match = SCORES.get(name) or VARIANTS.get(name)
+    if match is None:
+        raise KappaPlaceError(
+            f"Unknown score '{name}'. Choose from: {', '.join(SCORES)}; as in other projects: "
+            f"{', '.join(VARIANTS)}."
+        )
+    return match
 
 
 def available(scores: Iterable[Score], evidence: Evidence) -> tuple[list[Score], dict[str, str]]:

@@ -55,11 +55,6 @@ class Score:
         """Return why the score cannot be computed from this evidence; None if it can."""
         return next((reason for need in self.needs if (reason := need.lacking(evidence))), None)
 
-    @property
-    def needs_kappa(self) -> bool:
-        """Whether the embeddings must come from a model with a kappa head."""
-        return any(need.what.startswith("κ") for need in self.needs)
-
     def _checked(self, formula: Formula) -> Formula:
         @wraps(formula)
         def checked(evidence: Evidence) -> Scores:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -23,6 +23,8 @@ from kappaplace.uncertainty.base import IMAGES, OPENCV, Evidence, Score, Scores
 if TYPE_CHECKING:
     from kappaplace.data.images import Source
 
+
+Numbers: TypeAlias = NDArray[np.float32] | NDArray[np.uint8]
 
 CACHED_IMAGES = 2_000  # with 1,000 features of 128 bytes each: a quarter of a gigabyte
 FEWEST_MATCHES = 8  # seven matches always fit a fundamental matrix
@@ -116,7 +118,7 @@ def _mutual_matches(a: Features, b: Features, ratio: float) -> tuple[NDArray[np.
     return pairs, best[pairs]
 
 
-def _squared_distances(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.float32]:
+def _squared_distances(a: Numbers, b: Numbers) -> NDArray[np.float32]:
     """Return all squared distances with one matrix product; integers below 2²⁴ are exact in float32."""
     a, b = a.astype(np.float32), b.astype(np.float32)
     lengths = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1)

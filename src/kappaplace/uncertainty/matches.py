@@ -1,4 +1,4 @@
-"""Scores from the list of matches only.
+"""Scores from the list of matches: their similarities, and how many patches of their images agree.
 
 **L2** is the distance of query and match, the baseline that every system has. **Cosine** is 1 − similarity,
 half of the squared L2 distance of unit vectors. **PA** is the ratio d1/d2 of the distances to the best and
@@ -15,13 +15,26 @@ deviation σ of s_2 … s_K:
 - statistical uncertainty: the geometric mean of the two.
 
 All are between 0 and 1, and 1 if the top match is not better than the others.
+
+**Patches** is 1 − agreement: the fraction of patches of two feature maps of the encoder that are mutual
+nearest neighbors and agree on one shift (`kappaplace.retrieval.patches`). **Patch margin** is the best
+agreement with a match of another place among the first ten, minus the agreement with the top match. Both need
+the images, but no second network and no keypoints.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from kappaplace.uncertainty.base import Evidence, Score, Scores, at_least
+from kappaplace.uncertainty.base import (
+    IMAGES,
+    NEIGHBORHOOD,
+    PATCH_MAPS,
+    Evidence,
+    Score,
+    Scores,
+    at_least,
+)
 
 
 def _l2(evidence: Evidence) -> Scores:
@@ -81,4 +94,25 @@ TLD_RATIO_SPREAD = Score(
 )
 TLD_STATISTICAL = Score(
     "tld-statistical", "TLD statistical", _statistical_uncertainty, needs=(at_least(3),), one_sided=False
+)
+
+
+def _patches(evidence: Evidence) -> Scores:
+    return 1.0 - evidence.competing_agreement[:, 0]
+
+
+def _patches_of_matches(evidence: Evidence) -> Scores:
+    return 1.0 - evidence.match_agreement
+
+
+def _patch_margin(evidence: Evidence) -> Scores:
+    agreement = evidence.competing_agreement
+    competing = evidence.matches.indices[:, : agreement.shape[1]]
+    near = evidence.references.near(evidence.top[:, None], competing)
+    return np.where(near, 0.0, agreement).max(axis=1) - agreement[:, 0]
+
+
+PATCHES = Score("patches", "Patches", _patches, _patches_of_matches, needs=(IMAGES, PATCH_MAPS))
+PATCH_MARGIN = Score(
+    "patch-margin", "Patch margin", _patch_margin, needs=(IMAGES, PATCH_MAPS, NEIGHBORHOOD), one_sided=False
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple, SupportsFloat
 
@@ -107,14 +106,20 @@ def read_pose(file: Path) -> PhotoPose:
     no_fix = lat == 0 and lon == 0  # cameras write 0, 0 without a GPS position
     if no_fix or not (np.isfinite(lat) and np.isfinite(lon)):
         lat = lon = float("nan")
+    elif abs(lat) > 84 or abs(lon) > 180:
+        raise KappaPlaceError(
+            f"{file} has the EXIF position {lat:g}, {lon:g}, outside UTM (±84°, ±180°). Correct it."
+        )
     taken, zone = _text(details.get(36867) or exif.get(306)), _text(details.get(36881))
     time = unix_time(taken)
+    clock = _numbers(gps.get(7))
     if taken and re.fullmatch(r"[+-]\d{2}:\d{2}", zone):
         time = unix_time(taken + zone)
-    elif gps.get(29) and gps.get(7):  # GPS time (UTC) is better than a clock without a time zone
-        hours, minutes, seconds = ([_number(v) for v in gps[7]] + [0.0, 0.0, 0.0])[:3]
+    elif gps.get(29) and clock:  # GPS time (UTC) is better than a clock without a time zone
+        hours, minutes, seconds = [*clock, 0.0, 0.0][:3]
         time = unix_time(_text(gps[29])) + hours * 3600 + minutes * 60 + seconds
-    return PhotoPose(lat, lon, _number(gps.get(17)), _number(gps.get(31)), time)
+    facts = (_number(gps.get(17)), _number(gps.get(31)), time)
+    return PhotoPose(lat, lon, *(value if np.isfinite(value) else float("nan") for value in facts))
 
 
 def _placed_by(
@@ -183,16 +188,19 @@ def _text(value: str | bytes | None) -> str:
 def _number(value: SupportsFloat | str | None) -> float:
     try:
         return float("nan" if value is None else value)
-    except (TypeError, ValueError, ZeroDivisionError):
+    except (TypeError, ValueError, ArithmeticError):
         return float("nan")
 
 
-def _degrees(value: Iterable[SupportsFloat] | None, side: str | bytes | None) -> float:
+def _numbers(value: object) -> list[float]:
+    """Return up to three numbers: cameras may write degrees alone, and damaged files have hundreds."""
+    parts = value if isinstance(value, tuple | list) else () if value is None else (value,)
+    return [_number(part) for part in parts] if len(parts) <= 3 else []
+
+
+def _degrees(value: object, side: str | bytes | None) -> float:
     """Return degrees, minutes, seconds and N/S/E/W as signed degrees."""
-    try:
-        parts = [_number(part) for part in value or ()]
-    except TypeError:
-        return float("nan")
+    parts = _numbers(value)
     degrees = sum(part / 60**power for power, part in enumerate(parts)) if parts else float("nan")
     return -degrees if _text(side).upper() in ("S", "W") else degrees
 

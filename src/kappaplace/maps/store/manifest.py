@@ -42,8 +42,8 @@ def check_counts(least: int = 0, **values: int) -> None:
 
 MANIFEST = "manifest.json"
 FORMAT = 3
-"""Version of the file format. Newer maps raise an error, older ones are read. From format 3, the manifest has a
-checksum and names its features."""
+"""Version of the file format. Newer maps raise an error, older ones are read. From format 3, the manifest has
+a checksum and names its features."""
 CODES = "codes"
 FEATURES = frozenset({CODES})
 """What a map may need from its reader: ``codes`` with weights and gains. Unknown features raise an error."""
@@ -53,6 +53,7 @@ without their calibration."""
 MODEL_FOLDER = re.compile(r"model-[0-9a-f]{12}")
 """Name of a folder inside a map with its own model, made of the model's fingerprint."""
 STORAGE = ("float32", "float16", "int8", "pq")
+PATCHES = ("none", "compact", "full")
 
 
 @dataclass(frozen=True)
@@ -95,8 +96,8 @@ class ModelRecord:
 
     fingerprint: str
     source: str
-    """Name of a published model, or a folder inside the map, which starts with ``./``. Empty, or any other path
-    in maps of earlier versions: the user must pass the model."""
+    """Name of a published model, or a folder inside the map, which starts with ``./``. Empty, or any other
+    path in maps of earlier versions: the user must pass the model."""
     dim: int
     kappa: bool
     preprocessing: dict[str, Any]
@@ -150,6 +151,10 @@ class Manifest:
     """Rows that the z-score compares with, sorted."""
     codebook: Extra | None = None
     """Codebook that decodes the descriptors of storage pq."""
+    patches: str = "none"
+    """What new references store for patch matching: none, compact (codes) or full (feature maps)."""
+    patch_codebook: Extra | None = None
+    """Codebook that decodes compact patches."""
     unposed: int = 0
     calibration: dict[str, Any] | None = None
     kappaplace: str = ""
@@ -166,6 +171,8 @@ class Manifest:
         Neighborhood.parse(self.neighborhood)
         if self.storage not in STORAGE:
             raise KappaPlaceError(f"Unknown storage {self.storage!r}. Choose from: {', '.join(STORAGE)}.")
+        if self.patches not in PATCHES:
+            raise KappaPlaceError(f"Unknown patches {self.patches!r}. Choose from: {', '.join(PATCHES)}.")
         if self.storage == "pq" and self.codebook is None:
             raise KappaPlaceError(
                 "The storage pq is learned from the descriptors of a map. Build it as float16, then run "
@@ -197,12 +204,12 @@ class Manifest:
     @property
     def needed(self) -> list[Extra]:
         """Arrays next to the segments that cannot be computed again."""
-        return [extra for extra in (self.removed, self.codebook) if extra is not None]
+        return [extra for extra in (self.removed, self.codebook, self.patch_codebook) if extra]
 
     @property
     def extras(self) -> list[Extra]:
         """All arrays next to the segments."""
-        extras = (self.removed, self.distinctiveness, self.sample, self.codebook)
+        extras = (self.removed, self.distinctiveness, self.sample, self.codebook, self.patch_codebook)
         return [extra for extra in extras if extra is not None]
 
 
@@ -248,11 +255,12 @@ def read_manifest(folder: str | Path) -> Manifest:
         if values["format"] == FORMAT and SEAL not in values:
             raise ValueError("it has no checksum")
         values = unsealed(values)
-        unknown = sorted(set(values.get("features", ())) - FEATURES)
+        features = values.get("features", [])
+        unknown = set(map(str, features)) - FEATURES if isinstance(features, list) else ()
         if unknown:
             raise KappaPlaceError(
-                f"The map {folder} needs {', '.join(map(repr, unknown))}, which kappaplace {package_version()} "
-                "does not support. Please upgrade kappaplace."
+                f"The map {folder} needs {', '.join(map(repr, sorted(unknown)))}, which this version of "
+                f"kappaplace ({package_version()}) does not support. Please upgrade kappaplace."
             )
         return of_this_protocol(from_plain(Manifest, values, newer=True), folder)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:

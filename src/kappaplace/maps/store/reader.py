@@ -17,10 +17,11 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from kappaplace.data.identity import file_digest
 from kappaplace.data.images import Preprocessing
 from kappaplace.data.near import Near
 from kappaplace.errors import KappaPlaceError
-from kappaplace.files import BLOCK
+from kappaplace.files import BLOCK, path_inside
 from kappaplace.maps.store.manifest import Extra, Manifest
 from kappaplace.maps.store.schema import Column
 from kappaplace.maps.store.segments import (
@@ -33,6 +34,7 @@ from kappaplace.maps.store.segments import (
 )
 from kappaplace.retrieval import Columns, MapSource
 from kappaplace.retrieval.codes import Codebook
+from kappaplace.retrieval.patch_codes import PatchCodebook
 
 Indices = NDArray[np.int64]
 Selection: TypeAlias = "int | slice | NDArray[np.integer] | Sequence[int]"
@@ -60,7 +62,7 @@ class MapStore:
         self.starts = np.concatenate([[0], np.cumsum([len(s) for s in self.segments])]).astype(np.int64)
 
     def check(self) -> None:
-        """Check what takes little time: file lists, sizes, removed rows and the codebook.
+        """Check what takes little time: file lists, sizes and the list of removed rows.
 
         Checksums and values of other files are checked when they are first read.
 
@@ -70,9 +72,9 @@ class MapStore:
         Preprocessing.from_dict(self.manifest.model.preprocessing)
         for segment in self.segments:
             segment.check_sizes()
-        for extra in self.manifest.needed:
-            if extra.record.size <= BLOCK:
-                self.extra(extra)
+        removed = self.manifest.removed
+        if removed is not None and removed.record.size <= BLOCK:
+            self.extra(removed)
 
     def __len__(self) -> int:
         return self.manifest.count
@@ -81,6 +83,17 @@ class MapStore:
     def codebook(self) -> Codebook:
         """Codebook of a map with codes."""
         return read_codebook(self.folder, self.manifest)
+
+    @cached_property
+    def patch_codebook(self) -> PatchCodebook | None:
+        """Codebook of compact patches; None if the map has no compact patches."""
+        extra = self.manifest.patch_codebook
+        return None if extra is None else PatchCodebook.from_array(self.extra(extra))
+
+    def has_patches(self, references: Selection) -> NDArray[np.bool_]:
+        """Return which references have stored patches."""
+        segment = np.searchsorted(self.starts, self.rows_of(references), side="right") - 1
+        return np.array([segment.has_patches for segment in self.segments], bool)[segment]
 
     @cached_property
     def live(self) -> Indices | None:
@@ -108,10 +121,12 @@ class MapStore:
         rows = self.rows_of(references)
         flat = rows.reshape(-1)
         numbers = np.searchsorted(self.starts, flat, side="right") - 1
-        first = self.segments[0].array(column)
+        first = self.segments[int(numbers[0]) if len(numbers) else 0].array(column)
         values = np.empty((len(flat), *first.shape[1:]), first.dtype)
         for number in np.unique(numbers).tolist():
             mask = numbers == number
+            if column == "patches":
+                self.segments[number].check(flat[mask] - self.starts[number], column)
             values[mask] = self.segments[number].array(column)[flat[mask] - self.starts[number]]
         return values.reshape((*rows.shape, *first.shape[1:]))
 
@@ -173,7 +188,10 @@ class MapStore:
     @property
     def _content(self) -> str:
         """Hash of all segments, including removed rows."""
-        files = [[f.sha256 for f in segment.files.values()] for segment in self.manifest.segments]
+        files = [  # patches are not searched
+            [file.sha256 for name, file in segment.files.items() if name != "patches.npy"]
+            for segment in self.manifest.segments
+        ]
         if self.manifest.codebook is not None:
             files.append([self.manifest.codebook.record.sha256])
         return hashlib.sha256(json.dumps(files).encode()).hexdigest()
@@ -216,12 +234,15 @@ class MapStore:
         return row_name(*self.place(reference))
 
     def image_path(self, reference: int) -> str:
-        """Return the path of a reference's image when it was embedded; empty if it never was a file."""
+        """Return the path of a reference's image; empty if there is no file inside its folder."""
         segment, row = self.place(reference)
-        if not segment.record.root:
-            return ""
-        name = row_name(segment, row)
-        return str(Path(segment.record.root) / name.removeprefix(segment.record.prefix))
+        return path_inside(segment.record.root, row_name(segment, row).removeprefix(segment.record.prefix))
+
+    def original(self, reference: int) -> str:
+        """Return the path of a reference's image if it is the image that was embedded; otherwise empty."""
+        path = self.image_path(reference)
+        same = path and bool((file_digest(path) == self.gather("digests", np.array([reference]))[0]).all())
+        return path if same else ""
 
     def thumbnail(self, reference: int) -> bytes | None:
         """Return the JPEG thumbnail of a reference; None if the map has none."""

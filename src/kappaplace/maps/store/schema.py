@@ -1,4 +1,4 @@
-"""What the files of a map contain: types, shapes and ranges, checked when a map is opened, read and verified."""
+"""What the files of a map contain: types, shapes and ranges, checked when it is opened, read and verified."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ TYPES: dict[str, tuple[str, tuple[int, ...]]] = {
     "thumbnails.starts": ("int64", ()),
 }
 """Type and width of each column, apart from descriptors, which depend on the map."""
+PATCH_TYPES = {"none": "uint8", "compact": "uint8", "full": "float16"}
 DESCRIPTORS = {"float32": "float32", "float16": "float16", "int8": "int8", "pq": "uint8"}
 _HEADER = (64, 4096)
 """Smallest and largest header of an .npy file in bytes."""
@@ -37,12 +38,14 @@ def expected(column: str, manifest: Manifest, count: int) -> tuple[str, tuple[in
     if column == "descriptors":
         width = -1 if manifest.storage == "pq" else manifest.model.dim
         return DESCRIPTORS[manifest.storage], (count, width)
-    dtype, width = TYPES[column]
-    return dtype, (count + column.endswith(".starts"), *width)
+    if column == "patches":
+        return PATCH_TYPES[manifest.patches], (count, *[-1] * (3 if manifest.patches == "full" else 1))
+    dtype, others = TYPES[column]
+    return dtype, (count + column.endswith(".starts"), *others)
 
 
 def wrong_file(record: SegmentRecord, manifest: Manifest) -> str:
-    """Return a message about a file that a segment does not have, or whose size cannot be that of its rows."""
+    """Return a message about a file that a segment does not have, or whose size does not fit its rows."""
     absent = set() if manifest.storage == "int8" else {"scale.npy"}
     small = {"thumbnails.starts.npy", "thumbnails.bin"}
     absent |= set() if small & set(record.files) else small
@@ -60,7 +63,7 @@ def wrong_file(record: SegmentRecord, manifest: Manifest) -> str:
 
 def columns_of(record: SegmentRecord) -> list[str]:
     """Return the names of the numeric columns of a segment."""
-    return [column for column in ("descriptors", *TYPES) if f"{column}.npy" in record.files]
+    return [column for column in ("descriptors", "patches", *TYPES) if f"{column}.npy" in record.files]
 
 
 def check_column(column: str, array: Column, manifest: Manifest, count: int, data_size: int = 0) -> None:
@@ -116,10 +119,10 @@ def check_extra(kind: str, array: Column, manifest: Manifest) -> None:
         if len(array) < extra.rows or np.isposinf(array).any():
             raise ValueError(f"it does not have a similarity for each of {extra.rows:,} references")
         return
-    if kind == "removed" and len(array) != extra.rows:
-        raise ValueError(f"it lists {len(array):,} references instead of {extra.rows:,}")
+    if not len(array) or (kind == "removed" and len(array) != extra.rows):
+        raise ValueError(f"it lists {len(array):,} references")
     ascending = not (np.diff(array) <= 0).any()
-    if len(array) and not (ascending and array[0] >= 0 and array[-1] < manifest.rows):
+    if not (ascending and array[0] >= 0 and array[-1] < manifest.rows):
         raise ValueError("it lists rows that the map does not have, or not in order")
 
 
@@ -128,8 +131,8 @@ class Guard:
 
     Args:
         data: Bytes of the file.
-        record: Its record. A file of format 2 has no checksums of blocks: a small one is compared as a whole, a
-            large one only by `verify`.
+        record: Its record. A file of format 2 has no checksums of blocks: a small one is compared as a whole,
+            a large one only by `verify`.
     """
 
     def __init__(self, data: NDArray[np.uint8], record: FileRecord) -> None:
@@ -155,7 +158,7 @@ class Guard:
             blocks = np.unique(np.concatenate([first // BLOCK, last // BLOCK]))
             blocks = blocks[self.new[blocks]]
         for block in blocks.tolist():
-            part = self.data[block * BLOCK : (block + 1) * BLOCK]
+            part = self.data[block * BLOCK : (block + 1) * BLOCK].data
             if self.record.blocks:
                 same = zlib.crc32(part) == self.record.blocks[block]
             else:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kappaplace.errors import KappaPlaceError
-from kappaplace.files import BLOCK, DAMAGED_ARRAYS, file_sums, save_array, why
+from kappaplace.files import BLOCK, DAMAGED_ARRAYS, file_sums, save_array, sync_path, why
 from kappaplace.maps.store.manifest import Extra, FileRecord, Manifest, SegmentRecord
 from kappaplace.maps.store.schema import Column, Guard, check_column, check_extra, wrong_file
 from kappaplace.retrieval.codes import Codebook
@@ -84,6 +84,8 @@ def map_bytes(file: Path) -> NDArray[np.uint8]:
 SEGMENTS = "segments"
 POSE = ("x", "y", "heading", "time")
 """Columns of poses: metres to the east and north, degrees clockwise from north, seconds since 1970."""
+LARGE = ("descriptors", "patches")
+"""Columns of which few rows are read at a time."""
 COLUMNS = ("descriptors", "kappa", "poses", "routes", "stats", "digests")
 
 
@@ -110,6 +112,8 @@ class Rows:
     thumbnails: Sequence[bytes] | None = None
     codes: NDArray[np.uint8] | None = None
     """Descriptors as codes, from a map that stores codes, so that they are not rounded twice."""
+    patches: Column | None = None
+    """Patches as stored: codes N×bytes, or feature maps N×C×H×W; None if a reference has none."""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -122,6 +126,7 @@ class Rows:
             **{column: getattr(self, column)[rows] for column in COLUMNS},
             thumbnails=None if small is None else [small[i] for i in rows.tolist()],
             codes=None if self.codes is None else self.codes[rows],
+            patches=None if self.patches is None else self.patches[rows],
         )
 
     @classmethod
@@ -129,11 +134,13 @@ class Rows:
         """Concatenate several lists of references."""
         small = [part.thumbnails for part in parts if part.thumbnails is not None]
         codes = [part.codes for part in parts if part.codes is not None]
+        patches = [part.patches for part in parts if part.patches is not None]
         return cls(
             [name for part in parts for name in part.names],
             **{c: np.concatenate([getattr(part, c) for part in parts]) for c in COLUMNS},
             thumbnails=[piece for part in small for piece in part] if len(small) == len(parts) else None,
             codes=np.concatenate(codes) if codes and len(codes) == len(parts) else None,
+            patches=np.concatenate(patches) if patches and len(patches) == len(parts) else None,
         )
 
 
@@ -170,10 +177,10 @@ def write_segment(
         _write(part, rows, storage, codebook)
         files = {}
         for file in sorted(part.iterdir()):
-            _sync(file)
+            sync_path(file)
             files[file.name] = file_record(file)
         os.rename(part, folder)
-        _sync(folder.parent)
+        sync_path(folder.parent)
     except OSError as error:
         shutil.rmtree(part, ignore_errors=True)
         raise unwritable(folder, error) from None
@@ -204,6 +211,8 @@ def _write(part: Path, rows: Rows, storage: str, codebook: Codebook | None) -> N
     save_array(part / "descriptors.npy", plain)
     for column in COLUMNS[1:]:
         save_array(part / f"{column}.npy", getattr(rows, column))
+    if rows.patches is not None:
+        save_array(part / "patches.npy", rows.patches)
     save_array(part / "keys.npy", name_keys(rows.names))
     write_blobs(part, "names", [_bytes(name) for name in rows.names])
     if rows.thumbnails is not None:
@@ -243,24 +252,25 @@ class Segment:
             self.checked(name)
 
     def array(self, column: str) -> Column:
-        """Return a numeric column, memory-mapped. Descriptors are compared with their checksums by `check`."""
+        """Return a numeric column, memory-mapped. `check` compares `LARGE` ones with their checksums."""
         if column not in self._arrays:
             name = f"{column}.npy"
             data_size = self.record.files[f"{column[:-6]}bin"].size if column.endswith("starts") else 0
             with self._reading(name) as file:
-                self._guard(name).check(*((_FIRST, _FIRST) if column == "descriptors" else ()))
+                self._guard(name).check(*((_FIRST, _FIRST) if column in LARGE else ()))
                 array = np.load(file, mmap_mode="c", allow_pickle=False)  # torch warns about read-only memory
                 check_column(column, array, self.manifest, len(self), data_size)
             self._arrays[column] = array
         return self._arrays[column]
 
-    def check(self, rows: RowNumbers = slice(None)) -> None:
-        """Compare rows of the descriptors with their checksums, unless they were compared before."""
-        guard, array = self._guard("descriptors.npy"), self.array("descriptors")
+    def check(self, rows: RowNumbers = slice(None), column: str = "descriptors") -> None:
+        """Compare rows of a large column with their checksums, unless they were compared before."""
+        name = f"{column}.npy"
+        guard, array = self._guard(name), self.array(column)
         if not guard.is_done:
-            header = self.record.files["descriptors.npy"].size - array.nbytes
+            header = self.record.files[name].size - array.nbytes
             first = header + np.arange(len(array))[rows] * array.strides[0]
-            with self._reading("descriptors.npy"):
+            with self._reading(name):
                 guard.check(first, first + array.strides[0] - 1)
 
     def stored(self) -> StoredDescriptors:
@@ -268,7 +278,12 @@ class Segment:
         if "scale.npy" in self.record.files:
             return Quantized(self.array("descriptors"), self.array("scale"))
         array = self.array("descriptors")
-        return array if self._codebook is None else Coded(array, self._codebook())
+        if self._codebook is None:
+            return array
+        codebook = self._codebook()
+        if array.shape[1] != codebook.width:
+            raise KappaPlaceError(f"{self.folder / 'descriptors.npy'} does not fit its codebook. {_HELP}")
+        return Coded(array, codebook)
 
     def descriptors(self) -> NDArray[np.float32]:
         """Return all descriptors as float32."""
@@ -285,6 +300,16 @@ class Segment:
         """JPEG thumbnails; None if the map has none."""
         return self._blobs("thumbnails") if "thumbnails.bin" in self.record.files else None
 
+    @property
+    def has_patches(self) -> bool:
+        """Whether the references have stored patches."""
+        return "patches.npy" in self.record.files
+
+    def patches(self, rows: RowNumbers) -> Column:
+        """Return the stored patches of some rows."""
+        self.check(rows, "patches")
+        return np.array(self.array("patches")[rows])
+
     def rows(self) -> Rows:
         """Return all references in memory."""
         small, descriptors = self.thumbnails, self.descriptors()
@@ -297,6 +322,7 @@ class Segment:
             **mapped,
             thumbnails=None if small is None else small.all(),
             codes=None if self._codebook is None else np.array(self.array("descriptors")),
+            patches=self.patches(slice(None)) if self.has_patches else None,
         )
 
     def checked(self, name: str) -> Path:
@@ -365,9 +391,8 @@ def read_extra(folder: Path, extra: Extra, manifest: Manifest) -> Column:
             "`kappaplace map compact`."
         ) from None
     except DAMAGED_ARRAYS as error:
-        raise KappaPlaceError(
-            f"{file} is damaged ({error}). Restore the map from a copy, or run `kappaplace map compact`."
-        ) from None
+        advice = "" if extra in manifest.needed else ", or run `kappaplace map compact`"
+        raise KappaPlaceError(f"{file} is damaged ({error}). Restore the map from a copy{advice}.") from None
 
 
 def read_codebook(folder: Path, manifest: Manifest) -> Codebook:
@@ -389,7 +414,7 @@ def read_codebook(folder: Path, manifest: Manifest) -> Codebook:
         return Codebook.from_array(read_extra(folder, extra, manifest), manifest.model.dim)
     except StaleMap:
         raise
-    except KappaPlaceError:
+    except (KappaPlaceError, *DAMAGED_ARRAYS):
         raise KappaPlaceError(
             f"The codebook {folder / extra.file} is damaged, so the descriptors cannot be read. Restore it "
             "from a copy, or run `kappaplace map reembed`."
@@ -412,11 +437,3 @@ def _text(piece: bytes) -> str:
 def row_name(segment: Segment, row: int) -> str:
     """Return the name of one row of a segment."""
     return _text(segment.names[row])
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

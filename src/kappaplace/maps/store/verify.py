@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -34,10 +35,11 @@ def find_damage(folder: Path, manifest: Manifest) -> list[str]:
             bar.advance()
         for extra in manifest.extras:
             message = _check_file(folder / extra.file, extra.record)
-            problems += [message] if message else _messages(lambda extra=extra: store.extra(extra))
+            problems += [message] if message else _messages(partial(store.extra, extra))
             bar.advance()
     if not problems:
-        problems += _messages(store.check) + _check_calibration(manifest) + _repeated(store)
+        problems += _messages(store.check) + _messages(lambda: store.patch_codebook)
+        problems += _check_calibration(manifest) + _check_references(store)
     return problems
 
 
@@ -84,7 +86,7 @@ def _check_values(segment: Segment, manifest: Manifest) -> list[str]:
     problems = _messages(segment.check_sizes) or [
         message
         for column in columns_of(segment.record)
-        for message in _messages(lambda column=column: segment.array(column))
+        for message in _messages(partial(segment.array, column))
     ]
     if problems:
         return problems
@@ -113,11 +115,15 @@ def _check_calibration(manifest: Manifest) -> list[str]:
     return [] if record is None else _messages(lambda: Calibration.from_dict(record["calibration"]))
 
 
-def _repeated(store: MapStore) -> list[str]:
-    """Return a message if several references have the same name."""
-    names = list(store.names())
-    double = len(set(names)) != len(names)
-    return [f"The map {store.folder} has several references of the same name."] if double else []
+def _check_references(store: MapStore) -> list[str]:
+    """Return messages about all references together."""
+    names, unposed = list(store.names()), int(np.isnan(store.positions[:, 0]).sum())
+    checks = {
+        f"The map {store.folder} has several references of the same name.": len(set(names)) != len(names),
+        f"The map {store.folder} has {unposed:,} references without a position, not "
+        f"{store.manifest.unposed:,}.": unposed != store.manifest.unposed,
+    }
+    return [message for message, is_wrong in checks.items() if is_wrong]
 
 
 def _messages(check: Callable[[], object]) -> list[str]:

@@ -130,7 +130,7 @@ class MapWriter:
         rows = np.union1d(old, store.rows_of(references))
         unposed = int(np.isnan(store.gather("poses", references)[:, 0]).sum())
         removed = self.extra("removed", rows, len(rows))
-        return {"removed": removed, "unposed": self.manifest.unposed - unposed}
+        return {"removed": removed, "unposed": max(self.manifest.unposed - unposed, 0)}
 
     def remove(self, references: NDArray[np.int64]) -> None:
         """Mark references as removed. Their rows stay on disk until the map is compacted."""

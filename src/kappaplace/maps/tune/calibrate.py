@@ -95,7 +95,7 @@ def calibrate_map(
     with track("Calibrating", len(rows)) as bar:
         for part in parts(rows, max(1, min(BLOCK, PAIRS // len(place_map)) if counterparts else BLOCK)):
             images = queries.image_paths(part)
-            embeddings = place_map.embed(images)
+            embeddings = place_map.embed(images, patches=rerank > 0)
             first = retrieve(place_map.queries(embeddings, images), place_map.references, 1)
             _check_images(place_map, images, first.top)
             keep_rows = np.ones(len(part), bool)

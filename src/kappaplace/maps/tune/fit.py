@@ -133,12 +133,12 @@ def settings_of(options: FitOptions, images: int) -> Settings:
         "anchors.views": options.views,
         "augment.damage": 1.0,  # a clean view equals its anchor, so nothing can be learned from it
         "augment.scale": 1.0,
-        **{f"augment.{colour}": 0.0 for colour in ("brightness", "contrast", "saturation", "hue")},
-        "optimiser.epochs": options.epochs,
-        "optimiser.iterations": max(LEAST_STEPS, images // options.batch_size),
-        "optimiser.lr": options.lr,
-        "optimiser.batch_size": min(options.batch_size, images),
-        "optimiser.schedule": "warm-cosine",
+        **{f"augment.{color}": 0.0 for color in ("brightness", "contrast", "saturation", "hue")},
+        "optimizer.epochs": options.epochs,
+        "optimizer.iterations": max(LEAST_STEPS, images // options.batch_size),
+        "optimizer.lr": options.lr,
+        "optimizer.batch_size": min(options.batch_size, images),
+        "optimizer.schedule": "warm-cosine",
         "run.seed": options.seed,
         "run.trackers": [],
     }

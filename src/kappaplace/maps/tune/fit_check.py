@@ -95,7 +95,7 @@ def _measure(
     copies = pixels.expand(len(names), *pixels.shape[1:])
     degraded = degrade(copies, names, list(LEVELS) * len(DEGRADATIONS), torch.Generator().manual_seed(seed))
     weight = next(model.parameters())
-    batch = model.preprocessing.normalise(torch.cat([pixels, degraded]).to(weight.device)).to(weight.dtype)
+    batch = model.preprocessing.normalize(torch.cat([pixels, degraded]).to(weight.device)).to(weight.dtype)
     features = model.features(batch)
     descriptor = unit(features.raw).float()
     kappa = model.head(*features)  # type: ignore[misc]  # a fitted model has a head
@@ -298,9 +298,8 @@ def write_record(folder: Path, record: FitRecord) -> None:
 
 def read_record(map_folder: Path, manifest: Manifest) -> FitRecord | None:
     """Read the record of a map's fit; None if κ was not fitted for this map."""
-    source = manifest.model.source
-    file = (map_folder / source if source.startswith("./") else Path(source)) / FIT_RECORD
-    if not manifest.model.base or not file.is_file():
+    file = map_folder / manifest.model.inside / FIT_RECORD
+    if not manifest.model.base or not manifest.model.inside or not file.is_file():
         return None
     try:
         return from_plain(FitRecord, json.loads(file.read_text(encoding="utf-8")))

@@ -15,6 +15,7 @@ import csv
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -91,7 +92,7 @@ def holds_answers(file: Path) -> bool:
     try:
         with open(file, encoding="utf-8-sig", newline="") as stream:
             return next(csv.reader(stream), [])[:2] == ["query", "rank"]
-    except (OSError, UnicodeDecodeError):
+    except (OSError, UnicodeDecodeError, csv.Error):
         return False
 
 
@@ -102,7 +103,7 @@ def read_observed(file: Path) -> list[Observed]:
             if file.suffix.lower() == ".csv":
                 return list(_rows(csv.DictReader(stream), str(file)))
             return list(from_lines(stream, str(file)))
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise KappaPlaceError(f"The answers in {file} cannot be read ({error}).") from None
 
 
@@ -327,6 +328,8 @@ class MapMonitor:
             if values["format"] != FORMAT:
                 raise KappaPlaceError(f"its format is {values['format']}, this version supports {FORMAT}")
             calibration, state = str(values["calibration"]), values["monitor"]
+            if not re.fullmatch("[0-9a-f]{1,64}", calibration):
+                raise KappaPlaceError(f"{calibration[:40]!r} does not identify a calibration")
             if calibration != self.calibration.fingerprint:
                 self.set_aside = file.with_suffix(f".{calibration}{file.suffix}")
                 return

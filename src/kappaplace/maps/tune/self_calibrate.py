@@ -42,11 +42,11 @@ from kappaplace.data.randomness import item_key, item_uniforms
 from kappaplace.errors import KappaPlaceError
 from kappaplace.maps.models import preprocessing_of
 from kappaplace.maps.opened import OpenMap
-from kappaplace.maps.references import draw
 from kappaplace.maps.store.reader import Indices, parts
 from kappaplace.maps.tune.calibrate import MATCHES, PAIRS, keep, similarities_to
 from kappaplace.progress import track
-from kappaplace.retrieval.references import LeaveOut
+from kappaplace.retrieval.exact import search_matrix
+from kappaplace.retrieval.references import LeaveOut, draw
 from kappaplace.retrieval.retrieve import from_pool
 from kappaplace.types import Embeddings, Json, Matches
 
@@ -77,10 +77,8 @@ class SelfQueries(NamedTuple):
                 f"k must be between 1 and {fewest}, the number of references outside of a query's place, "
                 f"got {k}. Use a smaller k, or exclude such queries."
             )
-        order = np.argsort(-self.similarities, axis=1, kind="stable")[:, :k]
-        best = np.take_along_axis(self.similarities, order, axis=1)
-        hits = np.take_along_axis(self.positives, order, axis=1)
-        return Matches(order.astype(np.int64), best.astype(np.float32)), hits
+        matches = search_matrix(self.similarities, k, gaps=True)
+        return matches, np.take_along_axis(self.positives, matches.indices, axis=1)
 
 
 def self_queries(
@@ -255,7 +253,7 @@ def self_examples(place_map: OpenMap, options: CalibrateOptions, queries: int = 
     with track("Self-calibrating", len(numbers)) as bar:
         for part in parts(numbers, max(1, min(64, PAIRS // len(store)))):
             images = [_degraded(store.image_path(n), preprocessing, options.seed + n) for n in part.tolist()]
-            embeddings = place_map.embed(images)
+            embeddings = place_map.embed(images, patches=rerank > 0)
             present = item_uniforms(item_key(options.seed, part), 1)[:, 0] < present_rate
             similarities, masks = similarities_to(store, embeddings.descriptor), _masks(place_map, part)
             drawn = self_queries(similarities, *masks, present=present, at_least=max(k, 2))

@@ -6,8 +6,9 @@ Batches and results are copied while the device computes.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -75,6 +76,7 @@ def embed_images(
     batch_size: int = 32,
     device: str | torch.device | None = None,
     progress: bool = True,
+    patches: bool = False,
 ) -> Embeddings:
     """Embed images; the model runs in evaluation mode and then returns to its own mode.
 
@@ -85,6 +87,7 @@ def embed_images(
         batch_size: Number of images to embed at once.
         device: Device to move the model to. Default: do not move it.
         progress: Show a progress bar.
+        patches: Also return the feature maps for patch matching, from the same pass.
 
     Returns:
         Embeddings in input order, as NumPy arrays in float32.
@@ -104,7 +107,8 @@ def embed_images(
 
     def downloads() -> Iterator[Download]:
         for batch in prepared(sources, preprocessing, batch_size, weight):
-            yield Download([None if x is None else x.float() for x in model(batch)])
+            *values, maps = model(batch, patches=True) if patches else model(batch)
+            yield Download([*(None if x is None else x.float() for x in values), maps])
 
     with evaluation_mode(model), track("Embedding", len(sources)) if progress else nullcontext(None) as bar:
         # A GPU computes the next batch while the results of this batch are copied.
@@ -154,6 +158,25 @@ def embed_patches(
             "Patch matching needs images of equal size. Use a preprocessing with a fixed size."
         )
     return torch.stack(maps)
+
+
+def patch_maps_of(
+    model: nn.Module, preprocessing: Preprocessing | None = None, *, batch_size: int = 32
+) -> Callable[[Iterable[Source] | Source], Tensor] | None:
+    """Return a function from images to patch maps.
+
+    Args:
+        model: The model.
+        preprocessing: Preprocessing of the images. Default: the preprocessing of the model.
+        batch_size: Number of images to process at once.
+
+    Returns:
+        `embed_patches` of this model; None if the model does not provide patch maps.
+    """
+    if not getattr(model, "shows_patches", False):
+        return None
+    own: Preprocessing = preprocessing or model.preprocessing  # type: ignore[assignment]
+    return partial(embed_patches, model, own, batch_size=batch_size)
 
 
 def join(parts: Sequence[Embeddings]) -> Embeddings:
@@ -207,7 +230,7 @@ def loader_for(
 
 
 def _input(parts: list[Tensor], preprocessing: Preprocessing, weight: Tensor) -> Tensor:
-    return preprocessing.normalise(parts[0] if len(parts) == 1 else torch.cat(parts)).to(weight.dtype)
+    return preprocessing.normalize(parts[0] if len(parts) == 1 else torch.cat(parts)).to(weight.dtype)
 
 
 class Upload:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, TypeAlias, TypedDict
 
 import torch
 
@@ -45,6 +45,8 @@ Embedder: TypeAlias = Callable[[Sequence[str]], Embeddings]
 """Function from image files to embeddings."""
 Started: TypeAlias = Callable[[], Embeddings]
 """Pending embeddings: a call waits for them."""
+Starter: TypeAlias = "Here | RayEmbedder"
+"""Starts the embedding of a block with ``begin(paths)``, ``ahead`` blocks before it waits for the first."""
 
 
 class Settings(TypedDict):
@@ -52,19 +54,7 @@ class Settings(TypedDict):
 
     batch_size: int
     device: str | None
-
-
-class Starter(Protocol):
-    """Starts the embedding of a block of images and does not wait for it."""
-
-    @property
-    def ahead(self) -> int:
-        """Number of blocks to start before waiting for the first one."""
-        ...
-
-    def begin(self, paths: Sequence[str]) -> Started:
-        """Start the embedding of a block of image files."""
-        ...
+    patches: bool
 
 
 class Here:
@@ -91,6 +81,7 @@ class RayEmbedder:
             for Ray's client.
         batch_size: Number of images to embed at once on a worker.
         device: cpu (one CPU per worker) or cuda (one GPU per worker). Default: cpu.
+        patches: Also compute the feature maps for patch matching.
     """
 
     def __init__(
@@ -101,6 +92,7 @@ class RayEmbedder:
         *,
         batch_size: int = 32,
         device: str | None = None,
+        patches: bool = False,
     ) -> None:
         if device not in (None, "cpu", "cuda"):
             raise KappaPlaceError(f"On a Ray cluster, device must be cpu or cuda, got {device!r}.")
@@ -118,7 +110,7 @@ class RayEmbedder:
             # In a tuple: otherwise, Ray would unpack all weights for every block.
             sent = (self._ray.put(packed),)
             task = self._ray.remote(**needs, max_retries=RETRIES)(embed_block)
-            settings = Settings(batch_size=batch_size, device=device)
+            settings = Settings(batch_size=batch_size, device=device, patches=patches)
             self._task = partial(task.remote, package_version(), sent, preprocessing.to_dict(), settings)
         except BaseException:
             self.close()
@@ -182,6 +174,7 @@ def starter(
     images: int = 0,
     embedder: Embedder | None = None,
     ray: str = "",
+    patches: bool = False,
 ) -> Iterator[Starter]:
     """Choose what embeds images: a cluster, a function, or this process.
 
@@ -193,23 +186,30 @@ def starter(
         images: Number of images; many of them are embedded with an optimized model.
         embedder: Function that embeds image files.
         ray: Address of a Ray cluster. Default: none.
+        patches: Also compute the feature maps for patch matching.
 
     Yields:
         An object that embeds blocks of images.
     """
     if ray:
-        with RayEmbedder(model, preprocessing, ray, batch_size=batch_size, device=device) as cluster:
+        settings = Settings(batch_size=batch_size, device=device, patches=patches)
+        with RayEmbedder(model, preprocessing, ray, **settings) as cluster:
             yield cluster
         return
     if embedder is not None:
         yield Here(embedder)
         return
-    ready = for_many(model, device, images)
-
-    def embed(paths: Sequence[str]) -> Embeddings:
-        return embed_images(ready, preprocessing, paths, batch_size=batch_size, device=device, progress=False)
-
-    yield Here(embed)
+    yield Here(
+        partial(
+            embed_images,
+            for_many(model, device, images),
+            preprocessing,
+            batch_size=batch_size,
+            device=device,
+            progress=False,
+            patches=patches,
+        )
+    )
 
 
 def embed_block(

@@ -17,7 +17,6 @@ import shutil
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -30,9 +29,7 @@ from kappaplace.data.images import Preprocessing, Source
 from kappaplace.errors import KappaPlaceError
 from kappaplace.files import DAMAGED_ARRAYS, make_folder, reserve_array
 from kappaplace.models.checkpoint import AnyModel
-from kappaplace.models.embedding import embed_images, embed_patches
-from kappaplace.models.exported import ExportedModel
-from kappaplace.models.place_model import PlaceModel
+from kappaplace.models.embedding import embed_images, patch_maps_of
 from kappaplace.models.published import cache_folder
 from kappaplace.progress import track
 from kappaplace.types import Embeddings
@@ -66,6 +63,8 @@ class EmbeddingStore:
     """Number of images to embed at once."""
     device: str | None = None
     """Device to move the model to. None: do not move it."""
+    block: int | None = None
+    """Number of images between two writes, which a kill or an error loses. None: 1,024."""
 
     @classmethod
     def of(
@@ -101,9 +100,7 @@ class EmbeddingStore:
 
         Feature maps are not stored, because they are a hundred times as large as descriptors.
         """
-        if not isinstance(self.model, PlaceModel | ExportedModel) or not self.model.shows_patches:
-            return None
-        return partial(embed_patches, self.model, self.preprocessing, batch_size=self.batch_size)
+        return patch_maps_of(self.model, self.preprocessing, batch_size=self.batch_size)
 
     def embed(self, images: Sequence[str]) -> Embeddings:
         """Return the embeddings of image files in their order; descriptors are a memory map."""
@@ -115,8 +112,9 @@ class EmbeddingStore:
                 _copy_from_others(store, group)
             missing = store.missing()
             bar.advance(len(images) - len(missing))
-            for start in range(0, len(missing), BLOCK):
-                rows = missing[start : start + BLOCK]
+            block = self.block or BLOCK
+            for start in range(0, len(missing), block):
+                rows = missing[start : start + block]
                 embeddings = embed_images(
                     self.model,
                     self.preprocessing,
@@ -136,7 +134,7 @@ class EmbeddingStore:
 
 
 class _List:
-    """One list of images: descriptors, κ and variance as files, and a checksum per row; 0 for a missing row."""
+    """One list of images: descriptors, κ and variance, and a checksum per row (0 if it is missing)."""
 
     def __init__(self, folder: Path, digests: NDArray[np.void]) -> None:
         self.folder, self.digests = folder, digests

@@ -21,7 +21,15 @@ from kappaplace.models.embedding import evaluation_mode
 from kappaplace.models.export.formats import OPSET, convert, halve_weights, put_record, write_onnx
 from kappaplace.models.export.graph import ExportGraph
 from kappaplace.models.export.quantize import Quantization, check_image_count, quantize
-from kappaplace.models.exported import KAPPA, ExportedModel, ExportRecord, imported, load_exported
+from kappaplace.models.exported import (
+    BLANK,
+    KAPPA,
+    ExportedModel,
+    ExportRecord,
+    imported,
+    load_exported,
+    with_checksum,
+)
 from kappaplace.models.fast import ANY_SIDE, fidelity, probe_images
 from kappaplace.models.place_model import PlaceModel
 from kappaplace.types import Embeddings, Json
@@ -67,7 +75,7 @@ class Exported(NamedTuple):
     """Its record."""
     gaps: list[Gap]
     """Differences from the model; empty for int8, see ``quantised``."""
-    quantised: Quantization | None
+    quantized: Quantization | None
     """Result of the conversion to int8; None if there was none."""
 
 
@@ -201,12 +209,12 @@ class _Job:
         return Exported(self.file, record, differences, self.quantization)
 
     def _write(self, part: Path, record: ExportRecord) -> None:
-        text = record.to_json()
         if self.format == "openvino":
-            convert(self.onnx, part, text, half=self.options.half)
-        else:
-            put_record(self.onnx, text)
-            part.write_bytes(self.onnx.read_bytes())
+            convert(self.onnx, part, record.to_json(), half=self.options.half)
+            return
+        put_record(self.onnx, replace(record, content=BLANK).to_json())
+        content = self.onnx.read_bytes()
+        part.write_bytes(with_checksum(content, BLANK, hashlib.sha256(content).hexdigest()))
 
 
 def _check_installed(format: Format) -> None:

@@ -96,7 +96,7 @@ def quantize(
         The result; an error is raised if it differs too much from the float model.
     """
     sample = subsample(images, IMAGES)
-    batches = [batch.images.contiguous() for batch in ImageLoader(sample, preprocessing, 1, normalise=True)]
+    batches = [batch.images.contiguous() for batch in ImageLoader(sample, preprocessing, 1, normalize=True)]
     with quiet():
         writer = _Writer(file, out, batches)
         test = _Comparison(file, subsample(batches, TESTS), kappa)

@@ -105,9 +105,9 @@ class OptimizedModel(EncoderModule):
         super().__init__()
         self.model, self.preprocessing = model, model.preprocessing
         self.tail: Tail | None = None
-        folded = model.head is None or isinstance(model.head, FoldedKappaHead)
-        if folded and isinstance(model.aggregation, Aggregation):
-            self.tail = Tail(model.aggregation, model.head)
+        aggregation, head = model.aggregation, model.head
+        if isinstance(aggregation, Aggregation) and (head is None or isinstance(head, FoldedKappaHead)):
+            self.tail = Tail(aggregation, head)
         self.dtype = dtype
         self.way = way
         self._call: Callable[[Tensor], Tensor] = self._packed
@@ -143,9 +143,14 @@ class OptimizedModel(EncoderModule):
         return self.model.shows_patches
 
     @torch.inference_mode()
-    def forward(self, images: Tensor) -> Embeddings:
-        """Compute float32 descriptors B×d and κ of shape B from images normalized by ``preprocessing``."""
+    def forward(self, images: Tensor, patches: bool = False) -> Embeddings:
+        """Compute float32 descriptors B×d and κ of shape B from images normalized by ``preprocessing``.
+
+        With ``patches``, the feature maps come from the same pass, which is not recorded.
+        """
         check_images(images)
+        if patches:
+            return self.model(images, patches=True)
         recorded = self._graphs.get(tuple(images.shape))
         if recorded is not None:  # converts the images while it copies them
             return self._unpacked(recorded(images), len(images))
@@ -362,4 +367,4 @@ def probe_images(
         )
         for cells in (3, 12, 60)
     ]
-    return preprocessing.normalise(torch.stack(layers).mean(0))
+    return preprocessing.normalize(torch.stack(layers).mean(0))

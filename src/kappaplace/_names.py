@@ -1,14 +1,51 @@
-"""Old names from the documentation, which work for one release and warn."""
+"""Public names: loaded on first use, and earlier names from the documentation, which work for one release."""
 
 from __future__ import annotations
 
+import ast
 import warnings
 from collections.abc import Callable
 from functools import partial, wraps
 from importlib import import_module
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 from typing import ParamSpec, TypeVar
+
+
+def lazy_exports(package: str, file: str) -> tuple[list[str], Callable[[str], object]]:
+    """Read the exports of a package from the imports in the ``if TYPE_CHECKING:`` block of its ``__init__``.
+
+    So every name is listed once: type checkers follow these imports, and at run time each of them happens
+    when its name is first used.
+
+    Args:
+        package: Name of the package.
+        file: Its ``__init__.py``.
+
+    Returns:
+        ``__all__`` and ``__getattr__`` of the package.
+    """
+    tree = ast.parse(Path(file).read_text(encoding="utf-8"))
+    homes = {
+        alias.asname or alias.name: (str(node.module), alias.name)
+        for block in tree.body
+        if isinstance(block, ast.If)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+    def export(name: str) -> object:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module, original = homes[name]
+        if module == package:  # a module of the package
+            return import_module(f"{package}.{original}")
+        return getattr(import_module(module), original)
+
+    return sorted(homes), export
+
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -29,9 +66,8 @@ _TARGETS = {
     "kappaplace.models.fast": "models.optimize",
     "kappaplace.models.published": "models.foreign",
     "kappaplace.reports": "maps.fit_report",
-    "kappaplace.retrieval": "retrieval.engines",
+    "kappaplace.retrieval": "retrieval.engines slam.cells",
     "kappaplace.retrieval.evidence": "uncertainty.evidence",
-    "kappaplace.retrieval.patches": "slam.cells",
     "kappaplace.slam.sequence": "slam.motion",
     "kappaplace.training.batches": "data.sampler",
     "kappaplace.training.images": "training.training_set",
