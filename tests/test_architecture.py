@@ -20,8 +20,8 @@ LIMITS = architecture.Counts(
 - `localize` streams answers and resumes a CSV file; `PlaceMap` has every verb; old names warn.
 - No answer outside what was calibrated: domain of a calibration, out-of-map counterparts, twins, a second one
   without patches (files +2, code lines +450).
-- Evaluations: the calibrated probability of a map, near-copies, intervals by session; labels of copies, a guard
-  benchmark (files +2, code lines +240, all +340); the rest of the lines came with the merges of patches.
+- Evaluations: the calibrated probability of a map, near-copies, intervals by session; labels of copies,
+  junk images of every map (files +2, code lines +240, all +340).
 - Evaluations and trainings report scores that say nothing; status, data and backbone of every number of the
   paper; seeds; fp16; time and memory of the paper's tables (files +2, code lines +530, all +650).
 - The service decodes uploads in limited processes, and limits connections that wait (files +3, lines +300).
