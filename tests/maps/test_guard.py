@@ -65,8 +65,7 @@ def test_a_query_without_patches_is_not_told_that_the_map_is_not_calibrated(
         notes = place_map.localize(query, rerank=0).notes
         assert not any("not calibrated" in note for note in notes)
     assert any(
-        "shipped calibration works with patch matching" in note
-        for note in fresh.localize(query, rerank=0).notes
+        "shipped calibration needs patch matching" in note for note in fresh.localize(query, rerank=0).notes
     )
 
 
