@@ -44,17 +44,36 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("tutorial", TUTORIALS, ids=lambda file: file.stem)
-def test_a_tutorial_runs(
-    tutorial: Path, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if tutorial.stem == "gate_loop_closures":
-        pytest.importorskip("gtsam")
+@pytest.fixture
+def workplace(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with photos, in which the commands run."""
     shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KAPPAPLACE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tutorial", TUTORIALS, ids=lambda file: file.stem)
+def test_a_tutorial_runs(tutorial: Path, workplace: Path) -> None:
+    if tutorial.stem == "gate_loop_closures":
+        pytest.importorskip("gtsam")
+    run(tutorial)
+
+
+@pytest.mark.slow
+def test_the_first_tutorials_run_in_their_order_in_one_folder(workplace: Path) -> None:
+    """As the documentation lists them: each finds what the one before has left."""
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    order = re.findall(r"tutorials/(\w+)\.md", navigation)
+    assert order[:3] == ["first_map", "calibrate_and_risk", "kappa_on_your_encoder"]
+    for name in order[:3]:
+        run(ROOT / "docs" / "tutorials" / f"{name}.md")
+
+
+def run(tutorial: Path) -> None:
+    """Run every block of a tutorial, and compare what it prints."""
     known: dict[str, object] = {"__name__": "tutorial"}
     port = _free_port()
     printed, ran = "", 0
