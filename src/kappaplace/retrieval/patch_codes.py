@@ -259,8 +259,8 @@ def learn_patch_codebook(
     energy, vectors = np.linalg.eigh((some.T @ some / len(some)).numpy())
     directions = np.ascontiguousarray(vectors[:, ::-1][:, : min(CHANNELS, shape[0])]).astype(np.float32)
     blocks = _blocks(cells @ torch.from_numpy(directions), shape).numpy()
-    spread = np.maximum(blocks.var(axis=0), 1e-9 * energy.max())
-    groups = sorted(byte_groups(spread, min(bytes_, len(spread))), key=len) or [[0]]  # one empty cell
+    spread = np.maximum(blocks.var(axis=0), 1e-9 * energy.max() + 1e-12)
+    groups = sorted(byte_groups(spread, min(bytes_, len(spread))), key=len)
     order, sizes = np.concatenate([np.array(group) for group in groups]), tuple(map(len, groups))
     # With no more blocks than values of a byte, every block is its own center.
     start = rng.permutation(len(blocks))[np.arange(VALUES) % len(blocks)]
