@@ -13,7 +13,7 @@ EXCEPTIONS: set[str] = set()
 CYCLES: set[tuple[str, str]] = set()
 """Pairs of modules that still import each other."""
 LIMITS = architecture.Counts(
-    files=247, code_lines=34790, all_code_lines=42240, wide_functions=0, any_lines=87
+    files=247, code_lines=34810, all_code_lines=42270, wide_functions=0, any_lines=87
 )
 """Lower them when you can; a feature may raise one in its own commit, with one line of reason here.
 
@@ -29,6 +29,8 @@ LIMITS = architecture.Counts(
   lines +165, Any +1).
 - Maps: checksums of the manifest and of blocks, one schema, models and images inside their folders, debris;
   checksums of indexes, embeddings, calibrations and exports (files +1, code lines +350, all +455).
+- Patches stored in the map: codes and their codebook, the pass that computes them, storing them in older
+  maps, their exchange, a benchmark (files +2, code lines +620, all +770, Any +1).
 """
 
 
