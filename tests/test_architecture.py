@@ -28,7 +28,7 @@ LIMITS = architecture.Counts(
 - Files, orders, options and presets of the authors' release, CosPlace and STUN; encoders of one's own (code
   lines +165, Any +1).
 - Maps: checksums of the manifest and of blocks, one schema, models and images inside their folders, debris;
-  indexes, stored embeddings, calibration files and exports with checksums (files +1, code lines +350, all +455).
+  indexes, stored embeddings, calibration files and exports with checksums (files +1, code +350, all +455).
 """
 
 
