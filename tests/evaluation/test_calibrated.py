@@ -11,7 +11,7 @@ from kappaplace.evaluation import Choices, evaluate
 from kappaplace.evaluation.calibrated import calibrated_score, fit_calibrated, wants_calibrated
 from kappaplace.evaluation.inputs import from_descriptors, from_table
 from kappaplace.evaluation.run import Machine, evaluate_sets, fit_on
-from kappaplace.maps import PlaceMap
+from kappaplace.maps import BuildOptions, PlaceMap
 from kappaplace.models.checkpoint import load_model
 from kappaplace.models.embedding.store import EmbeddingStore
 from kappaplace.types import Embeddings
@@ -28,7 +28,7 @@ def test_the_row_has_the_probabilities_of_a_map(street, tmp_path):
     result = evaluate(model, street, Choices(resamples=0), Machine(tmp_path / "cache"))
     column = result.sets[0].scores["calibrated"]
     assert set(result.metrics["street"]["scores"]["calibrated"]) >= {"AUROC", "ECE@1", "Brier"}
-    place_map = PlaceMap.build(street, tmp_path / "map", model)
+    place_map = PlaceMap.build(street, tmp_path / "map", model, BuildOptions(patches="none"))
     answers = place_map.localize(street.image_paths(street.query_rows))
     references = street.references.paths.tolist()
     compared = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -62,7 +63,10 @@ def test_images_of_the_same_minute_are_twins(tiny, table, tmp_path):
     assert not taken_together(np.array([1.0, np.nan]), np.array([np.nan])).any()
 
 
-def test_a_benchmark_keeps_its_queries(tiny, planted, tmp_path):
+def test_a_benchmark_keeps_its_queries(tiny, planted, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "kappaplace.evaluation.inputs.check_protocol", lambda *_: SimpleNamespace(warnings=())
+    )
     named = replace(planted, protocol="pitts30k-test")
     assert len(evaluated(tiny, named, tmp_path).sets[0].hits) == len(planted.query_rows)
 

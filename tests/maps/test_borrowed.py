@@ -58,7 +58,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_labels_follow_what_a_borrowed_calibration_compares(home, tiny, town, queries, tmp_path):
     made = made_up(("cosine", "margin", "patches"), rerank=3)
     ship(home, tiny, made)
-    town_map = PlaceMap.build(town, tmp_path / "m")
+    town_map = PlaceMap.build(town, tmp_path / "m", options=BuildOptions(patches="none"))
     sample = Sample(tuple(town.paths[town.query_rows].tolist()), str(town.root), 0, 12, 12, "25 m")
     sheet = open_sheet(town_map, sample, tmp_path / "labels.csv")
     assert sheet.sampling.verify == RERANK  # as many as a calibration will compare
