@@ -143,6 +143,7 @@ def _parquet(data: bytes, chance: random.Random) -> bytes:
 
 
 def _array(values: np.ndarray, chance: random.Random) -> np.ndarray:
+    values = np.atleast_1d(values)
     kind = chance.random() if values.dtype.kind != "O" else chance.uniform(0.2, 0.65)
     if kind < 0.2:
         kinds = (np.int8, np.float16, np.complex128, np.bool_, "U8", "S3")

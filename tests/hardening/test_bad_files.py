@@ -64,6 +64,17 @@ def test_names_that_are_not_utf8(whole: Path, tmp_path: Path) -> None:
         write_file(tmp_path / "a", "x\udcff")
 
 
+@pytest.mark.parametrize("value", ["1e308", "-1e10", "inf"])
+def test_a_position_that_is_on_no_map(value: str, whole: Path) -> None:
+    """Squares of such coordinates overflow in the search of neighbors."""
+    rows = (whole / "table.csv").read_text().splitlines()
+    cells = rows[-1].split(",")
+    at = next(i for i, cell in enumerate(cells) if cell == "230.0")
+    cells[at] = value
+    (whole / "far.csv").write_text("\n".join([*rows[:-1], ",".join(cells)]) + "\n")
+    assert "has a coordinate above 1e+09 metres" in refused(whole, "data", "check", "far.csv")
+
+
 @pytest.mark.parametrize("queries", ["2147483648", str(10**30), "-1"])
 def test_a_city_of_too_many_queries(queries: str, whole: Path) -> None:
     assert "queries must be between 0 and 100,000" in refused(

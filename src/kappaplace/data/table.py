@@ -136,7 +136,7 @@ class PlaceImages:
         bad_rows = {
             "only one of its two coordinates. Specify both, or neither": np.isnan(self.positions).sum(axis=1)
             == 1,
-            "an infinite coordinate": np.isinf(self.positions).any(axis=1),
+            f"a coordinate above {FARTHEST:.0e} metres": (np.abs(self.positions) > FARTHEST).any(axis=1),
             "a negative position accuracy": np.less(0.0 if self.accuracy is None else self.accuracy, 0.0),
         }
         for problem, bad in bad_rows.items():
