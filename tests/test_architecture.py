@@ -13,13 +13,15 @@ EXCEPTIONS: set[str] = set()
 CYCLES: set[tuple[str, str]] = set()
 """Pairs of modules that still import each other."""
 LIMITS = architecture.Counts(
-    files=247, code_lines=34790, all_code_lines=42250, wide_functions=0, any_lines=87
+    files=247, code_lines=34810, all_code_lines=42270, wide_functions=0, any_lines=87
 )
 """Lower them when you can; a feature may raise one in its own commit, with one line of reason here.
 
 - `localize` streams answers and resumes a CSV file; `PlaceMap` has every verb; old names warn.
 - No answer outside what was calibrated: domain of a calibration, out-of-map counterparts, twins, a second one
   without patches (files +2, code lines +450).
+- Evaluations: the calibrated probability of a map, near-copies, intervals by session; labels of copies,
+  junk images of every map (files +2, code lines +240, all +340).
 - Evaluations and trainings report scores that say nothing; status, data and backbone of every number of the
   paper; seeds; fp16; time and memory of the paper's tables (files +2, code lines +530, all +650).
 - The service decodes uploads in limited processes, and limits connections that wait (files +3, lines +300).

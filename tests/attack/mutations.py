@@ -143,9 +143,10 @@ def _parquet(data: bytes, chance: random.Random) -> bytes:
 
 
 def _array(values: np.ndarray, chance: random.Random) -> np.ndarray:
-    kind = chance.random()
+    kind = chance.random() if values.dtype.kind != "O" else chance.uniform(0.2, 0.65)
     if kind < 0.2:
-        return values.astype(chance.choice((np.int8, np.float16, np.complex128, np.bool_, "U8", "S3")))
+        kinds = (np.int8, np.float16, np.complex128, np.bool_, "U8", "S3")
+        return values.astype(chance.choice(kinds if values.dtype.kind in "fiub" else ("S3", "U8")))
     if kind < 0.4:
         return values.reshape(-1) if values.ndim > 1 else np.stack([values, values])
     if kind < 0.55:

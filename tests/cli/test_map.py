@@ -105,6 +105,10 @@ def test_calibrate_and_what_it_promises(kappaplace, model, town_folder, tmp_path
     output = kappaplace("localize", out, town_folder / "val" / "060.png", "--k", 2)
     assert "no risk is guaranteed" in " ".join(output.split())
     assert "correct with probability" in " ".join(output.split())
+    facts = json.loads(kappaplace("calibrate", out, "--self", "--no-decisions", "--json"))
+    assert (facts["promise"], facts["guaranteed"]) == ([], False)
+    stored = json.loads((out / "manifest.json").read_text())["calibration"]["calibration"]
+    assert stored["rule"] is None  # probabilities without a threshold
     assert "exactly one source" in kappaplace("calibrate", out, code=BAD_INPUT)
     assert "--no-thin" in kappaplace("calibrate", out, "--queries", table, code=BAD_INPUT)
 

@@ -65,8 +65,7 @@ def test_a_query_without_patches_is_not_told_that_the_map_is_not_calibrated(
         notes = place_map.localize(query, rerank=0).notes
         assert not any("not calibrated" in note for note in notes)
     assert any(
-        "shipped calibration works with patch matching" in note
-        for note in fresh.localize(query, rerank=0).notes
+        "shipped calibration needs patch matching" in note for note in fresh.localize(query, rerank=0).notes
     )
 
 
@@ -87,7 +86,7 @@ def test_junk_is_not_accepted_after_a_calibration_on_easy_queries(
         assert (answer.probability, answer.guaranteed) == (None, False)
         assert all(match.probability is None for match in answer.matches)
     good = calibrated.localize(street.image_paths(street.query_rows))
-    assert np.mean([answer.decision == "accept" for answer in good]) > 0.5
+    assert np.mean([answer.decision == "accept" for answer in good]) > 0.4
 
 
 def test_there_is_one_probability_per_match_and_no_position_from_rejected_ones(

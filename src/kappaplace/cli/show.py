@@ -94,7 +94,7 @@ def comparison_table(compared: ComparedSet, names: tuple[str, ...]) -> Table:
     return table
 
 
-SEED_METRICS = ("R@1", "AUROC", "ECE@1", "ECE@5", "ECE@10")
+SEED_METRICS = ("AUROC", "ECE@1", "ECE@5", "ECE@10")
 
 
 def seed_tables(
@@ -110,15 +110,18 @@ def seed_tables(
     for name in dict.fromkeys(row["set"] for row in rows):
         part = {(row["score"], row["metric"]): row for row in rows if row["set"] == name}
         shown = [each for each in metrics or SEED_METRICS if any(metric == each for _, metric in part)]
-        runs = rows[0]["runs"]
-        table = Table(title=f"{name}: mean ± std over {runs} runs", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        recall = part.get(("", "R@1"))
+        title = f"{name}: mean ± std over {rows[0]['runs']} runs"
+        if recall and not metrics:
+            title += f", R@1 {_with_spread(recall['mean'], recall['std'])}"
+        table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         table.add_column("score", no_wrap=True)
         for metric in shown:
             table.add_column(metric, justify="right", no_wrap=True)
         for score in dict.fromkeys(score for score, _ in part):
             cells = [part.get((score, metric)) for metric in shown]
             if any(cells):
-                values = ("–" if c is None else f"{number(c['mean'])} ± {number(c['std'])}" for c in cells)
+                values = ("–" if c is None else _with_spread(c["mean"], c["std"]) for c in cells)
                 table.add_row(labels.get(score, score) or "retrieval", *values)
         yield table
 

@@ -208,11 +208,11 @@ def warnings_of(result: EvaluationResult) -> list[str]:
     """
     warnings = []
     for part in result.sets:
-        found = [f"{part.scores[name].label} ({flaw})" for name, flaw in flaws_of(part).items()]
-        if found:
+        flaws = [f"{part.scores[name].label} ({flaw})" for name, flaw in flaws_of(part).items()]
+        if flaws:
             warnings.append(
-                f"{part.name}: queries have the same value of {', '.join(found)}. The ECE marked with * says "
-                "nothing: a constant score gets R@K."
+                f"{part.name}: queries have the same value of {', '.join(flaws)}. The ECE marked with * is "
+                "meaningless: a constant score gets R@K."
             )
         kappa = part.query_kappa
         if kappa is not None and len(kappa) > 1:

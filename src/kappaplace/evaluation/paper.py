@@ -312,7 +312,17 @@ def _item(label: str, rows: Sequence[PaperRow]) -> PaperItem:
     status = (
         next(iter(counts)) if len(counts) == 1 else ", ".join(f"{n} {each}" for each, n in counts.items())
     )
-    return PaperItem(label, status, "; ".join(dict.fromkeys(row.reason for row in rows if row.reason)))
+    details = dict.fromkeys(row.reason for row in rows if row.reason and row.status != MEASURABLE)
+    needs: dict[str, dict[str, None]] = {}  # each dataset and model once
+    for row in rows:
+        if row.status == MEASURABLE:
+            for need in row.reason.removeprefix("with ").split("; "):
+                kind, _, names = need.partition(": ")
+                needs.setdefault(kind, {}).update(
+                    dict.fromkeys(names.split(", ") if kind == "data" else [names])
+                )
+    missing = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in needs.items())
+    return PaperItem(label, status, "; ".join([*details, *([f"with {missing}"] if missing else [])]))
 
 
 def paper_rows(comparison: PaperComparison) -> list[dict[str, str | float]]:

@@ -444,7 +444,7 @@ def _by_set(file: Path) -> dict[str, pa.Table]:
 
 
 def _set_of(stored: _StoredSet, queries: pa.Table, matches: pa.Table, references: pa.Table) -> SetResult:
-    n, k, known = stored.queries, stored.k, stored.known
+    n, k, available = stored.queries, stored.k, stored.known
 
     def column(name: str, table: pa.Table = queries, kinds: str = "fiu") -> NDArray[Any]:
         values: NDArray[Any] = table[name].combine_chunks().to_numpy(zero_copy_only=False)
@@ -465,8 +465,8 @@ def _set_of(stored: _StoredSet, queries: pa.Table, matches: pa.Table, references
 
     for name, present, table in (
         ("similarity", True, matches),
-        ("kappa", known.kappa, queries),
-        ("kappa", known.reference_kappa, references),
+        ("kappa", available.kappa, queries),
+        ("kappa", available.reference_kappa, references),
     ):
         if present and not np.isfinite(column(name, table)).all():
             raise ValueError(f"{name} of {stored.name!r} is not finite")
@@ -488,26 +488,26 @@ def _set_of(stored: _StoredSet, queries: pa.Table, matches: pa.Table, references
         for name, score in stored.scores.items()
     }
     root = str(stored.facts.get("root", ""))
-    paths = np.full(stored.references if known.images else 0, "", np.dtypes.StringDType())
-    if known.images:
+    paths = np.full(stored.references if available.images else 0, "", np.dtypes.StringDType())
+    if available.images:
         paths[rows] = references["image"].to_pylist()
-    query_paths = queries["image"].to_pylist() if known.images else []
+    query_paths = queries["image"].to_pylist() if available.images else []
     return SetResult(
         name=stored.name,
         hits=pairs("hit", "b"),
         matches=Matches(retrieved, pairs("similarity")),
         scores=scores,
-        positives=column("positives", kinds="iu") if known.positives else None,
-        query_kappa=column("kappa") if known.kappa else None,
-        reference_kappa=of_references("kappa") if known.reference_kappa else None,
-        query_positions=np.stack([column("x"), column("y")], 1) if known.positions else None,
+        positives=column("positives", kinds="iu") if available.positives else None,
+        query_kappa=column("kappa") if available.kappa else None,
+        reference_kappa=of_references("kappa") if available.reference_kappa else None,
+        query_positions=np.stack([column("x"), column("y")], 1) if available.positions else None,
         reference_positions=(
-            np.stack([of_references("x"), of_references("y")], 1) if known.reference_positions else None
+            np.stack([of_references("x"), of_references("y")], 1) if available.reference_positions else None
         ),
         query_images=ImageNames(np.array(query_paths, np.dtypes.StringDType()), root),
         reference_images=ImageNames(paths, root),
         queries=column("query", kinds="iu"),
-        sessions=column("session").astype(np.int64) if known.sessions else None,
+        sessions=column("session").astype(np.int64) if available.sessions else None,
         **{name: getattr(stored, name) for name in _SET_FACTS},
     )
 

@@ -307,8 +307,8 @@ def build_map(
     table = as_table(images, options.layout, skip_unreadable=options.on_error == "skip")
     ready, source = loaded(model)
     record = record_of(ready, source, options.preprocessing)
-    wanted = "none" if options.patches is None and options.embedder is not None else options.patches
-    patches = patch_mode(ready, Preprocessing.from_dict(record.preprocessing), wanted)
+    kind = "none" if options.patches is None and options.embedder is not None else options.patches
+    patches = patch_mode(ready, Preprocessing.from_dict(record.preprocessing), kind)
     manifest = replace(new_manifest(table, record, out.stem, options), patches=patches)
     references, fresh = reference_list(table, options.prefix), not out.exists()
     try:

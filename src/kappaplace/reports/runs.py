@@ -161,7 +161,7 @@ def training_figure(epochs: Sequence[Epoch]) -> Figure:
             values = np.where(tied, np.nan, values)
         if name in ("R@1", "ECE@1", "AUROC") and np.isfinite(values).any():
             best = (np.nanargmin if name == "ECE@1" else np.nanargmax)(values)
-            axes[1].plot(number[best], values[best], "*", ms=11, color=color)
+            axes[1].plot(number[best], values[best], "*", ms=11, color=color, clip_on=False)
     if measured:
         axes[1].set(xlabel="epoch", ylabel="validation (★ best epoch)", ylim=(0, 1.02))
         axes[1].set_xlim(left=0)

@@ -146,8 +146,8 @@ class PatchCodebook:
             pieces, centers = (
                 split_columns(part, self.sizes) for part in (blocks, self.values.astype(np.float32))
             )
-            for column, found in enumerate(pool.map(nearest_center, pieces, centers)):
-                codes[:, column] = found
+            for column, nearest in enumerate(pool.map(nearest_center, pieces, centers)):
+                codes[:, column] = nearest
         return codes.reshape(len(maps), self.width)
 
     def decode(self, codes: Codes, device: torch.device | str = "cpu") -> LocalFeatures:

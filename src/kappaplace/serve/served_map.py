@@ -167,8 +167,8 @@ class ServedMap:
     def _work(self, jobs: list[Job]) -> list[Answer]:
         """Answer a batch, in the thread of the map."""
         start = time.perf_counter()
-        wanted = [job.options.localize_options() for job in jobs if job.options is not None]
-        patches = any(self.map.compares(options.rerank) for options in wanted)
+        requests = [job.options.localize_options() for job in jobs if job.options is not None]
+        patches = any(self.map.compares(options.rerank) for options in requests)
         embeddings = self._embed([job.image for job in jobs], patches)
         seconds = {"embed": (time.perf_counter() - start) / len(jobs)}
         version = self.map.manifest.version

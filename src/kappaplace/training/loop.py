@@ -188,9 +188,9 @@ class Loop:
             {name: value for name, value in row.items() if isinstance(value, int | float)}
             for row in self.log.epochs
         ]
-        chosen = self.stopping.model_epoch
+        best_epoch = self.stopping.model_epoch
         lines = []
-        if self.stopping.metrics and chosen == 0 and len(rows) > 1:
+        if self.stopping.metrics and best_epoch == 0 and len(rows) > 1:
             metric = self.stopping.metrics[0]
             later = [row[metric] for row in rows[1:] if not math.isnan(watched(row)[metric])]
             best = (max if HIGHER_IS_BETTER[metric] else min)(later, default=math.nan)
@@ -199,7 +199,7 @@ class Loop:
                 f"No epoch was better than the start: {metric} {rows[0][metric]:.3g} before training, at "
                 f"best {best:.3g} after it. The model is that of the start." + untrained * self.frozen
             )
-        return lines + [f"Warning: {warning}" for warning in warnings_of(rows[chosen])]
+        return lines + [f"Warning: {warning}" for warning in warnings_of(rows[best_epoch])]
 
     def _start(self) -> None:
         if self.validator is not None:  # the model before the first step
