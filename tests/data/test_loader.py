@@ -100,7 +100,9 @@ def test_endless_rows_are_read_only_as_far_as_the_window(paths: list[Path]) -> N
             yield row
 
     before = threading.active_count()
-    batches = iter(ImageLoader(paths, SQUARE, 4, rows=rows(), workers=Workers(2, prefetch=2)))
+    batches = iter(
+        ImageLoader(paths, SQUARE, 4, rows=rows(), workers=Workers(2, prefetch=2, processes=False))
+    )
     got = [next(batches).rows.tolist() for _ in range(6)]
     assert list(itertools.chain(*got)) == [r % 20 for r in range(24)]
     assert len(consumed) <= 24 + 2 * 4 + 8

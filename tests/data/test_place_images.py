@@ -57,7 +57,7 @@ def test_table_is_frozen():
     ("changes", "words"),
     [
         ({"positions": [[0, np.nan], [1, 1]]}, "only one of its two coordinates"),
-        ({"positions": [[0, np.inf], [1, 1]]}, "infinite"),
+        ({"positions": [[0, np.inf], [1, 1]]}, "a coordinate above"),
         ({"positions": [[0, 1]]}, "shape"),
         ({"heading": [1.0]}, "shape"),
         ({"heading": ["north", "east"]}, "heading"),
