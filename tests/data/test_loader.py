@@ -99,7 +99,10 @@ def test_endless_rows_are_read_only_as_far_as_the_window(paths: list[Path]) -> N
             consumed.append(row)
             yield row
 
-    before = threading.active_count()
+    def decoding() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name.startswith("decode")]
+
+    before = decoding()
     batches = iter(
         ImageLoader(paths, SQUARE, 4, rows=rows(), workers=Workers(2, prefetch=2, processes=False))
     )
@@ -107,7 +110,7 @@ def test_endless_rows_are_read_only_as_far_as_the_window(paths: list[Path]) -> N
     assert list(itertools.chain(*got)) == [r % 20 for r in range(24)]
     assert len(consumed) <= 24 + 2 * 4 + 8
     batches.close()  # type: ignore[attr-defined]
-    assert threading.active_count() == before
+    assert decoding() == before
 
 
 def test_images_in_memory_and_no_images() -> None:

@@ -63,10 +63,10 @@ def test_belief_goes_on_from_an_accepted_closure(driven: LoopCloser) -> None:
 
 
 def test_the_calibration_is_evaluated_once_per_proposal(monkeypatch: pytest.MonkeyPatch) -> None:
+    closer = LoopCloser(calibration())  # its fit evaluates it, too
     calls: list[int] = []
     evaluate = Signal.uncertainty
     monkeypatch.setattr(Signal, "uncertainty", lambda self, *a: (calls.append(a[1]), evaluate(self, *a))[1])
-    closer = LoopCloser(calibration())
     for frame in world(7)[1][:60]:
         closer.add(frame)
     assert closer.closures
