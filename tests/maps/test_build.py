@@ -237,7 +237,7 @@ def test_bad_sources_are_told(town, town_map, tiny, tmp_path):
     (tmp_path / "empty").mkdir()
     cases = {
         "contains no images": tmp_path / "empty",
-        "Nothing at": tmp_path / "nowhere",
+        "nowhere does not exist": tmp_path / "nowhere",
         "list of images is empty": [],
         "cannot be built from a int": 3,
         "only queries": town.queries,
@@ -247,7 +247,7 @@ def test_bad_sources_are_told(town, town_map, tiny, tmp_path):
             PlaceMap.build(images, tmp_path / "m", tiny)
     assert not (tmp_path / "m").exists()
     local = PlaceImages.create(["000.png"], [[0, 0]], root=town.root)
-    with pytest.raises(KappaPlaceError, match="from the frame local to that of the map, EPSG:32610"):
+    with pytest.raises(KappaPlaceError, match="from the frame local to the map's frame EPSG:32610"):
         town_map.add(local, options=AddOptions(prefix="x/"))
     with pytest.raises(KappaPlaceError, match="only one of its two coordinates"):
         PlaceImages.create(["000.png"], [[np.nan, 0]], root=town.root)

@@ -222,7 +222,7 @@ def test_prototypes_of_other_classes_are_refused(tmp_path: Path, city: City) -> 
     post_train(groups, "right")
     assert any("their own prototype" in line for line in lines)
     with pytest.raises(
-        KappaPlaceError, match=r"in group 0, the own prototype is the most similar one for .* images"
+        KappaPlaceError, match=r"in group 0, only .* images are most similar to their own prototype"
     ):
         post_train([group[1:] + group[:1] for group in groups], "shifted")
     with pytest.raises(KappaPlaceError, match=r"in group 1, .*set anchors\.classes"):

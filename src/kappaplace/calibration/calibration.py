@@ -155,7 +155,7 @@ class Calibration:
         """Return plain values for JSON.
 
         Returns:
-            What `from_dict` reads.
+            The values, which `from_dict` accepts.
         """
         values = to_plain(self)
         if RERANK in self.facts:  # of an earlier version: written as it was read, to keep the fingerprint

@@ -148,7 +148,7 @@ def fit_domain(signals: Mapping[str, Floats], rows: Bools, seed: int = 0) -> Dom
 
 
 def _fitted(table: Floats, columns: Sequence[str]) -> tuple[Floats, Floats, Floats]:
-    """Centre, scale, and inverse correlation of the deviations."""
+    """Return center, scale, and inverse correlation of the deviations."""
     center = np.median(table, axis=0)
     least = np.array([LEAST_DEVIATION.get(name, 0.02) for name in columns])
     scale = np.maximum(table.std(axis=0), least)

@@ -54,8 +54,8 @@ SCORES_FOR_TOP = ("cosine", "margin", "aliasing", "z-score", "inverse-kappa")
 EACH_BIN = 20
 """Queries per bin of the reliability curve that is stored with a calibration."""
 FEW_INCORRECT = (
-    "Probabilities are those of other places, because only {count} of the labelled answers are incorrect. "
-    "Label at least {needed} incorrect or out-of-map queries for your own."
+    "Probabilities were fitted on other places, because only {count} of the labelled answers are incorrect. "
+    "Label at least {needed} incorrect or out-of-map queries to fit them on this map."
 )
 DISTANCE = "cosine distance"
 """Name of the score `cosine` for the user, which shows that higher is worse."""
@@ -367,13 +367,13 @@ def _fit_rule(part: Examples, options: CalibrateOptions, max_risk: float, querie
     guaranteed, slack = part.labelled, 0.0
     if rate is None:
         seen = "" if outside is None else f" ({percent(float(outside.mean()))})"
-        notes.append(f"Out-of-map queries may not be more frequent than at calibration{seen}.")
+        notes.append(f"Holds if out-of-map queries are at most as frequent as in the calibration{seen}.")
     elif outside is None or not outside.any():
         if rate > 0:
             guaranteed = False
             notes.append(
-                "None of the queries at calibration was out-of-map, so nothing is guaranteed if "
-                f"{percent(rate)} of the queries are."
+                "None of the calibration queries was out-of-map, so nothing is guaranteed if "
+                f"{percent(rate)} of new queries are."
             )
         else:
             notes.append("Holds for in-map queries only.")
@@ -385,11 +385,11 @@ def _fit_rule(part: Examples, options: CalibrateOptions, max_risk: float, querie
                 f"There are too few in-map or out-of-map queries for a fraction of {percent(rate)}. "
                 "Label more queries, or choose another --outside-rate."
             )
-        notes.append(f"At most {percent(rate)} of the queries may be out-of-map.")
+        notes.append(f"Holds if at most {percent(rate)} of the queries are out-of-map.")
         if part.counterparts:
             notes.append(
-                "Out-of-map queries at calibration were labelled queries whose place was removed from the "
-                "map."
+                "The out-of-map queries of the calibration were labelled queries whose place was removed "
+                "from the map."
             )
     try:
         rule = fit_rule(

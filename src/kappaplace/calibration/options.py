@@ -37,8 +37,8 @@ class CalibrateOptions:
     rerank: Annotated[
         int | None,
         Help(
-            "Number of top matches to re-rank by patch matching, now and whenever the map is queried; 0: "
-            "none. Default: the number used for the labels, or 10 if the model allows it.",
+            "Number of top matches to re-rank by patch matching, now and whenever the map is queried (0 "
+            "for none). Default: the number used for the labels, or 10 if the model allows it.",
             ("--rerank", "--verify"),
         ),
     ] = None
@@ -46,7 +46,7 @@ class CalibrateOptions:
     """Neighbouring queries fail together; the guarantee counts independent ones."""
     keep_twins: Annotated[
         bool,
-        Help("Also use labelled queries that are near-copies of map images, although they are too easy."),
+        Help("Also use labelled queries that are near-copies of map images (easier than real queries)."),
     ] = False
     seed: Annotated[int, Help("Random seed for the data split and the image degradation.")] = 0
     calibrator: str = "best"

@@ -50,10 +50,10 @@ MOST_LABELS = 10_000_000
 """Beyond this many labels a message no longer states a number."""
 
 EXCHANGEABLE = (
-    "Holds for queries drawn like the labelled ones, independent of each other (on a route: one query per "
-    "place); the labelled ones were not used to fit the score or its calibrator."
+    "Holds for queries that are drawn like the labelled ones and independent of each other (on a route: one "
+    "query per place). The labelled queries were not used to fit the score or its calibrator."
 )
-ONE_CROSSING = "Assumes that the error rate among the accepted crosses the limit once as the threshold grows."
+ONE_CROSSING = "Assumes the error rate of accepted answers crosses the limit once as the threshold grows."
 
 
 class RiskRefused(KappaPlaceError):
@@ -196,11 +196,11 @@ def _fewest(max_risk: float, level: float) -> int:
 
 @lru_cache
 def _first(queries: int, max_risk: float, level: float, one_walk: bool) -> int:
-    """Return how many the strictest threshold accepts.
+    """Return how many queries the strictest threshold accepts.
 
-    The fewest that could pass would have to be correct without exception: with a true risk of 1% every other
-    sample fails to establish 5% there, and the walk would end before it began. So a single walk only begins
-    where a few errors are forgiven, if there are enough queries.
+    The smallest number that can pass the test allows no error. With a true risk of 1% and a limit of 5%, one
+    error there occurs in about every second sample and would end the walk at its first threshold. If there
+    are enough queries, a single walk therefore starts at a number that allows a few errors.
     """
     fewest = _fewest(max_risk, level)
     room = min(int(STRICTEST * queries), 10 * fewest)  # comfort is reached long before ten times

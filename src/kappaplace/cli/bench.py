@@ -62,7 +62,7 @@ class Row:
     better: Literal["higher", "lower"]
     """The good direction of the ratio."""
     limit: float | None = None
-    """What the ratio must reach, or must not exceed."""
+    """Smallest allowed ratio, or the largest one if lower is better. None without a limit."""
 
     @property
     def met(self) -> bool | None:

@@ -58,7 +58,7 @@ class ImportOptions:
     ] = field(default_factory=list)
     name: Annotated[str, Help("Name of the table. Default: the name of the folder.")] = ""
     radius: Annotated[
-        float | None, Help("References within this many meters of a query are its positives.")
+        float | None, Help("References within this many metres of a query are its positives.")
     ] = None
     neighborhood: Annotated[
         str,
@@ -149,7 +149,7 @@ def check(
 def show(
     table: _Table, out: Annotated[Path, typer.Option(help="Image to write: .png.")], root: _Root = None
 ) -> None:
-    """Draw the table from above: references, queries, lines to positives, coverage.
+    """Draw a top view of a table: references, queries, lines from queries to positives, and coverage.
 
     Examples:
 
@@ -172,9 +172,9 @@ def split(
 ) -> None:
     """Split one collection into tables for calibration and test without leaks.
 
-    By session and by time, calibration and test are two sets of queries that search the same references. By
-    area, train, calibration and test are separate places with a buffer between them. If the table has
-    queries, they are divided between calibration and test in the proportion of the two fractions.
+    With `--by session` or `time`, calibration and test have different queries and the same references. With
+    `--by area`, train, calibration and test are separate areas with a buffer between them. If the table has
+    queries, they are divided between calibration and test in proportion to the two fractions.
 
     Examples:
 
@@ -206,7 +206,7 @@ def city(
     seed: Annotated[
         int, typer.Option(help="Random seed of the city; the same seed gives the same bytes.")
     ] = 0,
-    size: Annotated[int, typer.Option(help="Side of the images in pixels.")] = 128,
+    size: Annotated[int, typer.Option(help="Width and height of the images in pixels.")] = 128,
     blocks: Annotated[int, typer.Option(help="Building blocks per side of each district.")] = 3,
     queries: Annotated[
         int, typer.Option(help="Number of queries in each of the districts val and test.")

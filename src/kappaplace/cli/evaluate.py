@@ -28,8 +28,8 @@ class _Evaluate(VerbGroup):
         """Translate the options that earlier versions had instead of commands."""
         if words[:1] == ["model"] and any(map(_is_table, words[1:2])) and Path("model").exists():
             raise KappaPlaceError(  # earlier versions took the folder
-                'evaluate model needs the name of a model here, because there is a folder "model". Pass '
-                "./model or kappaplace-lite0 before the table."
+                '"evaluate model" is ambiguous here, because there is a folder "model". Pass ./model for '
+                "this folder, or a name such as kappaplace-lite0, before the table."
             )
         if not words or words[0] in self.commands:
             return words
@@ -134,7 +134,7 @@ class EvaluateOptions:
     resamples: Annotated[int, Setting("number of bootstrap resamples; 0 omits the intervals.")] = 1000
     seed: Annotated[int, Setting("random seed for the bootstrap.")] = 0
     keep_twins: Annotated[
-        bool, Help("Also evaluate queries that are near-copies of references, although they are too easy.")
+        bool, Help("Also evaluate queries that are near-copies of references (easier than real queries).")
     ] = False
     root: Annotated[Path | None, Help("Folder of the images, if they have moved.")] = None
 
@@ -383,7 +383,7 @@ def paper(
     """Reproduce the tables of the paper for which you have the data, next to the published numbers.
 
     Every table and figure is listed as measured, not comparable (other data, or another backbone), measurable
-    (with the data and models that are named) or not measurable.
+    (the listing names the missing data and models) or not measurable.
 
     Examples:
 

@@ -42,7 +42,7 @@ class SearchOptions:
 class AnswerOutput:
     """How answers are shown, and the files they are written to."""
 
-    csv: Annotated[Path | None, Help("CSV file to write, one row per match. A stopped run resumes.")] = None
+    csv: Annotated[Path | None, Help("CSV file to write, one row per match. Run again to resume.")] = None
     html: Annotated[Path | None, Help("HTML page to write, with a map and the matches.")] = None
     verbose: Annotated[
         bool, Help("Show κ and uncertainty of every match, and the times.", ("--verbose",))
@@ -59,11 +59,11 @@ def localize(
         typer.Option(
             "--area",
             "--near",
-            help="Search only this circle: LAT,LON,RADIUS (degrees, meters) or X,Y,RADIUS (meters).",
+            help="Search only this circle: LAT,LON,RADIUS (degrees, metres) or X,Y,RADIUS (metres).",
         ),
     ] = "",
     on_error: Annotated[
-        OnError, typer.Option(help="What to do with an unreadable image: list and skip it, or stop.")
+        OnError, typer.Option(help="What to do with an unreadable image: report and skip it, or stop.")
     ] = "skip",
     *,
     output: AnswerOutput,

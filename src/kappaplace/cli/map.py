@@ -221,11 +221,11 @@ def reembed(
         Patches | None,
         typer.Option(
             help="What to store for patch matching: nothing, codes of at most 4 KiB per reference, or whole "
-            "feature maps. Default: as before."
+            "feature maps. Default: unchanged."
         ),
     ] = None,
     on_error: Annotated[
-        OnError, typer.Option(help="What to do with an unreadable image: stop, or list and skip it.")
+        OnError, typer.Option(help="What to do with an unreadable image: stop, or report and skip it.")
     ] = "stop",
     device: Device = "",
     batch_size: BatchSize = 32,

@@ -37,7 +37,7 @@ class DriveOptions:
         Help("Odometry file (TUM, KITTI or GPX). Default: the poses in the table or bag."),
     ] = None
     every: Annotated[
-        float, Help("Minimum distance travelled between two frames, in meters; 0 uses every image.")
+        float, Help("Minimum distance travelled between two frames, in metres; 0 uses every image.")
     ] = 1.0
     image_topic: Annotated[str, Help("Topic of the images in a bag. Default: the only image topic.")] = ""
     pose_topic: Annotated[str, Help("Topic of the odometry in a bag. Default: the only pose topic.")] = ""
@@ -83,7 +83,7 @@ class LoopClosingOptions:
         ),
     ] = 0.05
     recent: Annotated[
-        float, Setting("minimum distance travelled between the two frames of a closure, in meters.")
+        float, Setting("minimum distance travelled between the two frames of a closure, in metres.")
     ] = 60.0
     inliers: Annotated[
         int, Setting("minimum number of SIFT matches that fit one camera motion; 0 skips the check.")
@@ -172,7 +172,7 @@ def run(
 class LabelOptions:
     """Which frames show the same place, and how matches are compared."""
 
-    radius: Annotated[float, Help("Maximum distance between two frames of the same place, in meters.")] = 12.0
+    radius: Annotated[float, Help("Maximum distance between two frames of the same place, in metres.")] = 12.0
     angle: Annotated[float, Help("Maximum angle between two frames of the same place, in degrees.")] = 45.0
     rerank: Annotated[
         int,

@@ -53,22 +53,22 @@ class SplitOptions:
     gap: Annotated[
         float | None,
         Help(
-            "By session: seconds without an image that begin a new session (default: 600). "
-            "By time: seconds to remove before each cut (default: 60), or frames if the table has no times."
+            "With --by session: gap between images, in seconds, that starts a new session (default: 600). "
+            "With --by time: seconds removed before each cut (default: 60), or frames if there are no times."
         ),
     ] = None
     block: Annotated[
-        float | None, Help("By area: side of a block in metres. Default: derived from the radius.")
+        float | None, Help("With --by area: side of a block, in metres. Default: based on the radius.")
     ] = None
     buffer: Annotated[
-        float | None, Help("By area: empty metres between parts. Default: the radius of the table.")
+        float | None, Help("With --by area: width of the buffer in metres. Default: radius of the table.")
     ] = None
     sessions: Annotated[
         SessionSource | None,
-        Help("By session or area: how to detect sessions. Default: auto (condition, otherwise time)."),
+        Help("With --by session or area: how to detect sessions. Default: auto (condition, otherwise time)."),
     ] = None
     seed: Annotated[
-        int | None, Help("By session or area: random seed for the assignment to parts (default: 0).")
+        int | None, Help("With --by session or area: random seed for assigning groups to parts. Default: 0.")
     ] = None
 
     def __post_init__(self) -> None:

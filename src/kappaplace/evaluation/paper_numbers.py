@@ -38,7 +38,7 @@ class PaperNumber(NamedTuple):
 PAPER = tomllib.loads(files("kappaplace.evaluation").joinpath("paper.toml").read_text(encoding="utf-8"))
 """The file, as TOML has it."""
 ROLES: dict[str, str] = PAPER["roles"]
-"""What each model is, by role."""
+"""Description of the model of each role, such as "CosPlace, ResNet-50, 50 epochs"."""
 PROTOCOLS_OF: dict[str, tuple[str, ...]] = {name: tuple(ids) for name, ids in PAPER["protocols"].items()}
 """Protocols that can stand for a dataset; the first with a table is used."""
 POOL: tuple[str, ...] = tuple(PAPER["pool"])

@@ -152,7 +152,7 @@ def extend(writer: MapWriter, images: ReferenceList, model: AnyModel, options: A
 
 
 def save_patch_codebook(writer: MapWriter, codebook: PatchCodebook) -> None:
-    """Make a codebook the codebook of the map, before the first patches are coded with it."""
+    """Store the codebook of a map, before the first patches are coded with it."""
     array = codebook.to_array()
     writer.commit(patch_codebook=writer.extra("patch-codebook", array, len(array)))
 

@@ -180,7 +180,7 @@ class LabelOptions:
 
     size: Annotated[int, Help("Number of queries to draw.")] = 300
     """Half of the labels set the thresholds. A risk of 5% at 95% confidence needs 59 accepted answers."""
-    seed: Annotated[int, Help("Random seed for the draw.")] = 0
+    seed: Annotated[int, Help("Random seed for drawing the queries.")] = 0
     thin: Annotated[bool, Help("Draw only one query per place, based on position or time.")] = True
     rerank: Rerank = None
     """Number of top matches to re-rank by patch matching. Default: as at calibration, 0 without one."""

@@ -165,7 +165,7 @@ class PlaceMap(OpenMap):
         Args:
             model: New model, or its folder, file or name. Default: unchanged.
             options: Options of the embedding. By default, an unreadable image raises an error.
-            patches: What to store for patch matching: none, compact or full. Default: as before.
+            patches: What to store for patch matching: none, compact or full. Default: unchanged.
 
         Returns:
             Report of the embedding.

@@ -73,7 +73,7 @@ def stored_references(store: MapStore) -> list[ReferenceList]:
         if not root and len(rows):
             raise KappaPlaceError(
                 f"The map {store.folder} has {len(rows):,} references without image files, which cannot be "
-                "embedded again. Name their folder with `kappaplace map add`, or remove them."
+                "embedded again. Add their folder with `kappaplace map add MAP FOLDER`, or remove them."
             )
         sources.setdefault((root, prefix), []).extend(range(count, count + len(rows)))
         count += len(rows)
@@ -109,7 +109,7 @@ def as_table(images: Images, layout: str = "", *, skip_unreadable: bool = True) 
     if isinstance(images, str | Path) and Path(images).is_dir():
         return _folder(Path(images), layout, skip_unreadable)
     if isinstance(images, str | Path) and not Path(images).exists():
-        raise KappaPlaceError(f"Nothing at {images}. Pass a folder of images, a table or image files.")
+        raise KappaPlaceError(f"{images} does not exist. Pass a folder of images, a table or image files.")
     if layout not in ("", "photos"):
         raise KappaPlaceError(
             f"The layout {layout!r} needs a folder of images. Pass a folder, or omit the layout."
@@ -183,7 +183,7 @@ def into_frame(table: PlaceImages, frame: str, empty: bool) -> PlaceImages:
         return table
     if len(codes) != 1 or table.frame == LOCAL_FRAME:
         raise KappaPlaceError(
-            f"Positions of these images cannot be converted from the frame {table.frame} to that of the map, "
+            f"Positions of these images cannot be converted from the frame {table.frame} to the map's frame "
             f"{frame}. Convert them yourself, or build a separate map."
         )
     from pyproj import Transformer

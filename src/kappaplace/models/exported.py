@@ -191,7 +191,7 @@ class ExportRecord:
     kappaplace: str = ""
     """Version of kappaplace that wrote the file."""
     content: str = ""
-    """Checksum of an ONNX file apart from this checksum; a zip file of OpenVINO has checksums of its own."""
+    """Checksum of an ONNX file, computed while this field is `BLANK`. Empty for OpenVINO zip files."""
     format: int = FORMAT
     """Version of this record."""
 

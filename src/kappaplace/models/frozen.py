@@ -163,7 +163,7 @@ class FrozenEncoder(EncoderModule):
             images: Normalized images B×3×H×W.
 
         Returns:
-            The features; without a layer, each of them is the output of the encoder.
+            The features. If no ``layer`` was named, all of them are the descriptor of the encoder.
         """
         check_images(images)
         normalized, raw = self._encode(images)

@@ -30,7 +30,7 @@ from kappaplace.retrieval.codes import (
 )
 
 CODE_BYTES = 4096
-"""Largest code of a patch map."""
+"""Maximum size of the code of a patch map, in bytes."""
 BYTES_PER_BLOCK = 160
 """More bytes per block of 4×4 cells change agreements little."""
 SIDE = 4
@@ -100,7 +100,7 @@ class _Parts(NamedTuple):
     table: Tensor
     """One row per value of each byte, filled with zeros."""
     starts: Tensor
-    """First row of each byte."""
+    """First row of each byte in ``table``."""
     columns: Tensor
     """Column of each coefficient among the rows of all bytes, one after the other."""
     basis: Tensor

@@ -174,7 +174,7 @@ def rerank(
 
 
 def by_agreement(matches: Matches, agreement: Floats) -> tuple[Matches, Floats]:
-    """Sort the first matches by an agreement N×count, ties in their order; return both sorted."""
+    """Sort the first matches by agreement (N×count, stable); return the sorted matches and agreement."""
     order = np.argsort(-agreement, axis=1, kind="stable")
     return reordered(matches, order), np.take_along_axis(agreement, order, 1)
 

@@ -11,7 +11,7 @@ from kappaplace.data import HEIF
 from kappaplace.errors import KappaPlaceError
 
 FORMATS = ("JPEG", "PNG", "WEBP")
-"""Formats of cameras and browsers; their decoders are also fuzzed for browsers."""
+"""Image formats that are always accepted. Browser vendors also fuzz the decoders of these formats."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 KINDS = ("read", "write")
 """Kinds of tokens."""

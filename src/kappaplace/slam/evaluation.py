@@ -90,8 +90,8 @@ def closure_quality(accepted: NDArray[np.bool_], correct: NDArray[np.bool_], pos
     accepted, correct = np.asarray(accepted, bool), np.asarray(correct, bool)
     if accepted.shape != correct.shape or possible < int((accepted & correct).sum()):
         raise KappaPlaceError(
-            f"Got {accepted.shape} decisions and {correct.shape} outcomes for {possible} possible closures. "
-            "Pass one decision and one outcome per proposal."
+            f"accepted and correct must have the same shape, got {accepted.shape} and {correct.shape}. "
+            f"possible ({possible}) must be at least the number of correct accepted closures."
         )
     return ClosureQuality(int(accepted.sum()), int((accepted & ~correct).sum()), possible)
 

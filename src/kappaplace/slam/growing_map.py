@@ -110,9 +110,9 @@ class GrowingMap:
         size = 0 if pose is None else len(pose)
         if vector.shape != self._descriptors.shape[1:] or size != self.pose_size:
             raise KappaPlaceError(
-                f"Frame {self._count} has a descriptor of shape {vector.shape} and {size} numbers of "
-                "odometry, "
-                f"expected {self._descriptors.shape[1:]} and {self.pose_size}. Pass frames of the same kind."
+                f"Frame {self._count} has a descriptor of shape {vector.shape} and a pose of {size} numbers, "
+                f"expected {self._descriptors.shape[1:]} and {self.pose_size}. "
+                "Pass frames like the first one."
             )
         if (kappa is not None) != self.has_kappa:
             raise KappaPlaceError(

@@ -154,7 +154,7 @@ def run_slam(
         if inside.sum() < 3:
             raise KappaPlaceError(
                 f"The true trajectory covers {inside.sum()} frames, at least 3 are required. "
-                "Check that its times are those of the images."
+                "Check that the trajectory and the images use the same clock."
             )
     out = make_folder(out)
     stamp = sha256("\n".join([model.fingerprint, *_stamps(drive)]).encode()).hexdigest()

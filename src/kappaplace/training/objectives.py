@@ -28,7 +28,7 @@ from kappaplace.training.settings import LossSettings
 
 
 class Step(NamedTuple):
-    """One batch after the network."""
+    """Outputs of the network for one batch, with the labels of the images."""
 
     descriptor: Tensor
     """Unit vectors B×d."""

@@ -394,6 +394,7 @@ def _selection(classes: PlaceClasses, settings: ClassSettings, by_pose: bool) ->
     selection = np.flatnonzero(held_out if settings.use == "held-out" else ~held_out)
     if not len(selection):
         raise KappaPlaceError(
-            f"No place is left: classes.use is '{settings.use}' and classes.hold_out {settings.hold_out:g}."
+            f"No place is left with classes.use='{settings.use}' and classes.hold_out={settings.hold_out:g}. "
+            "Change one of them."
         )
     return selection

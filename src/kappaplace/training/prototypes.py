@@ -236,9 +236,9 @@ def check_prototypes(
             rate, chance = sum(wins) / len(wins), 1 / size
             if rate < chance + FAR_ABOVE_CHANCE * (1 - chance):
                 raise KappaPlaceError(
-                    f"The prototypes in {file} do not belong to these places: in group {number}, the own "
-                    f"prototype is the most similar one for {sum(wins)} of {len(wins)} images (chance "
-                    f"{chance:.2g}). Use all of its training images and its model, or set anchors.classes."
+                    f"The prototypes in {file} do not belong to these places: in group {number}, only "
+                    f"{sum(wins)} of {len(wins)} images are most similar to their own prototype (chance "
+                    f"{chance:.2g}). Use all its training images and its model, or set anchors.classes."
                 )
             won += wins
         start += size

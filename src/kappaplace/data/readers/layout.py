@@ -153,7 +153,7 @@ def query_and_reference_images(root: Path) -> QueryReferenceImages:
     query = first_folder(root, ("query", "queries", "live"))
     reference = first_folder(root, ("ref", "reference", "references", "database", "gallery"))
     if query is None or reference is None:
-        raise KappaPlaceError(f"{root} needs a folder query (or queries) and a folder ref (or database).")
+        raise KappaPlaceError(f"{root} must have folders 'query' (or 'queries') and 'ref' (or 'database').")
     queries, references = images_or_error(query, natural=True), images_or_error(reference, natural=True)
     return QueryReferenceImages(root, query, reference, queries, references)
 

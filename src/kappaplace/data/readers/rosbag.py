@@ -73,7 +73,7 @@ def read_bag(
     """
     bag = Path(folder)
     if not bag.exists():
-        raise KappaPlaceError(f"There is no bag {bag}.")
+        raise KappaPlaceError(f"There is no bag {bag}. Check the path.")
     with _open_bag(bag) as reader:
         images = _connections(reader, image_topic, _IMAGES, "image_topic")
         poses = _connections(reader, pose_topic, _POSES, "pose_topic")

@@ -104,7 +104,7 @@ def read_trajectory(file: Path, plane: str = "") -> Trajectory:
         KappaPlaceError: If the file is not a trajectory.
     """
     if not file.is_file():
-        raise KappaPlaceError(f"There is no trajectory {file}.")
+        raise KappaPlaceError(f"There is no trajectory {file}. Check the path.")
     if file.suffix.lower() == ".gpx":
         return _read_gpx(file)
     numbers = pose_numbers(file)
@@ -124,7 +124,7 @@ def read_trajectory(file: Path, plane: str = "") -> Trajectory:
 def pose_numbers(file: Path) -> NDArray[np.float64]:
     """Read a text file with one pose per line: 8 columns for TUM, 12 for KITTI."""
     if not file.is_file():
-        raise KappaPlaceError(f"There is no trajectory {file}.")
+        raise KappaPlaceError(f"There is no trajectory {file}. Check the path.")
     first = _first_line(file)
     if not first:
         raise KappaPlaceError(f"{file} is empty. A trajectory needs at least two poses.")

@@ -156,7 +156,7 @@ def _usable(place_map: OpenMap, sheet: Sheet, file: str | Path) -> tuple[Row, ..
 
 
 def _rerank(sheet: Sheet, options: CalibrateOptions, file: str | Path) -> int:
-    """Return the number of re-ranked matches behind the labels, which the options must not contradict."""
+    """Return how many matches were re-ranked for the labels; fail if the options have another number."""
     if sheet.sampling is None:
         return options.rerank or 0
     shown = sheet.sampling.verify

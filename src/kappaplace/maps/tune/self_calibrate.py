@@ -122,7 +122,7 @@ def self_queries(
     in_burst = booleans(burst, values.shape, "mask of the capture burst")
     in_radius = booleans(near, values.shape, "mask of the radius")
     if not in_burst.any(axis=1).all():
-        raise KappaPlaceError("The capture burst of each reference must include the reference itself.")
+        raise KappaPlaceError("Every row of burst must mark at least the reference itself.")
     stays = booleans(np.zeros(count, bool) if present is None else present, (count,), "mask of presence")
     left_out = in_burst & ~stays[:, None]
     removed = np.concatenate([left_out, in_burst | in_radius])
@@ -163,7 +163,9 @@ def burst_mask(
     if times.ndim != 1 or (sequence is not None and np.shape(sequence) != times.shape):
         raise KappaPlaceError("when and sequence must have one value per reference.")
     if len(numbers) and (numbers.min() < 0 or numbers.max() >= len(times)):
-        raise KappaPlaceError(f"rows must be between 0 and {len(times) - 1}.")
+        raise KappaPlaceError(
+            f"rows must be between 0 and {len(times) - 1}, got {numbers.min()} to {numbers.max()}."
+        )
     if not gap >= 0:
         raise KappaPlaceError(f"gap must be at least 0, got {gap}.")
     mask: Bools = np.abs(times[numbers, None] - times[None, :]) <= gap

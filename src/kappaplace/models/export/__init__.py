@@ -72,7 +72,7 @@ class Exported(NamedTuple):
     file: Path
     """The file."""
     record: ExportRecord
-    """Its record."""
+    """Record stored in the file."""
     gaps: list[Gap]
     """Differences from the model; empty for int8, see ``quantised``."""
     quantized: Quantization | None
