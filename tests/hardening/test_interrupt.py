@@ -5,6 +5,7 @@ Real processes get a real signal in the middle of their work, as all processes o
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import signal
@@ -104,6 +105,20 @@ def nothing_at(name: str) -> Callable[[Path], None]:
     return check
 
 
+def whole_rows(world: Path) -> None:
+    """The answers so far are kept, each in whole rows, and the next run continues after them."""
+    file = world / "answers.csv"
+    if file.exists():
+        rows = list(csv.reader(file.read_text(encoding="utf-8").splitlines()))
+        assert {len(row) for row in rows} <= {len(rows[0])}
+
+
+def every_image(world: Path) -> None:
+    with (world / "answers.csv").open(encoding="utf-8", newline="") as stream:
+        names = {Path(row["query"]).name for row in csv.DictReader(stream)}
+    assert names == {path.name for path in (world / "images").iterdir()}
+
+
 def uncalibrated(world: Path) -> None:
     assert json.loads((world / "made.map" / "manifest.json").read_text())["calibration"] is None
     assert PlaceMap.open(world / "made.map").verify() == []
@@ -154,7 +169,8 @@ CASES = {
     "localize": Case(
         "localize made.map images --json --csv answers.csv",
         maps_file("segments/"),
-        nothing_at("answers.csv"),
+        whole_rows,
+        every_image,
     ),
     "slam run": Case(
         "slam run images --odometry odometry.tum --out drive --model model --calibration closures.json",
@@ -164,7 +180,9 @@ CASES = {
     "city": Case("city --out city --blocks 2 --size 64", there("city/*/*/*.jpg"), whole_city),
     "export": Case("export model --out model.onnx", maps_file("onnx"), nothing_at("*model.onnx*")),
     "demo": Case("demo --out demo", maps_file("libtorch_cpu"), nothing_at("demo/report.html"), pause=4.0),
-    "bench": Case("bench --only embedding --out bench", maps_file("libtorch_cpu"), nothing_at("bench/*.csv")),
+    "bench": Case(
+        "bench --only embedding --out bench", maps_file("libtorch_cpu"), nothing_at("bench/*.csv"), pause=4.0
+    ),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +24,7 @@ def measured() -> dict[str, str]:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert run.returncode == 0, run.stdout + run.stderr
-    return {line.split()[0]: line.split(maxsplit=1)[1] for line in run.stdout.splitlines()}
+    return dict(re.findall(r"(\w+_\w+) (\S+)", run.stdout))
 
 
 @pytest.mark.slow
