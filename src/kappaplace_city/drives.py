@@ -54,15 +54,15 @@ class CityDrive:
     """True poses and odometry of a drive."""
 
     truth: Poses
-    """N×3 (x, y, yaw): metres and radians in the city's frame."""
+    """True poses, N×3 (x, y, yaw): metres and radians in the city's frame."""
     odometry: Poses
-    """N×3; starts at the true pose."""
+    """Poses by odometry, N×3; the first is the true pose."""
     corners: NDArray[np.int64]
     """Junctions of the route, M×2 (street along north, street along east)."""
 
     @property
     def heading(self) -> NDArray[np.float64]:
-        """Degrees clockwise from north, N."""
+        """Headings in degrees clockwise from north, N."""
         return np.degrees(np.pi / 2 - self.truth[:, 2]) % 360.0
 
 

@@ -30,7 +30,7 @@ def _canvas() -> np.ndarray:
 def _rectangle(
     canvas: np.ndarray, box: tuple[float, float, float, float], color: np.ndarray, material: int = PLAIN
 ) -> None:
-    """Fill (left, right, low, high), all in [0, 1]."""
+    """Fill a rectangle (left, right, low, high); coordinates are in [0, 1]."""
     left, right, low, high = box
     mask = (left <= _U) & (right > _U) & (low <= _Z) & (high > _Z)
     canvas[mask] = [*np.clip(color, 0, 255), material]

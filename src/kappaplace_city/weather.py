@@ -127,7 +127,7 @@ class Conditions:
 
 
 def mild(count: int, rng: np.random.Generator, strength: float = 0.5) -> Conditions:
-    """Draw conditions of a usual survey.
+    """Sample conditions of a usual survey.
 
     Each condition affects three in ten images, mostly at a low level.
 
@@ -141,7 +141,7 @@ def mild(count: int, rng: np.random.Generator, strength: float = 0.5) -> Conditi
 
 
 def harsh(count: int, rng: np.random.Generator, strength: float = 1.0) -> Conditions:
-    """Draw hard conditions: three in ten images are clear, the others have one to three conditions.
+    """Sample hard conditions: three in ten images are clear, the others have one to three conditions.
 
     Args:
         count: Number of images.

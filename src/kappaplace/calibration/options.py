@@ -11,7 +11,7 @@ from kappaplace.records import Help
 
 REJECT_RISK = 0.2
 OUTSIDE_RATE = 0.1
-"""Expected fraction of out-of-map queries if those at calibration were made from the labelled ones."""
+"""Default fraction of out-of-map queries, used if they were made from labelled queries."""
 RERANK = 10
 """Default number of matches to re-rank by patch matching, if the model and the images allow it."""
 

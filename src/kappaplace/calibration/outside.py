@@ -76,7 +76,7 @@ class OutsideAware:
         share(self.right_rate, "fraction of correct answers", ends=True)
 
     def probability(self, uncertainty: Any, rate: float | None = None) -> Floats:
-        """Return the probability of being correct if ``rate`` queries are out-of-map; None: as fitted."""
+        """Return the probability of being correct for a fraction of out-of-map queries; None: as fitted."""
         right = self.right.probability(uncertainty)
         if self.inside is not None:
             inside = self.inside_probability(uncertainty, rate)
@@ -148,7 +148,7 @@ def fit_outside_aware(
 
 
 def thin_to_rate(outside: NDArray[np.bool_], rate: float, seed: int = 0, *, slack: float = 1e-4) -> Rows:
-    """Draw a random sample with this expected fraction of out-of-map queries.
+    """Sample queries at random, with an expected fraction of out-of-map queries.
 
     The number of out-of-map queries is random (binomial), as in a real sample, so that the tests of
     `control_risk` remain exact. The sample is as large as the two kinds allow, except with probability

@@ -37,7 +37,7 @@ class Labels:
     neighborhood: str = ""
     """Without a table, which references show the same place: "frames:5" or "self"."""
     root: Path | None = None
-    """Folder of the images. Default: as the tables have it."""
+    """Folder of the images. Default: the folder stored in each table."""
 
     def check(self, count: int) -> None:
         """Fail unless there are labels for this many datasets."""
@@ -60,7 +60,7 @@ class Labels:
 
     @property
     def near(self) -> Neighborhood | None:
-        """The parsed neighborhood."""
+        """Neighborhood, parsed from the option."""
         return Neighborhood.parse(self.neighborhood) if self.neighborhood else None
 
 
@@ -255,7 +255,7 @@ def read_embeddings(descriptors: Path, kappa: Path | None = None) -> Embeddings:
             f"{kappa} must contain one κ for each of {len(values):,} descriptors, got {concentration.shape}."
         )
     if not (np.isfinite(concentration).all() and (concentration > 0).all()):
-        raise KappaPlaceError(f"{kappa} contains κ that is not finite and above 0. Check the model.")
+        raise KappaPlaceError(f"{kappa} contains κ that is not finite or not above 0. Check the model.")
     return Embeddings(values, concentration)
 
 

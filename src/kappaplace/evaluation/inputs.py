@@ -261,7 +261,7 @@ def _near_of(table: PlaceImages | None, option: Neighborhood | None) -> Neighbor
 
 
 class _Context(TypedDict, total=False):
-    """What is known about references beyond their descriptors."""
+    """Properties of references in addition to their descriptors; unknown ones are omitted."""
 
     positions: NDArray[np.float64] | None
     neighborhood: Near | None

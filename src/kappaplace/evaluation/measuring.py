@@ -198,7 +198,7 @@ def flaws_of(part: SetResult) -> dict[str, str]:
 
 
 def warnings_of(result: EvaluationResult) -> list[str]:
-    """Return what makes metrics of an evaluation meaningless: flawed scores, a floored κ, equal descriptors.
+    """Return warnings about meaningless metrics: flawed scores, κ below 1, descriptors that coincide.
 
     Args:
         result: The evaluation.

@@ -77,7 +77,7 @@ class PaperItem(NamedTuple):
 
 
 class PaperComparison(NamedTuple):
-    """All rows, and the evaluations they are based on."""
+    """Numbers of the paper next to ours, and the evaluations they are based on."""
 
     rows: list[PaperRow]
     """One row per number of the paper."""
@@ -233,7 +233,7 @@ def _queries(part: SetResult) -> int:
 def _differences(
     number: PaperNumber, result: EvaluationResult, sets: Mapping[str, tuple[SetResult, str]]
 ) -> list[str]:
-    """Return in what data and model differ from those of the paper."""
+    """Return the differences of data and model from those of the paper."""
     reasons = []
     for name, (part, stem) in sets.items():
         protocol = PROTOCOLS[stem]

@@ -261,7 +261,7 @@ class _StoredMetrics:
 
 @dataclass(frozen=True)
 class _Stored:
-    """Content of results.json, for its check."""
+    """Schema of results.json, which is checked when the file is read."""
 
     version: int
     name: str
@@ -297,7 +297,7 @@ def _set_facts(each: SetResult) -> dict[str, Json]:
 
 
 def plain(value: Json | np.generic) -> Json:
-    """Return a value as JSON has it: NumPy numbers become Python numbers, NaN and infinity become None."""
+    """Convert a value to JSON types: NumPy numbers become Python numbers, NaN and infinity become None."""
     if isinstance(value, dict):
         return {str(key): plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -308,7 +308,7 @@ def plain(value: Json | np.generic) -> Json:
 
 
 def _undefined_as_nan(value: Any) -> Any:
-    """Return metrics as they were before `plain`."""
+    """Restore metrics that `plain` converted."""
     if isinstance(value, dict):
         return {key: _undefined_as_nan(each) for key, each in value.items()}
     if isinstance(value, list):

@@ -64,7 +64,7 @@ class Choices:
     pool: tuple[str, ...] = ()
     """Names of the datasets to pool. Default: all."""
     keep_twins: bool = False
-    """Whether to evaluate queries that are nearly copies of references, too; they overstate every result."""
+    """Whether to include queries that are near-copies of references, which make every result too good."""
 
     def __post_init__(self) -> None:
         select_scores(self.scores)  # so that an unknown name fails before anything is embedded
@@ -144,7 +144,7 @@ def fit_on(retrieved: Retrieved, choices: Choices) -> Fitted:
 
 
 def preprocessing_for(model: AnyModel, table: PlaceImages, resize: Resize) -> Preprocessing:
-    """Return the preprocessing of a model, or with the image size that the protocol of the table defines.
+    """Return the preprocessing of a model, or the same with the image size of the table's protocol.
 
     Args:
         model: The model.
@@ -191,7 +191,7 @@ class Machine:
     batch_size: int = 32
     """Number of images to embed at once."""
     root: Path | None = None
-    """Folder of the images. Default: as the table has it."""
+    """Folder of the images. Default: the folder stored in the table."""
 
     def __post_init__(self) -> None:
         # Checked here, not after an hour of reading files, and even if everything is cached.
@@ -244,7 +244,7 @@ def evaluate(
 
 
 def encoder_of(source: Encoder | nn.Module | str | Path) -> AnyModel:
-    """Return a model by its name or folder, or as it is; another torch module gets no κ."""
+    """Return a model by its name or folder, or the given one. Other torch modules are wrapped, without κ."""
     if isinstance(source, str | Path):
         return load_model(source)
     if isinstance(source, nn.Module) and not isinstance(source, EncoderModule):
@@ -259,7 +259,7 @@ def _sides(
     if isinstance(source, tuple) and not isinstance(source, Embeddings):
         if len(source) != 2:
             raise KappaPlaceError(
-                f"Descriptors must be one array, or a pair of queries and references, got {len(source)}."
+                f"Descriptors must be one array, or two (queries and references), got {len(source)} arrays."
             )
         query, reference = (x if isinstance(x, Embeddings) else Embeddings(np.asarray(x)) for x in source)
         return query, reference

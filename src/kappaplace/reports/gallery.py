@@ -34,7 +34,7 @@ class Card:
     name: str
     """Name of the image file."""
     picture: Thumbnail | None
-    """None if the file cannot be opened."""
+    """Thumbnail of the image. None if the file cannot be opened."""
     captions: tuple[str, ...]
     right: bool | None = None
     """Whether the match is correct; None for the query itself."""

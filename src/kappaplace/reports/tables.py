@@ -286,7 +286,7 @@ def _metrics_table(group: Group, metrics: Sequence[str], scores: Sequence[str], 
     return Table(("score", *map(_arrow, metrics)), tuple(zip(names, *columns, strict=True)), caption)
 
 
-_STARS = " * Most queries have the same value of this score, so its ECE says nothing."
+_STARS = " * Most queries have the same value of this score, so its ECE is meaningless."
 
 
 def _is_ece(metric: str) -> bool:

@@ -1,6 +1,6 @@
-"""Order of the training images: a function of the epoch, the step and the seed alone.
+"""Order of the training images: it depends only on the epoch, the step and the seed.
 
-Every draw comes from counter-based random numbers. So a run resumes from two integers, and processes that
+All random numbers are counter-based. So a run resumes from two integers, and processes that
 share a batch do not have to communicate.
 """
 
@@ -42,7 +42,7 @@ class _Endless:
         self.rank = rank
         self.world_size = world_size
         self.position = 0
-        """Position in the order of all processes; a multiple of their number between draws."""
+        """Position in the order of all processes; a multiple of their number between samples."""
         self._order = (
             -1,
             -1,

@@ -177,14 +177,14 @@ Gather = Callable[[Tensor], Tensor]
 class Contrastive(Objective):
     """Multi-similarity loss with its miner, or the vMF term around batch centroids, or both.
 
-    The parts of a batch that processes hold are gathered first, so that every image is compared with all
+    The parts of a batch on all processes are gathered first, so that every image is compared with all
     negatives.
 
     Args:
         settings: Constants of the losses.
         retrieval: Whether to include the multi-similarity loss.
-        weight: Weight λ of the vMF term. 0: without it.
-        gather: Function that gathers the parts of a batch.
+        weight: Weight λ of the vMF term. 0 omits it.
+        gather: Function that gathers the parts of a batch from all processes.
     """
 
     def __init__(self, settings: LossSettings, retrieval: bool, weight: float, gather: Gather) -> None:
@@ -217,7 +217,7 @@ class BayesianTriplet(Objective):
 
     Args:
         settings: Constants of the losses.
-        gather: Function that gathers the parts of a batch.
+        gather: Function that gathers the parts of a batch from all processes.
     """
 
     has_anchors = False
@@ -273,7 +273,7 @@ def _spread(step: Step) -> Tensor:
 
 
 def gather_batch(part: Tensor) -> Tensor:
-    """Concatenate the parts of a batch that processes hold; gradients flow back to each part."""
+    """Concatenate the parts of a batch from all processes; gradients flow back to each part."""
     if not torch.distributed.is_initialized():
         return part
     if not part.requires_grad:

@@ -122,7 +122,7 @@ def assign_classes(
 
     Args:
         positions: East and north in metres, N×2.
-        heading: Heading in degrees, N, in any turn. Default: a cell is one class.
+        heading: Heading in degrees, N, of any turn. Default: a cell is one class.
         cell: Side of a cell in metres.
         angle: Width of a heading sector in degrees.
         groups_per_axis: Number of groups N along each axis.

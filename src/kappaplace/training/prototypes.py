@@ -205,7 +205,7 @@ def _from_release(file: Path, order: Sequence[NDArray[np.int64]]) -> tuple[Tenso
 
 SAMPLE = 64
 FAR_ABOVE_CHANCE = 0.25
-"""Smallest part of the way from chance to certainty at which prototypes belong to their classes."""
+"""Minimum hit rate for prototypes that belong to their classes, from 0 (chance) to 1 (always)."""
 
 
 def check_prototypes(

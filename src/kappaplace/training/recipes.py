@@ -129,7 +129,7 @@ def _find_places(settings: Settings, data: TrainingSet) -> Places:
 
 
 def _prototype_file(settings: Settings) -> Path:
-    """Return the file of the settings or of the starting model; the authors' release has both in one file."""
+    """Return the file of prototypes from the settings, or the one of the starting model."""
     file, start = settings.anchors.prototypes, settings.model.start
     if not file and not start:
         raise KappaPlaceError("The file of class prototypes is unknown. Set anchors.prototypes.")
@@ -345,7 +345,7 @@ def settings_for(
         name: Name of the recipe.
         config: TOML file with options. Default: none.
         options: Options as ``section.key=value``.
-        peers: Preset that follows the recipe's own: "paper", or a table of the paper. Default: none.
+        peers: Preset to apply after that of the recipe: "paper", or a table of the paper. Default: none.
 
     Returns:
         The settings.

@@ -65,7 +65,7 @@ class ModelSettings:
     start: str = ""
     """Model to start from: a folder, a weights file or a name of `kappaplace models`. Empty: a new model."""
     start_head: str = ""
-    """Head of a starting weights file of another project, if its keys allow several; none omits it."""
+    """Head to load from a weights file of another project, if its keys allow several. none: no head."""
     backbone: str = "resnet50"
     """Backbone of a new model."""
     dim: int = 512
@@ -109,13 +109,13 @@ class ClassSettings:
     groups: int = _not_negative(8)
     """Number of groups that take turns, one per epoch. 0: all."""
     group_order: Literal["largest", "first"] = "largest"
-    """Which groups these are: the largest, or the first by image name, as in the code of CosPlace."""
+    """Groups that take turns: the largest, or the first by image name, as in the code of CosPlace."""
     min_images: int = _positive(10)
     """Minimum number of images per class."""
     hold_out: float = _not_negative(0.0, most=1.0)
     """Fraction of places to exclude from training, so that κ can be fitted on places new to the encoder."""
     use: Literal["trained", "held-out", "all"] = "trained"
-    """Which of these places the run uses."""
+    """Places that the run uses: all, or only those that hold_out keeps (trained) or excludes (held-out)."""
 
 
 @dataclass(frozen=True)
@@ -373,7 +373,7 @@ def preset(recipe: str) -> dict[str, Option]:
 
 
 def peer_preset(name: str, recipe: str) -> dict[str, Option]:
-    """Return the options with which a recipe does what the code of the paper and of its baselines does.
+    """Return the options with which a recipe reproduces the code of the paper and of its baselines.
 
     Args:
         name: "paper", or a table of the paper, such as "tab:sf_final". See ``paper.toml``.
