@@ -135,6 +135,9 @@ def mild(count: int, rng: np.random.Generator, strength: float = 0.5) -> Conditi
         count: Number of images.
         rng: Random generator.
         strength: Highest level.
+
+    Returns:
+        The conditions.
     """
     levels = strength * rng.random((count, len(CONDITION_NAMES)), np.float32) ** 2
     return Conditions.from_levels(levels * (rng.random(levels.shape) < 0.3))
@@ -147,6 +150,9 @@ def harsh(count: int, rng: np.random.Generator, strength: float = 1.0) -> Condit
         count: Number of images.
         rng: Random generator.
         strength: Highest level.
+
+    Returns:
+        The conditions.
     """
     kinds = len(CONDITION_NAMES)
     number = rng.choice([0, 1, 2, 3], size=count, p=[0.3, 0.45, 0.2, 0.05])

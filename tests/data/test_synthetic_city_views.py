@@ -191,7 +191,7 @@ def test_bad_renders_are_refused(city):
         ({"poses": np.array([[*pose[0, :2], np.inf]])}, "finite numbers"),
         ({"poses": pose[:, :2]}, "N × 3"),
         ({"poses": pose, "conditions": Conditions.clear(2)}, "must have 1 values"),
-        ({"poses": pose, "image_seeds": np.array([-1])}, "image seeds"),
+        ({"poses": pose, "image_seeds": np.array([-1])}, "image_seeds"),
         ({"poses": pose, "workers": 0}, "workers"),
     ):
         with pytest.raises(KappaPlaceError, match=words):

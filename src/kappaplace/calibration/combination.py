@@ -251,6 +251,9 @@ class Signal:
         Args:
             features: Scores, with one more dimension for the names of the scores; optional for one score.
             dimensions: 1 for queries, 2 for matches.
+
+        Returns:
+            Uncertainties with ``dimensions`` dimensions; higher is less certain.
         """
         values = finite(features, f"scores ({', '.join(self.scores)})")
         if values.ndim == dimensions and len(self.scores) == 1:

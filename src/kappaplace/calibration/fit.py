@@ -361,6 +361,9 @@ def _fit_rule(part: Examples, options: CalibrateOptions, max_risk: float, querie
         options: Options of the fit and of the guarantee.
         max_risk: The risk limit of ``options``.
         queries: Number of all labelled queries, for messages.
+
+    Returns:
+        The decision rule.
     """
     outside, rate = part.outside, options.outside_rate
     rows = np.arange(len(part.right))

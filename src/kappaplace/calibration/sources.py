@@ -36,6 +36,9 @@ def calibration_with(fingerprint: str, preprocessing: Preprocessing) -> Calibrat
     Args:
         fingerprint: Fingerprint of the model.
         preprocessing: How images are prepared for the model.
+
+    Returns:
+        The calibration; None if none is shipped with this model.
     """
     for name in installed():
         shipped, own = read_shipped(shipped_folder(name))

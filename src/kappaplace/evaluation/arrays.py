@@ -182,6 +182,9 @@ def read_similarities(file: Path, method: str = "") -> dict[str, NDArray[np.floa
         file: File to read. The matrix of a .npy file is named after the file.
         method: Name of the matrix to read. Default: all.
 
+    Returns:
+        Matrices of queries × references by name.
+
     Raises:
         KappaPlaceError: If the file cannot be read, or does not have the matrix.
     """
@@ -213,6 +216,9 @@ def read_positives(file: Path, references: int) -> Positives:
             boolean matrix N×R, or (.npz) the arrays "indptr" and "indices" of compressed rows.
         references: Number of references, R.
 
+    Returns:
+        The correct references of each query.
+
     Raises:
         KappaPlaceError: If the file cannot be read, or does not match the number of references.
     """
@@ -238,6 +244,9 @@ def read_embeddings(descriptors: Path, kappa: Path | None = None) -> Embeddings:
     Args:
         descriptors: File of the descriptors.
         kappa: File of κ.
+
+    Returns:
+        Descriptors, with κ if it has a file.
 
     Raises:
         KappaPlaceError: If a file cannot be read, or has another shape or type.

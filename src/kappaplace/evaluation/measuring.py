@@ -128,6 +128,9 @@ def plan_of(sets: Sequence[SetResult], resamples: int, seed: int) -> Resampling:
         sets: The datasets.
         resamples: Number of resamples.
         seed: Random seed.
+
+    Returns:
+        The resamples of all queries.
     """
     strata = np.repeat(np.arange(len(sets)), [len(each.hits) for each in sets])
     block = {number: each.block for number, each in enumerate(sets)}

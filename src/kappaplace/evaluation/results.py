@@ -518,6 +518,9 @@ def references_to_store(references: int, retrieved: NDArray[np.int64]) -> NDArra
     Args:
         references: Number of references in the map.
         retrieved: Rows of the matches.
+
+    Returns:
+        Rows of the references, ascending.
     """
     if references <= MOST_REFERENCES:
         return np.arange(references)

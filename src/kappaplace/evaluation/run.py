@@ -150,6 +150,9 @@ def preprocessing_for(model: AnyModel, table: PlaceImages, resize: Resize) -> Pr
         model: The model.
         table: The table.
         resize: "model" or "protocol".
+
+    Returns:
+        The preprocessing.
     """
     protocol = PROTOCOLS.get(table.protocol)
     if resize == "model" or protocol is None:

@@ -73,6 +73,9 @@ def panels(
         width: Width of a plot in inches.
         height: Height of a plot in inches.
         sharey: Whether the plots share their y axis.
+
+    Returns:
+        The figure, its plots, and the first plot of each row.
     """
     rows = -(-count // columns)
     figure = new_figure(width * columns, height * rows)
@@ -319,6 +322,9 @@ def kappa_histogram_figure(
         queries: κ of each query.
         references: κ of each reference; None if it is unknown.
         success: Whether the top match of each query is correct; None if it is unknown.
+
+    Returns:
+        The figure.
     """
     parts: list[tuple[NDArray[np.float64], str, str, str]] = []
     if references is not None:

@@ -80,6 +80,9 @@ def gallery_rows(part: SetResult, score: ScoreColumns, queries: Sequence[tuple[s
         part: Results of the dataset.
         score: Score that gives the confidence.
         queries: Title and row of each query.
+
+    Returns:
+        One row of images per query.
     """
     return [Row(title, query, _cards(part, score, query)) for title, query in queries]
 

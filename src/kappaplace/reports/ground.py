@@ -42,6 +42,9 @@ def map_figure(
         queries: Positions in metres, N×2.
         uncertainty: Uncertainty of each query.
         success: Whether the top match of each query is correct.
+
+    Returns:
+        The figure.
     """
     from scipy.stats import rankdata
 

@@ -45,6 +45,9 @@ def label_page(
         sample: Identifier of the sample, under which the browser stores the answers.
         head: Lines of the labels file before its columns.
         file: Name of the labels file.
+
+    Returns:
+        HTML of the page.
     """
     data = {
         "sample": sample,
@@ -95,7 +98,7 @@ def write_label_page(
         KappaPlaceError: If the queries were not sampled at random, or no image of the map can be opened.
     """
     if sheet.sampling is None:
-        raise KappaPlaceError("The page needs queries sampled at random. Run `kappaplace map label`.")
+        raise KappaPlaceError("Labelling pages need queries sampled at random. Run `kappaplace map label`.")
     questions = []
     with track("Resizing images", len(sheet.rows)) as bar:
         for position, row in enumerate(sheet.rows):

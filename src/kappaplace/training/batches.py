@@ -233,6 +233,9 @@ class BatchPlan:
             epoch: Number of the epoch, from 0.
             start: First step.
             stop: Step after the last one.
+
+        Returns:
+            The items, with one row per image.
         """
         group = self.groups[self.group_of(epoch)]
         first = (epoch // len(self.groups)) * self.iterations  # steps of this group in earlier epochs
@@ -261,5 +264,8 @@ def view_key(seed: int, rows: Ints, views: Ints) -> NDArray[np.uint64]:
         seed: Random seed of the run.
         rows: Image rows.
         views: Number of the view of each image.
+
+    Returns:
+        One key per view.
     """
     return item_key(seed, rows, views, 1)

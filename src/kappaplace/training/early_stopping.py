@@ -18,6 +18,9 @@ def better(metric: str, value: float, than: float | None, min_delta: float = 0.0
         value: The new value.
         than: The best value so far. None if there is none.
         min_delta: Smallest difference that is an improvement.
+
+    Returns:
+        Whether the value is an improvement.
     """
     if value != value:
         return False

@@ -71,6 +71,9 @@ class Objective(nn.Module):
         Args:
             cosine: Mean cosine of descriptors and their anchors.
             dim: Dimension of the descriptors.
+
+        Returns:
+            The constant output.
         """
         return float(vmf.best_kappa(torch.tensor(min(max(cosine, 0.01), 0.99)), dim))
 

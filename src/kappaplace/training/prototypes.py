@@ -73,6 +73,9 @@ def prototype_anchors(
         dim: Dimension of the descriptors.
         order: For the authors' release, the cells of the classes of each group in its order.
 
+    Returns:
+        One anchor per image that has a class in the group.
+
     Raises:
         KappaPlaceError: If the file does not exist, is damaged, or does not match the classes or the model.
     """
@@ -175,6 +178,9 @@ def release_order(data: TrainingSet, settings: Settings) -> list[NDArray[np.int6
         data: All training images.
         settings: Options of the run; ``anchors.classes`` can be the file in which that code stores the order.
 
+    Returns:
+        Cell indices of the classes of each group, C×3.
+
     Raises:
         KappaPlaceError: If this file is not one of that code, or the images have no headings.
     """
@@ -252,6 +258,9 @@ def place_anchors(store: FeatureStore, group: PlaceGroup, images: int) -> FixedA
         store: Features of the images.
         group: The places.
         images: Number of images of the dataset.
+
+    Returns:
+        One anchor per image; images outside the group have none.
 
     Raises:
         KappaPlaceError: If a place has a single image.

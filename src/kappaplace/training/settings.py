@@ -293,6 +293,9 @@ class Settings:
 
         Args:
             comments: Whether a comment above each option explains it.
+
+        Returns:
+            Text of the file.
         """
         sections = field_docs(Settings) if comments else {}
         lines = [f'recipe = "{self.recipe}"']
@@ -378,6 +381,9 @@ def peer_preset(name: str, recipe: str) -> dict[str, Option]:
     Args:
         name: "paper", or a table of the paper, such as "tab:sf_final". See ``paper.toml``.
         recipe: The recipe.
+
+    Returns:
+        Values by ``section.key``.
 
     Raises:
         KappaPlaceError: If there is no such preset, or the table has no model of this recipe.

@@ -40,6 +40,9 @@ def starting_model(settings: Settings, recipe: Recipe, model: TrainableModel | N
         recipe: The recipe.
         model: Model to start from. Default: ``model.start`` of the settings.
 
+    Returns:
+        The model to train.
+
     Raises:
         KappaPlaceError: If the recipe needs a trained model, or cannot train this one.
     """
@@ -131,6 +134,9 @@ def installed_trackers(names: Sequence[str]) -> list[str]:
     Args:
         names: Names of trackers.
 
+    Returns:
+        Names of the installed trackers.
+
     Raises:
         KappaPlaceError: If a tracker is unknown, or another one than the default is not installed.
     """
@@ -208,6 +214,9 @@ class Engine:
             settings: How the machine is used.
             device: "cpu" to force the CPU, otherwise empty.
             folder: Folder of the run.
+
+        Returns:
+            The process.
 
         Raises:
             KappaPlaceError: If the device is invalid, or accelerate is missing for several processes.

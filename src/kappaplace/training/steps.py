@@ -65,6 +65,9 @@ class Work:
             epoch: Number of the epoch, from 0.
             start: First step.
             stop: Step after the last one; at most the number of steps per epoch.
+
+        Returns:
+            The items of this process.
         """
         items = self.plan.items(epoch, start, min(stop, self.plan.iterations))
         shape = (-1, self.accumulate, self.accelerator.num_processes, self.part_size)
@@ -209,6 +212,9 @@ class CachedSteps:
             rows: Image rows, B.
             labels: Place of each image within the group, B.
             group: Number of the group.
+
+        Returns:
+            Unit descriptors, outputs of the head, and labels of the batch.
         """
         return Step(unit, self.head(reduced.float()), rows, labels, group)
 
