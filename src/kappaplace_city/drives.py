@@ -37,7 +37,7 @@ MOVES = ((1, 0), (0, 1), (-1, 0), (0, -1))
 
 @dataclass(frozen=True)
 class Drift:
-    """Errors of odometry: noise of every step, and a bias that is constant over the drive."""
+    """Errors of simulated odometry: noise of every step, and a bias that is constant over the drive."""
 
     metres: float = 0.02
     """Noise of the distance, as a fraction of it."""

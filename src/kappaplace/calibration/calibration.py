@@ -57,7 +57,7 @@ class Calibration:
     rerank: int = field(default=0, metadata=optional())
     """Number of top matches that were re-ranked by patch matching at calibration."""
     domain: Domain | None = field(default=None, metadata=optional())
-    """Appearance of correctly answered calibration queries; None in files of earlier versions."""
+    """Domain: appearance of correctly answered calibration queries; None in files of earlier versions."""
     plain: Calibration | None = field(default=None, metadata=optional())
     """Calibration without patch matching, for queries or maps whose images are not available."""
 
@@ -128,7 +128,7 @@ class Calibration:
         """
         if self.pair is None or self.pair_right is None:
             raise KappaPlaceError(
-                "This calibration has no probabilities of single matches. Fit it with pairs."
+                "This calibration has no probabilities of single matches. Fit it again with pairs."
             )
         uncertainty = self.pair.uncertainty(features, 2)
         return self.pair_right.probability(uncertainty, self._rate(outside_rate))

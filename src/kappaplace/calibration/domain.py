@@ -25,7 +25,7 @@ from kappaplace.retrieval.evidence import Evidence
 from kappaplace.uncertainty import SCORES
 
 LEVEL = 0.02
-"""Fraction of correct answers that the guard may cost."""
+"""Maximum fraction of correct answers that the domain test may reject."""
 MOST_ROWS = 400
 """Maximum number of stored rows: two hundred distances resolve one percent."""
 DIGITS = 5
@@ -35,8 +35,7 @@ MATCH_SIGNALS = ("cosine", "margin", "patches", "patch-margin")
 """Scores of the match (higher is worse), of which only values above the center are suspicious."""
 KAPPA = "log kappa"
 LEAST_DEVIATION = {KAPPA: 0.05, "brightness": 0.01, "contrast": 0.01}
-"""Minimum standard deviation per column, so that a nearly constant column is not too strict. Default:
-0.02."""
+"""Minimum standard deviation per column (default: 0.02); a nearly constant column would be too strict."""
 WORDS = {
     "cosine": "the match is less similar",
     "margin": "the match stands out less from other places",

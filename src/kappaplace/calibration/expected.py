@@ -22,9 +22,7 @@ from kappaplace.calibration.options import REJECT_RISK
 from kappaplace.checks import Floats, share
 
 LEAST_INSIDE = 0.01
-ESTIMATED = (
-    "Thresholds for this risk are estimated from the probabilities of the calibration, not guaranteed."
-)
+ESTIMATED = "Thresholds for this risk are estimated from the calibrated probabilities, without a guarantee."
 
 
 class ExpectedCurve(NamedTuple):

@@ -36,7 +36,7 @@ def shift_prior(probability: Any, fitted: float, stated: float) -> Floats:
 
     Args:
         probability: Probabilities of the class, any shape.
-        fitted: Fraction of the class for which they were fitted.
+        fitted: Fraction of the class for which the probabilities were fitted.
         stated: Fraction of the class to convert to.
 
     Returns:
@@ -67,7 +67,7 @@ class OutsideAware:
     inside: Calibrator | None
     """Calibrator of being inside the map; None without examples of both kinds."""
     fitted_rate: float
-    """Fraction of out-of-map queries for which they were fitted."""
+    """Fraction of out-of-map queries for which the probabilities were fitted."""
     right_rate: float
     """Fraction of correct answers among in-map queries."""
 

@@ -122,7 +122,7 @@ def control_risk(
 ) -> RiskThreshold:
     """Find the largest threshold whose selective risk is at most ``max_risk``; see the head of this file.
 
-    All thresholds that pass hold at once, so a caller may take the largest one ``below`` some value.
+    The guarantees of all thresholds that pass hold together, so ``below`` may select any of them.
 
     Args:
         uncertainty: One value per query, N; higher is less certain.

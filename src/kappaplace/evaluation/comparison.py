@@ -49,7 +49,7 @@ class Cell(NamedTuple):
     difference: float = math.nan
     """Value minus that of the first evaluation. NaN if there is no test."""
     p_value: float = math.nan
-    """Two-sided p-value, Holm-corrected over the table of the dataset. NaN if there is no test."""
+    """Two-sided p-value, Holm-corrected over all tests on the dataset. NaN if there is no test."""
     flaw: str = ""
     """Why the metric is meaningless: an ECE of a score that is constant or nearly so."""
 

@@ -235,7 +235,7 @@ def _positives(
 
 
 def _check_table(table: PlaceImages, k: int) -> None:
-    """Fail before hours of embedding, not after them."""
+    """Fail before hours of embedding if the table cannot be evaluated."""
     references = len(table.reference_rows)
     if not len(table.query_rows) or not references:
         raise KappaPlaceError(
@@ -251,7 +251,7 @@ def _check_table(table: PlaceImages, k: int) -> None:
 def _near_of(table: PlaceImages | None, option: Neighborhood | None) -> Neighborhood | None:
     if table is not None and option is not None:
         raise KappaPlaceError(
-            "The table already defines a neighborhood. Omit --neighborhood, or import the table with another."
+            "The table already has a neighborhood. Omit --neighborhood, or import the table with another."
         )
     if option is not None and option.kind == "metres":
         raise KappaPlaceError(

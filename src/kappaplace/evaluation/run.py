@@ -64,7 +64,7 @@ class Choices:
     pool: tuple[str, ...] = ()
     """Names of the datasets to pool. Default: all."""
     keep_twins: bool = False
-    """Whether to include queries that are near-copies of references, which make every result too good."""
+    """Whether to include queries that are near-copies of references; results are then too good."""
 
     def __post_init__(self) -> None:
         select_scores(self.scores)  # so that an unknown name fails before anything is embedded
@@ -328,7 +328,7 @@ def evaluate_model(
     fitting = None if validation is None else PlaceImages.open(validation, machine.root)
     if fitting is not None and fitting.content_hash in {table.content_hash for table in opened}:
         raise KappaPlaceError(
-            f"{validation} cannot be both fitted and evaluated. Fit on a table of other places."
+            f"{validation} cannot be used for both fitting and evaluation. Fit on a table of other places."
         )
     if fitting is None and choices.fuse:
         raise KappaPlaceError("A combination must be fitted on other queries. Pass --fit-on TABLE.")

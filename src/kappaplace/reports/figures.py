@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 def styled(draw: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a function that draws, so that it uses `PLOT_STYLE`."""
+    """Return a drawing function that uses `PLOT_STYLE`."""
 
     @wraps(draw)
     def run(*arguments: P.args, **options: P.kwargs) -> T:

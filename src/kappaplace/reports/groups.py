@@ -120,7 +120,7 @@ class Group:
         return reliability_curve(column.query, success_at(self.hits, k), _clamp(column))
 
     def risk_coverage(self, score: str) -> AcceptanceCurve:
-        """Return the remaining errors at each fraction of answered queries."""
+        """Return the risk–coverage curve: the fraction of errors at each fraction of answered queries."""
         return acceptance_curve(self.scores[score].query, self.success)
 
     def surface(self, score: str) -> EceSurface:

@@ -191,7 +191,7 @@ class Artifacts:
             caption: How to read it.
 
         Returns:
-            HTML of the figure; a link to the file if the page is full.
+            HTML of the figure, or a note with the name of the file if the page is full.
         """
         file, png = self._save(name, figure, DPI, COLORS)
         return self._fitted(picture(png, alternative, caption), file)

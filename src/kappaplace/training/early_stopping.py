@@ -49,7 +49,7 @@ class EarlyStopping:
     waited: int = 0
     """Epochs since the last improvement."""
     stopped: bool = False
-    """Whether training stops."""
+    """Whether training stops after this epoch."""
     best_epoch: dict[str, int] = field(default_factory=dict)
     """Epoch of the best value of every metric, in all phases."""
     best_value: dict[str, float] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class EarlyStopping:
 
     @property
     def metric(self) -> str:
-        """The watched metric."""
+        """Name of the metric that is watched now."""
         return self.metrics[self.phase]
 
     def update(self, epoch: int, values: dict[str, float]) -> list[str]:

@@ -354,7 +354,7 @@ class Loop:
         self.accelerator.wait_for_everyone()
 
     def _gather_random(self) -> list[dict[str, Tensor]]:
-        """Return the random state of every process: each has its own dropout."""
+        """Return the random state of every process, because each has different dropout."""
         if self.accelerator.num_processes == 1:
             return [rng_state()]
         states: list[dict[str, Tensor]] = [{}] * self.accelerator.num_processes

@@ -28,7 +28,7 @@ from kappaplace.training.settings import LossSettings
 
 
 class Step(NamedTuple):
-    """Outputs of the network for one batch, with the labels of the images."""
+    """Outputs of the network for one batch of images, with the labels of the images."""
 
     descriptor: Tensor
     """Unit vectors B×d."""
@@ -58,7 +58,7 @@ class Objective(nn.Module):
         raise NotImplementedError
 
     def parameters_of(self, group: int) -> list[nn.Parameter]:
-        """Return the objective's own weights that a step in this group updates."""
+        """Return the weights of the objective, such as prototypes, that a step in this group updates."""
         return []
 
     def cosine(self, step: Step) -> Tensor:

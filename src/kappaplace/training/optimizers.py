@@ -28,7 +28,7 @@ class Optimizers:
 
     Args:
         model: The model.
-        objective: The loss, which can have its own weights per group.
+        objective: The loss, which can have weights for each group, such as prototypes.
         groups: Number of groups.
         settings: Learning rates and schedule.
         total_steps: Number of steps of the run.

@@ -43,7 +43,7 @@ class PlaceGroup:
         classes = self.class_of_image[np.asarray(rows, np.int64)]
         labels = np.searchsorted(self.classes, classes)
         if not (len(self) and np.array_equal(self.classes[np.minimum(labels, len(self) - 1)], classes)):
-            raise KappaPlaceError("Some images are not in this group. Pass only rows of its own images.")
+            raise KappaPlaceError("Some images are not in this group. Pass only rows of images of the group.")
         return labels
 
 

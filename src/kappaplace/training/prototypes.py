@@ -217,7 +217,7 @@ FAR_ABOVE_CHANCE = 0.25
 def check_prototypes(
     anchors: FixedAnchors, sizes: Sequence[int], describe: Callable[[NDArray[np.int64]], Tensor], file: Path
 ) -> float:
-    """Check on a sample of images of each group that their own prototype is the most similar one.
+    """Check on sampled images of each group that the prototype of their class is the most similar one.
 
     Args:
         anchors: The anchors, group after group.
@@ -226,7 +226,7 @@ def check_prototypes(
         file: File of the prototypes.
 
     Returns:
-        Rate of sampled images whose own prototype is the most similar one of its group.
+        Fraction of the sampled images for which the prototype of their class is the most similar one.
 
     Raises:
         KappaPlaceError: If this is not far more frequent than by chance in every group.
@@ -243,7 +243,7 @@ def check_prototypes(
             if rate < chance + FAR_ABOVE_CHANCE * (1 - chance):
                 raise KappaPlaceError(
                     f"The prototypes in {file} do not belong to these places: in group {number}, only "
-                    f"{sum(wins)} of {len(wins)} images are most similar to their own prototype (chance "
+                    f"{sum(wins)} of {len(wins)} images are most similar to their prototype (chance "
                     f"{chance:.2g}). Use all its training images and its model, or set anchors.classes."
                 )
             won += wins

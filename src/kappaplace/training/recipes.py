@@ -166,7 +166,7 @@ def _classifier_anchors(parts: Parts) -> FixedAnchors:
     anchors = prototype_anchors(file, group, classes, parts.grid, parts.model.dim, order)
     sizes = [len(matrix) for matrix in read_prototypes(file)]
     rate = check_prototypes(anchors, sizes, parts.describe, file)
-    parts.say(f"For {rate:.0%} of the sampled images, their own prototype of {file} is the most similar one.")
+    parts.say(f"For {rate:.0%} of the sampled images, their prototype in {file} is the most similar one.")
     return anchors
 
 
@@ -224,7 +224,7 @@ def distillation(parts: Parts) -> Objective:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A kind of training."""
+    """A kind of training, with everything that differs between kinds."""
 
     name: str
     """Name on the command line."""
@@ -291,7 +291,7 @@ RECIPES: dict[str, Recipe] = {
         ),
         Recipe(
             "stun",
-            "baseline: a student that learns a teacher's descriptors and its own variance",
+            "baseline: a student that learns a teacher's descriptors and their variance",
             "stun",
             distillation,
             all_places,

@@ -157,7 +157,7 @@ class OptimizerSettings:
     weight_decay: float = _not_negative(0.0)
     """Weight decay of AdamW."""
     schedule: Literal["constant", "warm-cosine", "halving"] = "constant"
-    """Learning rate over the run: constant, a linear warm-up followed by a cosine, or half of it after every
+    """Learning rate over the run: constant, linear warm-up followed by a cosine, or halved after every
     five epochs, as in the code of STUN."""
 
 
