@@ -228,8 +228,8 @@ class Judgment:
     pairs: Floats | None = None
     """Probability that each match is correct, N×K."""
     reasons: tuple[str, ...] = ()
-    """For each query, how it differs from the calibration queries if its probability does not apply;
-    otherwise an empty string."""
+    """Reason why the probability of a query does not apply: a difference from the calibration queries. Empty
+    if it applies."""
     guaranteed: Bools | None = None
     """Whether the risk of accepting is guaranteed, N."""
 

@@ -37,7 +37,7 @@ SELF_CALIBRATED = (
 
 
 class Decision(str, Enum):
-    """What the user should do with an answer."""
+    """Recommendation for an answer: use it, check it or discard it."""
 
     ACCEPT = "accept"
     DOUBTFUL = "doubtful"
@@ -142,7 +142,7 @@ def fit_rule(
         max_risk: Maximum fraction of errors among the accepted.
         confidence: Confidence level of each guarantee.
         reject_risk: Maximum fraction of correct answers among the rejected. None: reject nothing.
-        method: How thresholds are tested, see `control_risk`.
+        method: Method to test thresholds, see `control_risk`.
         slack: Part of 1 − confidence that was used for other steps.
         assumptions: Sentences to add to those of the rule.
 

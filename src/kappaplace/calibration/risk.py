@@ -91,7 +91,7 @@ class RiskThreshold:
     confidence: float
     method: str
     assumptions: str
-    """What the guarantee depends on, in sentences."""
+    """Conditions of the guarantee, in sentences."""
 
 
 def needed_acceptances(max_risk: float, confidence: float = 0.95) -> int:
@@ -129,7 +129,7 @@ def control_risk(
         success: Whether each query was answered correctly, N.
         max_risk: Maximum fraction of errors among the accepted.
         confidence: Confidence level of the guarantee.
-        method: How thresholds are tested: a name of `METHODS`.
+        method: Method to test thresholds: a name of `METHODS`.
         below: Only consider thresholds below this value.
         slack: Part of 1 − confidence that was used for other steps.
 

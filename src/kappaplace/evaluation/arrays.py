@@ -28,14 +28,14 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Labels:
-    """Which references are correct, for descriptors or similarities from files."""
+    """Labels for descriptors or similarities from files: which references are correct."""
 
     positives: Sequence[Path] = ()
     """Files with the correct references of each query, one per dataset."""
     tables: Sequence[Path] = ()
     """Tables, one per dataset: they add positives, positions and images."""
     neighborhood: str = ""
-    """Without a table, which references show the same place: "frames:5" or "self"."""
+    """Neighborhood of references that show the same place, without a table: "frames:5" or "self"."""
     root: Path | None = None
     """Folder of the images. Default: the folder stored in each table."""
 

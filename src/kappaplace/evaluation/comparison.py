@@ -51,7 +51,7 @@ class Cell(NamedTuple):
     p_value: float = math.nan
     """Two-sided p-value, Holm-corrected over all tests on the dataset. NaN if there is no test."""
     flaw: str = ""
-    """Why the metric is meaningless: an ECE of a score that is constant or nearly so."""
+    """Reason why the metric is meaningless, for an ECE of a nearly constant score; empty otherwise."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +67,7 @@ class ComparedSet:
     rows: dict[str, list[Cell | None]]
     """Score (or retrieval) → one cell per evaluation. None if the evaluation lacks the score."""
     note: str = ""
-    """Why there is no test. Empty if there is one."""
+    """Reason why there is no test. Empty if there is one."""
 
 
 @dataclass(frozen=True, eq=False)

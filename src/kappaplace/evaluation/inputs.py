@@ -45,13 +45,13 @@ class Retrieved:
     table: PlaceImages | None = None
     """Table of the images, if there is one."""
     neighborhood: Neighborhood | None = None
-    """Which references show the same place, if it is known."""
+    """Neighborhood of references that show the same place, if it is specified."""
     facts: dict[str, Json] = field(default_factory=dict)
     """Facts to store with the result, such as the hash of the table."""
 
     @property
     def policy(self) -> NoPositives:
-        """How the protocol of the dataset treats queries without a positive."""
+        """Policy of the dataset's protocol for queries without a positive."""
         protocol = PROTOCOLS.get(self.table.protocol) if self.table is not None else None
         return NoPositives.FAIL if protocol is None else protocol.no_positives
 

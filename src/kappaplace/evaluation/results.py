@@ -96,7 +96,7 @@ class SetResult:
     without_positives: int = 0
     """Number of queries without a positive, before the policy was applied."""
     policy: str = "fail"
-    """How queries without a positive were treated: fail, skip or error."""
+    """Policy for queries without a positive: fail, skip or error."""
     query_kappa: Floats | None = None
     """κ per query, N. None if the model has no κ."""
     reference_kappa: Floats | None = None

@@ -54,7 +54,7 @@ class Choices:
     k: int = 10
     """Number of matches per query."""
     policy: NoPositives | None = None
-    """How to treat queries without a positive. Default: as the protocol defines, otherwise fail."""
+    """Policy for queries without a positive. Default: the policy of the protocol, otherwise fail."""
     resamples: int = RESAMPLES
     """Number of bootstrap resamples for the intervals. 0 omits the intervals."""
     seed: int = 0
@@ -185,7 +185,7 @@ def _score(retrieved: Retrieved, choices: Choices, fitted: Fitted | None, own: S
 
 @dataclass(frozen=True)
 class Machine:
-    """Where and how images are embedded. No option changes the result."""
+    """Options of embedding: cache, device, batch size. No option changes the result."""
 
     cache: Path | None = None
     """Folder of stored embeddings. Default: $KAPPAPLACE_CACHE, or the cache folder of the user."""
@@ -305,7 +305,7 @@ def evaluate_model(
         source: The model: a folder, a weights file, a name, or any torch module that returns descriptors.
         tables: Files of the tables.
         choices: Options.
-        machine: Where and how images are embedded.
+        machine: Options of embedding: cache, device, batch size.
         name: Name of the evaluation. Default: the name of the model.
         validation: Table on which probabilities and the combination of scores are fitted.
         own: CSV files with the user's own scores.

@@ -67,7 +67,7 @@ def score_set(
     Args:
         retrieved: The dataset after retrieval.
         scores: Scores to compute. A score whose inputs are missing is reported with the reason instead.
-        policy: How to treat queries without a positive. Default: as the protocol of the dataset defines.
+        policy: Policy for queries without a positive. Default: the policy of the dataset's protocol.
         calibrations: Turn a score, by name, into the probability that the top match is correct.
         own: The user's own scores of all queries of the dataset.
         not_asked: Scores that were not requested, each with the reason.
@@ -223,7 +223,7 @@ class Fitted(NamedTuple):
     combined: Score | None
     """The combination as a score. None if no scores were combined."""
     combination: Combination | None
-    """Its weights. None if no scores were combined."""
+    """Weights of the combination. None if no scores were combined."""
     own: Calibration | None = None
     """Calibration as a map would use it. None if there is none for the model."""
 

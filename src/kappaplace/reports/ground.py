@@ -119,7 +119,7 @@ class Panel:
 
 @dataclass(frozen=True, eq=False)
 class MapView:
-    """All panels of a table with their titles and labels."""
+    """Map of a table: panels with their titles and labels."""
 
     title: str
     sentence: str

@@ -101,7 +101,7 @@ class Group:
 
     @cached_property
     def flaws(self) -> dict[str, str]:
-        """Why a score cannot rank queries, by name; scores without a flaw are omitted."""
+        """Reasons why scores cannot rank queries, by score; scores without a flaw are omitted."""
         flaws = {name: score_flaw(column.query) for name, column in self.scores.items()}
         return {name: flaw for name, flaw in flaws.items() if flaw}
 

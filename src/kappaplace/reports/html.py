@@ -30,7 +30,7 @@ def template(name: str) -> str:
 
 
 CAPTIONS: Mapping[str, str] = json.loads(template("captions.json"))
-"""How to read each table and figure."""
+"""Captions that explain how to read each table and figure."""
 
 
 def page(title: str, lead: str, sections: Sequence[str]) -> str:
@@ -114,7 +114,7 @@ def picture(png: bytes, alternative: str, caption: str) -> str:
     Args:
         png: The image.
         alternative: Text for readers who cannot see it.
-        caption: How to read it.
+        caption: Explanation of how to read the figure.
 
     Returns:
         HTML of the figure.
@@ -188,7 +188,7 @@ class Artifacts:
             name: Name of the files.
             figure: The figure.
             alternative: Text for readers who cannot see it.
-            caption: How to read it.
+            caption: Explanation of how to read the figure.
 
         Returns:
             HTML of the figure, or a note with the name of the file if the page is full.

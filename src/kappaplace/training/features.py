@@ -153,7 +153,7 @@ class ViewSource:
 
 @dataclass(frozen=True, eq=False)
 class FeatureEncoder:
-    """How features are computed."""
+    """Function and settings that compute features."""
 
     compute: Compute
     """Computes the features of a batch of images."""

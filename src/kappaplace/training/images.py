@@ -33,7 +33,7 @@ class ImageSource:
     images: Images
     """The images."""
     preprocessing: Preprocessing
-    """How files are resized."""
+    """Preprocessing that resizes images from files."""
     device: torch.device
     """Device of the batches."""
     workers: int | None = None

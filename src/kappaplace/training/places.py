@@ -49,7 +49,7 @@ class PlaceGroup:
 
 @dataclass(frozen=True, eq=False)
 class PlaceClasses:
-    """Which images show which place, and which places one classifier can distinguish."""
+    """Classes of images that show the same place, in groups that one classifier can distinguish."""
 
     class_of_image: Ints
     """Class of each image, N; −1 where the pose is unknown or the class too small."""
@@ -306,7 +306,7 @@ class Places:
     """Classes of images, and the classes that the run uses."""
 
     classes: PlaceClasses
-    """All classes."""
+    """Classes with images, including those that the run does not use."""
     selection: NDArray[np.int64]
     """Classes that the run uses, ascending."""
     by: Literal["pose", "place"] = "place"

@@ -172,7 +172,7 @@ def _classifier_anchors(parts: Parts) -> FixedAnchors:
 
 @dataclass(frozen=True)
 class AnchorSource:
-    """Where fixed anchors come from."""
+    """A source of fixed anchors."""
 
     places: Callable[[Settings, TrainingSet], Groups]
     """Finds the places that have anchors."""

@@ -85,7 +85,7 @@ class ModelSettings:
     start_kappa: float = 0.0
     """κ before the first step. 0: the best constant κ of the first images; −1: 0.7, as in a new head."""
     student: Literal["teacher", "new"] = "teacher"
-    """Where STUN's student starts: as a copy of its teacher, or as a new model, as in the code of STUN."""
+    """Start of STUN's student: a copy of its teacher, or a new model, as in the code of STUN."""
     reduced_jpeg: bool = True
     """Decode large JPEGs at a reduced size, which is faster."""
     copy_aggregation: bool = False
@@ -94,7 +94,7 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class ClassSettings:
-    """Which images show the same place."""
+    """Options of the places: which images show the same place."""
 
     by: Literal["auto", "pose", "place"] = "auto"
     """pose: cells of ground and heading; place: the labels of the table; auto: poses if there are any."""
@@ -120,7 +120,7 @@ class ClassSettings:
 
 @dataclass(frozen=True)
 class AugmentSettings:
-    """How training views differ from the images."""
+    """Options of the augmentation, which makes training views from images."""
 
     brightness: float = _not_negative(0.7)
     """Largest change of brightness, as a fraction."""
@@ -138,7 +138,7 @@ class AugmentSettings:
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """How the weights are updated."""
+    """Options of the optimizer, which updates the weights."""
 
     epochs: int = _positive(50)
     """Number of epochs."""
@@ -183,7 +183,7 @@ class LossSettings:
 
 @dataclass(frozen=True)
 class AnchorSettings:
-    """Directions that κ is measured against."""
+    """Options of the anchors, the directions that κ is measured against."""
 
     source: Literal["classifier", "places", "views", "clean", "batch"] = "classifier"
     """classifier: prototypes of a retrieval run; places: centroid of the other images of the place; views:
@@ -192,19 +192,19 @@ class AnchorSettings:
     prototypes: str = ""
     """File of prototypes. Empty: prototypes.safetensors next to the starting model."""
     classes: str = ""
-    """For prototypes of CosPlace or the authors' release: the file of classes that its code wrote (folder
-    cache). Empty: the order of the classes is rebuilt from the images."""
+    """File of classes that the code of CosPlace or the authors' release wrote (folder cache), for their
+    prototypes. Empty: the order of the classes is rebuilt from the images."""
     views: int = _not_negative(1)
     """Augmented views per image. 0: a new view at every visit (not with the cache)."""
     cache: bool = True
     """Extract features once and fit the head on them. GeM's exponent in the head is then not trained."""
     learn_p: bool = True
-    """Without the cache: whether GeM's exponent in the head is trained."""
+    """Whether GeM's exponent in the head is trained; only without the cache."""
 
 
 @dataclass(frozen=True)
 class StopSettings:
-    """When to stop, and which model is the result."""
+    """Options of early stopping: when to stop, and which model is the result."""
 
     metrics: tuple[Metric, ...] = ("R@1",)
     """Metrics to watch in turn. When patience with one ends, the next starts from its current value."""
@@ -220,7 +220,7 @@ class StopSettings:
 
 @dataclass(frozen=True)
 class RunSettings:
-    """How the machine is used."""
+    """Options of the machine: precision, memory, threads, trackers."""
 
     seed: int = _not_negative(0)
     """Random seed."""
@@ -250,19 +250,19 @@ class Settings:
     model: ModelSettings = field(default_factory=ModelSettings)
     """Options of the model."""
     classes: ClassSettings = field(default_factory=ClassSettings)
-    """Which images show the same place."""
+    """Options of the places: which images show the same place."""
     augment: AugmentSettings = field(default_factory=AugmentSettings)
-    """How training views differ from the images."""
+    """Options of the augmentation, which makes training views from images."""
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
-    """How the weights are updated."""
+    """Options of the optimizer, which updates the weights."""
     loss: LossSettings = field(default_factory=LossSettings)
     """Constants of the losses."""
     anchors: AnchorSettings = field(default_factory=AnchorSettings)
-    """Directions that κ is measured against."""
+    """Options of the anchors, the directions that κ is measured against."""
     stop: StopSettings = field(default_factory=StopSettings)
-    """When to stop, and which model is the result."""
+    """Options of early stopping: when to stop, and which model is the result."""
     run: RunSettings = field(default_factory=RunSettings)
-    """How the machine is used."""
+    """Options of the machine: precision, memory, threads, trackers."""
 
     def changed(self, changes: Mapping[str, Any]) -> Settings:
         """Return settings with other values for some options.

@@ -211,7 +211,7 @@ class Engine:
         """Start on a GPU if there is one, or on several with ``accelerate launch`` or ``torchrun``.
 
         Args:
-            settings: How the machine is used.
+            settings: Options of the machine.
             device: "cpu" to force the CPU, otherwise empty.
             folder: Folder of the run.
 

@@ -242,7 +242,7 @@ WARM_UP = 3
 
 @dataclass
 class GraphedSteps(CachedSteps):
-    """The same steps as `CachedSteps`, recorded once and replayed; on one GPU, with the whole store on it."""
+    """Steps of `CachedSteps`, recorded once and replayed. They need one GPU with the whole store on it."""
 
     def __post_init__(self) -> None:
         self.in_memory = True
