@@ -56,7 +56,7 @@ def split_queries(
             )
         _, number, sizes = np.unique(groups, return_inverse=True, return_counts=True)
         if len(sizes) < 2:
-            raise KappaPlaceError("All labelled queries are in one group, a split needs two. Label more.")
+            raise KappaPlaceError("A split needs two groups, but all queries are in one. Label other places.")
         order = rng.permutation(len(sizes))
         middle = np.cumsum(sizes[order]) - sizes[order] / 2
         first = middle <= fit_share * queries

@@ -264,7 +264,7 @@ def read_embeddings(descriptors: Path, kappa: Path | None = None) -> Embeddings:
             f"{kappa} must contain one κ for each of {len(values):,} descriptors, got {concentration.shape}."
         )
     if not (np.isfinite(concentration).all() and (concentration > 0).all()):
-        raise KappaPlaceError(f"{kappa} contains κ that is not finite or not above 0. Check the model.")
+        raise KappaPlaceError(f"{kappa} has values of κ that are not finite or not above 0. Check the model.")
     return Embeddings(values, concentration)
 
 

@@ -30,7 +30,7 @@ def check_own_score(file: Path) -> None:
         raise KappaPlaceError(f"There is no file {file}. Check the path.")
     if file.stem in SCORES or file.stem == FUSED:
         raise KappaPlaceError(
-            f"The file name {file} is also the name of a score of the package. Rename the file."
+            f"{file} has the name of the score '{file.stem}' of the package. Rename the file."
         )
 
 
