@@ -45,7 +45,7 @@ class Combination:
     scores: tuple[str, ...]
     center: tuple[float, ...] = field(metadata=stored("centre"))
     scale: tuple[float, ...]
-    """Spread of each score on the validation split; a constant score has scale 1 and weight 0."""
+    """Scale (and center) of each score on the validation split; a constant score has scale 1, weight 0."""
     weights: tuple[float, ...]
     """Weight of each score; positive if a higher score means a lower probability of a correct answer."""
     bias: float
