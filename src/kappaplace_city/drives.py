@@ -37,7 +37,7 @@ MOVES = ((1, 0), (0, 1), (-1, 0), (0, -1))
 
 @dataclass(frozen=True)
 class Drift:
-    """Errors of odometry: noise of every step, and a bias that is constant over the drive."""
+    """Errors of simulated odometry: noise of every step, and a bias that is constant over the drive."""
 
     metres: float = 0.02
     """Noise of the distance, as a fraction of it."""
@@ -54,15 +54,15 @@ class CityDrive:
     """True poses and odometry of a drive."""
 
     truth: Poses
-    """N×3 (x, y, yaw): metres and radians in the city's frame."""
+    """True poses, N×3 (x, y, yaw): metres and radians in the city's frame."""
     odometry: Poses
-    """N×3; starts at the true pose."""
+    """Poses by odometry, N×3; the first is the true pose."""
     corners: NDArray[np.int64]
     """Junctions of the route, M×2 (street along north, street along east)."""
 
     @property
     def heading(self) -> NDArray[np.float64]:
-        """Degrees clockwise from north, N."""
+        """Headings in degrees clockwise from north, N."""
         return np.degrees(np.pi / 2 - self.truth[:, 2]) % 360.0
 
 

@@ -144,7 +144,7 @@ def write_city(
     make_folder(folder)
     for split, photos in views.items():
         if photos.split != split:
-            raise KappaPlaceError(f"The views of '{split}' were taken in '{photos.split}'.")
+            raise KappaPlaceError(f"The views of '{split}' must be of this split, got '{photos.split}'.")
         names = [f"{_folder_of(photos, row)}/{name}" for row, name in enumerate(image_names(photos, size))]
         paths = [folder / name for name in names]
         for parent in {path.parent for path in paths}:

@@ -115,6 +115,9 @@ def make_rays(camera: Camera, local: np.ndarray, heading: np.ndarray, size: tupl
         local: Positions, N×2 metres in the district.
         heading: Directions, N degrees clockwise from north.
         size: Height and width of the images in pixels.
+
+    Returns:
+        Rays of all columns, image after image.
     """
     height, width = size
     focal = camera.focal(width)
@@ -256,6 +259,9 @@ def draw(scenery: Scenery, camera: Camera, photos: Photos, size: tuple[int, int]
         camera: The camera.
         photos: Poses and conditions.
         size: Height and width in pixels.
+
+    Returns:
+        Colours, materials and depth of the images.
     """
     count, (height, width) = len(photos.local), size
     rays = make_rays(camera, photos.local, photos.heading, size)

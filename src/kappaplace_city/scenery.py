@@ -30,7 +30,7 @@ def _canvas() -> np.ndarray:
 def _rectangle(
     canvas: np.ndarray, box: tuple[float, float, float, float], color: np.ndarray, material: int = PLAIN
 ) -> None:
-    """Fill (left, right, low, high), all in [0, 1]."""
+    """Fill a rectangle (left, right, low, high); coordinates are in [0, 1]."""
     left, right, low, high = box
     mask = (left <= _U) & (right > _U) & (low <= _Z) & (high > _Z)
     canvas[mask] = [*np.clip(color, 0, 255), material]
@@ -91,6 +91,9 @@ def _vehicle(
         roof: Height of the low ends, as a fraction.
         hood: Length of the low ends, as a fraction.
         windows: Lower edge of the windows, as a fraction.
+
+    Returns:
+        The sprite, uint8 (width, height, 4).
     """
     canvas = _canvas()
     paint = hsv(rng.random(), rng.uniform(0, 0.9), rng.uniform(0.2, 0.95))
@@ -216,6 +219,9 @@ def column_starts(atlas: Atlas, texture: np.ndarray, along: np.ndarray, level: n
         texture: Numbers of the textures.
         along: Positions along the textures, in [0, 1).
         level: Levels of resolution.
+
+    Returns:
+        Indices into the arrays of the atlas, one per column.
     """
     width = atlas.widths[texture] >> level
     column = np.clip((along * width).astype(np.int32), 0, width - 1)
@@ -230,6 +236,9 @@ def sample(atlas: Atlas, starts: np.ndarray, level: np.ndarray, height: np.ndarr
         starts: Lowest texel of each column.
         level: Level of resolution of each column.
         height: Height of each pixel in texels of level 0, C × H; clipped to the texture.
+
+    Returns:
+        Packed texels, C × H.
     """
     out = np.empty(height.shape, np.uint32)
     for number in range(LEVELS):

@@ -97,7 +97,7 @@ class ViewOptions:
 def training_poses(
     city: SyntheticCity, split: str, options: ViewOptions, rng: np.random.Generator
 ) -> np.ndarray:
-    """Draw `per_class` random poses in each selected cell of 10 m × 10 m × 30°, N × 3."""
+    """Sample `per_class` random poses in each selected cell of 10 m × 10 m × 30°, N × 3."""
     corners, axis = city.road_cells(split)
     along = np.take_along_axis(corners - corners.min(axis=0), axis[:, None], axis=1)[:, 0]
     corners = corners[along % max(options.spacing, CELL) < CELL]
@@ -130,7 +130,7 @@ def reference_poses(city: SyntheticCity, split: str, options: ViewOptions) -> np
 def query_poses(
     city: SyntheticCity, split: str, options: ViewOptions, rng: np.random.Generator
 ) -> np.ndarray:
-    """Draw poses off the survey line and slightly turned, evenly over the road, queries × 3."""
+    """Sample poses off the survey line and slightly turned, evenly over the road, queries × 3."""
     count = options.queries
     corners, axis = city.road_cells(split)
     rounds = [rng.permutation(len(corners)) for _ in range(-(-count // len(corners)))]
@@ -143,7 +143,7 @@ def query_poses(
 
 
 def sample_views(city: SyntheticCity, split: str, options: ViewOptions) -> CityViews:
-    """Draw poses and conditions of one split."""
+    """Sample poses and conditions of one split."""
     rng = np.random.default_rng([city.seed, 1, split_number(split), options.seed])
     if split == "train":
         poses = training_poses(city, split, options, rng)

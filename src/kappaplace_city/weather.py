@@ -127,7 +127,7 @@ class Conditions:
 
 
 def mild(count: int, rng: np.random.Generator, strength: float = 0.5) -> Conditions:
-    """Draw conditions of a usual survey.
+    """Sample conditions of a usual survey.
 
     Each condition affects three in ten images, mostly at a low level.
 
@@ -135,18 +135,24 @@ def mild(count: int, rng: np.random.Generator, strength: float = 0.5) -> Conditi
         count: Number of images.
         rng: Random generator.
         strength: Highest level.
+
+    Returns:
+        The conditions.
     """
     levels = strength * rng.random((count, len(CONDITION_NAMES)), np.float32) ** 2
     return Conditions.from_levels(levels * (rng.random(levels.shape) < 0.3))
 
 
 def harsh(count: int, rng: np.random.Generator, strength: float = 1.0) -> Conditions:
-    """Draw hard conditions: three in ten images are clear, the others have one to three conditions.
+    """Sample hard conditions: three in ten images are clear, the others have one to three conditions.
 
     Args:
         count: Number of images.
         rng: Random generator.
         strength: Highest level.
+
+    Returns:
+        The conditions.
     """
     kinds = len(CONDITION_NAMES)
     number = rng.choice([0, 1, 2, 3], size=count, p=[0.3, 0.45, 0.2, 0.05])

@@ -142,6 +142,9 @@ def plan_district(
         entropy: Random seed of the plan.
         aliased: Fraction of segments that look like another one.
         featureless: Fraction of blank segments.
+
+    Returns:
+        The plan of the district.
     """
     rng = np.random.default_rng(entropy)
     segments = _plan_segments(blocks, first_seed, rng, aliased, featureless)

@@ -129,7 +129,7 @@ def test_bad_input() -> None:
         DecisionRule("uncertainty", 0.5, 0.4)
     with pytest.raises(KappaPlaceError, match="overlap"):
         rule_by_probability(0.5, 0.6)
-    with pytest.raises(KappaPlaceError, match="must be uncertainty or probability"):
+    with pytest.raises(KappaPlaceError, match="must be 'uncertainty' or 'probability'"):
         DecisionRule("mood", 0.1, 0.4)
     with pytest.raises(KappaPlaceError, match="tested"):
         DecisionRule("uncertainty", 0.1, 0.4, guaranteed=True)

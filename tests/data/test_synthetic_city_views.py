@@ -160,7 +160,7 @@ def test_a_folder_that_cannot_be_written_is_told(city, few, tmp_path):
 
 
 def test_views_under_the_wrong_name_are_refused(city, few, tmp_path):
-    with pytest.raises(KappaPlaceError, match="taken in 'val'"):
+    with pytest.raises(KappaPlaceError, match="got 'val'"):
         write_city(city, tmp_path, 16, views={"test": few["val"]})
 
 
@@ -190,8 +190,8 @@ def test_bad_renders_are_refused(city):
         ({"poses": pose * np.nan}, "not on a street"),
         ({"poses": np.array([[*pose[0, :2], np.inf]])}, "finite numbers"),
         ({"poses": pose[:, :2]}, "N × 3"),
-        ({"poses": pose, "conditions": Conditions.clear(2)}, "as many conditions"),
-        ({"poses": pose, "image_seeds": np.array([-1])}, "image seeds"),
+        ({"poses": pose, "conditions": Conditions.clear(2)}, "must have 1 values"),
+        ({"poses": pose, "image_seeds": np.array([-1])}, "image_seeds"),
         ({"poses": pose, "workers": 0}, "workers"),
     ):
         with pytest.raises(KappaPlaceError, match=words):

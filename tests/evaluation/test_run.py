@@ -37,7 +37,7 @@ def test_a_copy_of_an_evaluated_table_cannot_be_fitted(
     city_folder: Path, saved_model: Path, tmp_path: Path
 ) -> None:
     copy = shutil.copy(city_folder / "test.parquet", city_folder / "copy.parquet")
-    with pytest.raises(KappaPlaceError, match="cannot be both fitted and evaluated"):
+    with pytest.raises(KappaPlaceError, match="cannot be used for both fitting and evaluation"):
         evaluate_model(
             str(saved_model), [city_folder / "test.parquet"], FEW, Machine(tmp_path), validation=Path(copy)
         )

@@ -1,4 +1,4 @@
-"""Queries that are copies of references: left out, counted, and named if their label must be incorrect."""
+"""Queries that are copies of references: excluded, counted, and named if their label must be incorrect."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_twins_overstate_recall_and_are_left_out(tiny, table, planted, tmp_path)
     without = evaluated(tiny, planted, tmp_path)
     with_twins = evaluated(tiny, planted, tmp_path, keep_twins=True)
     assert without.sets[0].facts["twins"] == 12
-    assert "12 near-copies of references left out" in without.sets[0].facts["counted"]
+    assert "12 near-copies of references excluded" in without.sets[0].facts["counted"]
     assert without.metrics["planted"]["recall"]["R@1"] == right
     assert len(with_twins.sets[0].hits) == len(without.sets[0].hits) + 12
     assert with_twins.metrics["planted"]["recall"]["R@1"] > right + 0.1

@@ -220,9 +220,9 @@ def test_prototypes_of_other_classes_are_refused(tmp_path: Path, city: City) -> 
         train(settings, city.data, tmp_path / name, model=trained.model, device="cpu", say=lines.append)
 
     post_train(groups, "right")
-    assert any("their own prototype" in line for line in lines)
+    assert any("their prototype in" in line for line in lines)
     with pytest.raises(
-        KappaPlaceError, match=r"in group 0, only .* images are most similar to their own prototype"
+        KappaPlaceError, match=r"in group 0, only .* images are most similar to their prototype"
     ):
         post_train([group[1:] + group[:1] for group in groups], "shifted")
     with pytest.raises(KappaPlaceError, match=r"in group 1, .*set anchors\.classes"):

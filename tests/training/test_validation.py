@@ -58,7 +58,7 @@ def test_a_flawed_score_is_reported_and_is_no_candidate() -> None:
     assert math.isnan(watched(values)["ECE@1"])
     score, floor = warnings_of(values)
     assert score.startswith("The score is not usable: every query has the same value.")
-    assert floor.startswith("κ is 0.40 to 0.43 for 90% of the queries, below the floor of 1")
+    assert floor.startswith("κ is 0.40 to 0.43 for 90% of the queries, so 1/κ is floored at κ = 1")
     living = validator().measure(evidence_with(kappa=np.array([40.0, 10.0, 20.0, 5.0], np.float32)))
     assert warnings_of(living) == []
     assert watched(living) == living
@@ -141,5 +141,5 @@ def test_the_model_returns_to_its_mode_and_keeps_its_statistics(city: City, trai
 def test_a_table_without_references_is_reported(tmp_path: Path) -> None:
     for is_query in ([True, True], [False, False]):
         table = PlaceImages.create(["a.png", "b.png"], np.zeros((2, 2)), is_query=is_query, root=tmp_path)
-        with pytest.raises(KappaPlaceError, match="needs both queries and references"):
+        with pytest.raises(KappaPlaceError, match="must have queries and references"):
             ValidationSet.from_table(table)

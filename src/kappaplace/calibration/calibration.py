@@ -47,17 +47,17 @@ class Calibration:
     pair_right: OutsideAware | None = None
     """Probability that a match is correct."""
     rule: DecisionRule | None = None
-    """None if no decisions were requested."""
+    """Decision rule. None if no decisions were requested."""
     sketch: Sketch | None = None
-    """For `DriftMonitor`."""
+    """Distribution of the signals of the calibration queries, for `DriftMonitor`."""
     outside_rate: float | None = None
     """Expected fraction of out-of-map queries; None: the fraction among the calibration queries."""
     facts: Mapping[str, Json] = field(default_factory=dict)
-    """How it was fitted, in plain values."""
+    """Facts about the fit, such as the date and the model, as plain values."""
     rerank: int = field(default=0, metadata=optional())
-    """Number of top matches that were re-ranked by patch matching when it was fitted."""
+    """Number of top matches that were re-ranked by patch matching at calibration."""
     domain: Domain | None = field(default=None, metadata=optional())
-    """Appearance of correctly answered calibration queries; None in files of earlier versions."""
+    """Domain: appearance of correctly answered calibration queries; None in files of earlier versions."""
     plain: Calibration | None = field(default=None, metadata=optional())
     """Calibration without patch matching, for queries or maps whose images are not available."""
 
@@ -68,7 +68,7 @@ class Calibration:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Identifies this calibration in answers and drift monitors."""
+        """Identifier of this calibration in answers and drift monitors."""
         text = json.dumps(self.to_dict(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -94,7 +94,7 @@ class Calibration:
         Args:
             features: Scores of each query, N×F.
             outside_rate: Expected fraction of out-of-map queries, which count as incorrect. Default: the
-                calibration's own.
+                fraction at calibration.
 
         Returns:
             One probability per query, N.
@@ -106,7 +106,7 @@ class Calibration:
 
         Args:
             features: Scores of each query, N×F.
-            outside_rate: Expected fraction of out-of-map queries. Default: the calibration's own.
+            outside_rate: Expected fraction of out-of-map queries. Default: the fraction at calibration.
 
         Returns:
             One probability per query, N; None if no out-of-map query was among the examples.
@@ -118,7 +118,7 @@ class Calibration:
 
         Args:
             features: Scores of each match, N×K×F (or N×K for one score).
-            outside_rate: Expected fraction of out-of-map queries. Default: the calibration's own.
+            outside_rate: Expected fraction of out-of-map queries. Default: the fraction at calibration.
 
         Returns:
             One probability per match, N×K.
@@ -128,13 +128,13 @@ class Calibration:
         """
         if self.pair is None or self.pair_right is None:
             raise KappaPlaceError(
-                "This calibration has no probabilities of single matches. Fit it with pairs."
+                "This calibration has no probabilities of single matches. Fit it again with pairs."
             )
         uncertainty = self.pair.uncertainty(features, 2)
         return self.pair_right.probability(uncertainty, self._rate(outside_rate))
 
     def decide(self, features: ArrayLike) -> NDArray[np.object_]:
-        """Return a `Decision` for each query; the rule was set for the calibration's own ``outside_rate``.
+        """Return a `Decision` for each query. The rule was set for the ``outside_rate`` of the calibration.
 
         Args:
             features: Scores of each query, N×F.
@@ -164,7 +164,7 @@ class Calibration:
 
     @classmethod
     def from_dict(cls, values: Json) -> Calibration:
-        """Read what `to_dict` returned.
+        """Read a calibration from the plain values that `to_dict` returned.
 
         Args:
             values: Plain values.
@@ -195,8 +195,11 @@ class Calibration:
 
 
 def _finite_rule(rule: Json, sketch: Json) -> Json:
-    """Return the stored rule; one that accepts everything, as earlier versions wrote, ends at the largest
-    uncertainty of the calibration queries."""
+    """Return the stored decision rule.
+
+    Earlier versions wrote rules that accept everything. Such a rule now accepts up to the largest uncertainty
+    of the calibration queries.
+    """
     if not isinstance(rule, Mapping) or rule.get("accept_at") != "inf" or not isinstance(sketch, Mapping):
         return rule
     values = sketch.get("values")
@@ -212,7 +215,7 @@ PATCH_SIGNALS = ("patches", "patch-margin")
 
 @dataclass(frozen=True, eq=False)
 class Judgment:
-    """Probabilities and decisions of some queries; all but the uncertainty is None without a calibration."""
+    """Probabilities and decisions of queries. Without a calibration, all but the uncertainty are None."""
 
     uncertainty: Floats
     """N."""
@@ -221,12 +224,12 @@ class Judgment:
     inside: Floats | None = None
     """Probability that the query was taken inside the map, N."""
     decision: list[str] | None = None
-    """accept, doubtful or reject, N; never accept if ``reasons`` has one."""
+    """Decision on each query, N; never accept if ``reasons`` has a reason for the query."""
     pairs: Floats | None = None
     """Probability that each match is correct, N×K."""
     reasons: tuple[str, ...] = ()
-    """For each query, how it differs from the calibration queries, so that its probability does not apply;
-    otherwise an empty string."""
+    """Reason why the probability of a query does not apply: a difference from the calibration queries. Empty
+    if it applies."""
     guaranteed: Bools | None = None
     """Whether the risk of accepting is guaranteed, N."""
 
@@ -246,8 +249,8 @@ def judge(
     Args:
         evidence: Results of the retrieval.
         calibration: The calibration. None: return only the uncertainty.
-        outside_rate: Expected fraction of out-of-map queries. Default: the calibration's own.
-        bank: Correctly answered queries of other maps, used if the calibration has too few of its own.
+        outside_rate: Expected fraction of out-of-map queries. Default: the fraction at calibration.
+        bank: Correctly answered queries of other maps, used if the calibration has too few.
             Nothing is guaranteed then.
 
     Returns:
@@ -298,7 +301,7 @@ def _reasons(
 
 
 def plain_score(evidence: Evidence) -> Score:
-    """Return the score used as uncertainty without a calibration: that of κ, or the cosine."""
+    """Return the score used as uncertainty without a calibration: the score of κ, or the cosine."""
     return SCORES["kappaplace" if SCORES["kappaplace"].reason(evidence) is None else "cosine"]
 
 

@@ -79,7 +79,7 @@ class Logistic(Calibrator):
         super().__post_init__()
         if self.scale <= 0 or self.slope < 0:
             raise KappaPlaceError(
-                f"scale must be above 0 and slope at least 0, got {self.scale:g} and {self.slope:g}."
+                f"scale must be > 0 and slope at least 0, got {self.scale:g} and {self.slope:g}. Fit again."
             )
 
     @classmethod
@@ -214,14 +214,14 @@ CALIBRATORS: dict[str, type[Calibrator]] = {
     each.name: each for each in (Logistic, Beta, Temperature, LogitTemperature, Isotonic)
 }
 CANDIDATES = (Logistic.name, Beta.name, Temperature.name, Isotonic.name)
-"""Names that `best_calibrator` tries: whether a score is a logit cannot be detected from its values."""
+"""Names that `best_calibrator` tries. `LogitTemperature` is excluded, because logits cannot be detected."""
 
 
 class Choice(NamedTuple):
     """The calibrator with the least cross-validated log-loss."""
 
     calibrator: Calibrator
-    """Fitted on all outcomes."""
+    """The calibrator, fitted on all outcomes."""
     losses: dict[str, float]
     """Mean log-loss per query on held-out folds, for each candidate that can be used with the score."""
 

@@ -45,14 +45,14 @@ class Combination:
     scores: tuple[str, ...]
     center: tuple[float, ...] = field(metadata=stored("centre"))
     scale: tuple[float, ...]
-    """Per score, on the validation split; a score that was constant has scale 1 and weight 0."""
+    """Scale (and center) of each score on the validation split; a constant score has scale 1, weight 0."""
     weights: tuple[float, ...]
-    """Positive if a higher score means a lower probability of a correct answer."""
+    """Weight of each score; positive if a higher score means a lower probability of a correct answer."""
     bias: float
     knots: tuple[tuple[float, ...], ...] = field(default=(), metadata=optional())
     """Positions of the bends of each score, in standardized units; empty for straight lines."""
     bends: tuple[tuple[float, ...], ...] = field(default=(), metadata=optional())
-    """Change of the weight at each knot."""
+    """Change of the weight of each score at each of its knots."""
 
     def __post_init__(self) -> None:
         lengths = {len(part) for part in (self.scores, self.center, self.scale, self.weights)}
@@ -234,7 +234,7 @@ class Signal:
 
     scores: tuple[str, ...]
     combination: Combination | None = None
-    """None for a single score, which is used unchanged."""
+    """Combination of the scores. None for a single score, which is used unchanged."""
 
     def __post_init__(self) -> None:
         if not self.scores or (self.combination is None and len(self.scores) > 1):
@@ -242,7 +242,7 @@ class Signal:
         if self.combination is not None and self.combination.scores != self.scores:
             raise KappaPlaceError(
                 f"The combination was fitted on {', '.join(self.combination.scores)}, but the scores are "
-                f"{', '.join(self.scores)}."
+                f"{', '.join(self.scores)}. Fit it again."
             )
 
     def uncertainty(self, features: Any, dimensions: int) -> Floats:
@@ -251,6 +251,9 @@ class Signal:
         Args:
             features: Scores, with one more dimension for the names of the scores; optional for one score.
             dimensions: 1 for queries, 2 for matches.
+
+        Returns:
+            Uncertainties with ``dimensions`` dimensions; higher is less certain.
         """
         values = finite(features, f"scores ({', '.join(self.scores)})")
         if values.ndim == dimensions and len(self.scores) == 1:
@@ -258,7 +261,7 @@ class Signal:
         if values.ndim != dimensions + 1 or values.shape[-1] != len(self.scores):
             raise KappaPlaceError(
                 f"This calibration needs {len(self.scores)} scores ({', '.join(self.scores)}) as the last of "
-                f"{dimensions + 1} dimensions, got shape {values.shape}."
+                f"{dimensions + 1} dimensions, got shape {values.shape}. Pass one column per score."
             )
         if self.combination is None:
             return values[..., 0]
@@ -274,7 +277,7 @@ def fit_signal(
     rows: Rows,
     dimensions: int,
 ) -> Signal:
-    """Return the signal of some scores; several scores without a combination are combined on these rows."""
+    """Return the signal of scores. Several scores without a combination are combined on these rows."""
     if combination is None and len(scores) > 1:
         columns = finite(features, f"scores ({', '.join(scores)})")
         if columns.shape != (*success.shape, len(scores)):
@@ -288,6 +291,6 @@ def fit_signal(
     signal = Signal(scores, combination)
     if signal.uncertainty(features, dimensions).shape != success.shape:
         raise KappaPlaceError(
-            f"There must be one score per outcome ({success.shape}), got shape {np.shape(features)}."
+            f"features must have one score per outcome ({success.shape}), got shape {np.shape(features)}."
         )
     return signal

@@ -37,7 +37,7 @@ SELF_CALIBRATED = (
 
 
 class Decision(str, Enum):
-    """What the user should do with an answer."""
+    """Recommendation for an answer: use it, check it or discard it."""
 
     ACCEPT = "accept"
     DOUBTFUL = "doubtful"
@@ -67,13 +67,13 @@ class DecisionRule:
     guaranteed: bool = False
     """Whether the accepted risk is guaranteed; never for self-calibration."""
     assumptions: tuple[str, ...] = ()
-    """Sentences: what the guarantee depends on, or why there is none."""
+    """Conditions of the guarantee, or the reason why there is none, in sentences."""
 
     def __post_init__(self) -> None:
         if self.on not in (UNCERTAINTY, PROBABILITY):
-            raise KappaPlaceError(f"on must be uncertainty or probability, got '{self.on}'.")
+            raise KappaPlaceError(f"on must be 'uncertainty' or 'probability', got '{self.on}'.")
         if np.isnan(self.accept_at) or np.isnan(self.reject_at):
-            raise KappaPlaceError("The thresholds of a decision rule must be numbers, got NaN.")
+            raise KappaPlaceError("The thresholds of a rule must be numbers, got NaN. Calibrate again.")
         accept, reject = self._signed(self.accept_at), self._signed(self.reject_at)
         if accept == np.inf:
             raise KappaPlaceError(
@@ -83,7 +83,7 @@ class DecisionRule:
         if accept >= reject and reject < np.inf:
             raise KappaPlaceError(
                 f"The thresholds of a decision rule overlap: it accepts up to {self.accept_at:g} and rejects "
-                f"from {self.reject_at:g} of {self.on}."
+                f"from {self.reject_at:g} of {self.on}. Calibrate again."
             )
         if self.guaranteed and self.accepted is None:
             raise KappaPlaceError("A decision rule can only guarantee a risk that was tested. Fit it again.")
@@ -134,7 +134,7 @@ def fit_rule(
 ) -> DecisionRule:
     """Set both thresholds on labelled queries that nothing else was fitted on.
 
-    If the labels do not support the second threshold, nothing is rejected, and ``assumptions`` tells why.
+    If the labels do not support the second threshold, nothing is rejected. ``assumptions`` has the reason.
 
     Args:
         uncertainty: One value per query, N; higher is less certain.
@@ -142,8 +142,8 @@ def fit_rule(
         max_risk: Maximum fraction of errors among the accepted.
         confidence: Confidence level of each guarantee.
         reject_risk: Maximum fraction of correct answers among the rejected. None: reject nothing.
-        method: How thresholds are tested, see `control_risk`.
-        slack: The part of 1 − confidence that was spent elsewhere.
+        method: Method to test thresholds, see `control_risk`.
+        slack: Part of 1 − confidence that was used for other steps.
         assumptions: Sentences to add to those of the rule.
 
     Returns:

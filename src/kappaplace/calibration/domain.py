@@ -25,18 +25,17 @@ from kappaplace.retrieval.evidence import Evidence
 from kappaplace.uncertainty import SCORES
 
 LEVEL = 0.02
-"""Fraction of correct answers that the guard may cost."""
+"""Maximum fraction of correct answers that the domain test may reject."""
 MOST_ROWS = 400
 """Maximum number of stored rows: two hundred distances resolve one percent."""
 DIGITS = 5
 SHRINKAGE = 0.1
 """Weight of the diagonal in the covariance, so that few rows do not make it singular."""
 MATCH_SIGNALS = ("cosine", "margin", "patches", "patch-margin")
-"""Scores of the match, higher = worse; only values beyond the centre count."""
+"""Scores of the match (higher is worse), of which only values above the center are suspicious."""
 KAPPA = "log kappa"
 LEAST_DEVIATION = {KAPPA: 0.05, "brightness": 0.01, "contrast": 0.01}
-"""Minimum standard deviation per column, so that a nearly constant column is not too strict. Default:
-0.02."""
+"""Minimum standard deviation per column (default: 0.02); a nearly constant column would be too strict."""
 WORDS = {
     "cosine": "the match is less similar",
     "margin": "the match stands out less from other places",
@@ -55,12 +54,12 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether queries belong to the domain."""
+    """Result of a domain test: which queries belong to the domain, and how the others differ."""
 
     inside: Bools
     """N."""
     reasons: tuple[str, ...]
-    """For each query its largest difference; empty for queries inside."""
+    """Description of the largest difference of each query; empty for queries inside the domain."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +127,7 @@ def domain_signals(evidence: Evidence) -> dict[str, Floats]:
 
 
 def fit_domain(signals: Mapping[str, Floats], rows: Bools, seed: int = 0) -> Domain | None:
-    """Keep the signals of correctly answered queries.
+    """Build a domain from the signals of correctly answered queries.
 
     Args:
         signals: Columns of all queries, N each; see `domain_signals`.

@@ -101,9 +101,9 @@ class DriftWarning:
     direction: str
     """ "higher", "lower" or "wider"."""
     statistic: float
-    """Fraction outside the calibrated range, or largest difference of the distribution functions."""
+    """Test statistic: fraction outside the calibrated range, or largest difference of distributions."""
     limit: float
-    """Largest value of the statistic that is explained by chance."""
+    """Largest value of the test statistic that chance explains."""
     sentence: str
 
 
@@ -280,7 +280,7 @@ class DriftMonitor:
         signals = [state.waiting, *(window.quantiles for window in state.history)]
         same = all(set(part) == set(sketch.values) for part in signals)
         if not same or len({len(values) for values in state.waiting.values()}) != 1:
-            raise KappaPlaceError("The stored drift monitor and the calibration have different signals.")
+            raise KappaPlaceError("The stored monitor has different signals. Start a new drift monitor.")
         return monitor
 
 
@@ -302,7 +302,7 @@ def _range_test(
     sentence = (
         f"{name} has become {direction}: {share_outside:.1%} of the last {len(values):,} queries are "
         f"{where[direction]} the calibrated range {points[low]:.4g} to {points[high]:.4g} (chance explains "
-        f"{limit:.1%}). Probabilities and decisions may no longer hold; calibrate again."
+        f"{limit:.1%}). Calibrate again, because probabilities and decisions may no longer be valid."
     )
     return DriftWarning(name, "range", direction, share_outside, limit, sentence)
 
@@ -333,8 +333,8 @@ def _shape_test(
         direction = "wider"
     sentence = (
         f"{name} has become {direction}: the distribution of the last {m:,} queries differs from that at "
-        f"calibration by {gap:.2f} (chance explains {limit:.2f}). Probabilities and decisions may no longer "
-        "hold; calibrate again."
+        f"calibration by {gap:.2f} (chance explains {limit:.2f}). Calibrate again, because probabilities and "
+        "decisions may no longer be valid."
     )
     return DriftWarning(name, "shape", direction, gap, limit, sentence)
 

@@ -22,9 +22,7 @@ from kappaplace.calibration.options import REJECT_RISK
 from kappaplace.checks import Floats, share
 
 LEAST_INSIDE = 0.01
-ESTIMATED = (
-    "Thresholds for this risk are estimated from the probabilities of the calibration, not guaranteed."
-)
+ESTIMATED = "Thresholds for this risk are estimated from the calibrated probabilities, without a guarantee."
 
 
 class ExpectedCurve(NamedTuple):
@@ -39,7 +37,7 @@ class ExpectedCurve(NamedTuple):
     """Expected fraction of errors among them."""
 
     def at(self, accepted: Floats) -> tuple[float, float | None]:
-        """Return coverage and risk if the points of this mask are accepted; the risk of none is None."""
+        """Return coverage and risk if the points of a mask are accepted. The risk is None if no point is."""
         if not accepted.any():
             return 0.0, None
         last = int(np.flatnonzero(accepted)[-1])
@@ -72,7 +70,7 @@ def stated_risk(rule: DecisionRule) -> float:
 
 
 def reject_risk(rule: DecisionRule | None) -> float | None:
-    """Return the fraction of correct answers that a rule allows among the rejected; None: rejects none."""
+    """Return the allowed fraction of correct answers among the rejected; None if nothing is rejected."""
     if rule is None or (rule.on == UNCERTAINTY and rule.rejected is None):
         return REJECT_RISK
     if rule.on == PROBABILITY:

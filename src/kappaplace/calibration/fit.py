@@ -5,8 +5,9 @@ calibration = fit_calibration(join(blocks), CalibrateOptions(max_risk=0.05))
 
 **Queries with counterparts.** If no labelled query is out-of-map, each one is searched twice: in the whole
 map, and in the map without the query's place. The second search is a real out-of-map query of the same
-camera. Score and probabilities are fitted on both. Thresholds are set on one of the two, drawn at random with
-the expected fraction of out-of-map queries, so that the queries remain independent and the guarantee exact.
+camera. Score and probabilities are fitted on both. Thresholds are set on one of the two, sampled at random
+with the expected fraction of out-of-map queries, so that the queries remain independent and the guarantee
+exact.
 """
 
 from __future__ import annotations
@@ -184,7 +185,7 @@ def fit_calibration(
 
     Args:
         examples: Queries with outcomes.
-        options: What is guaranteed and how.
+        options: Options of the fit and of the guarantee.
         combination: A fitted combination of the scores. Default: logistic regression on the fitting part.
         prior: Calibration of other places with the same scores. If the examples have (nearly) only correct
             answers, its probabilities are used, and answers below 1 − risk are not accepted.
@@ -305,7 +306,7 @@ def _with_prior(examples: Examples, options: CalibrateOptions, prior: Calibratio
 def _fit_pairs(
     examples: Examples, outside: Bools | None, rows: Rows, options: CalibrateOptions
 ) -> tuple[Signal | None, OutsideAware | None]:
-    """Fit on single matches; nothing if all of them are correct, or none."""
+    """Fit probabilities of single matches; return nothing if all of them are correct, or none."""
     if examples.pairs is None:
         return None, None
     hits = np.asarray(examples.pair_right)
@@ -357,9 +358,12 @@ def _fit_rule(part: Examples, options: CalibrateOptions, max_risk: float, querie
 
     Args:
         part: Queries that nothing was fitted on; ``features`` is their uncertainty.
-        options: What is guaranteed and how.
+        options: Options of the fit and of the guarantee.
         max_risk: The risk limit of ``options``.
         queries: Number of all labelled queries, for messages.
+
+    Returns:
+        The decision rule.
     """
     outside, rate = part.outside, options.outside_rate
     rows = np.arange(len(part.right))
@@ -436,10 +440,10 @@ def check_label_count(queries: int, options: CalibrateOptions) -> None:
 
     Args:
         queries: Number of labelled queries that will be used.
-        options: What will be guaranteed.
+        options: Options of the guarantee.
 
     Raises:
-        RiskRefused: If even correct answers throughout would not be enough.
+        RiskRefused: If there are too few queries, even if all answers are correct.
     """
     if options.max_risk is None:
         return
@@ -482,8 +486,8 @@ def reliability(examples: Examples, options: CalibrateOptions, calibration: Cali
 
     Args:
         examples: All queries of the calibration.
-        options: Those it was fitted with.
-        calibration: What was fitted.
+        options: Options of the calibration.
+        calibration: The fitted calibration.
 
     Returns:
         Predicted probability, observed accuracy and count of each bin.

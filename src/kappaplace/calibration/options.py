@@ -11,14 +11,14 @@ from kappaplace.records import Help
 
 REJECT_RISK = 0.2
 OUTSIDE_RATE = 0.1
-"""Expected fraction of out-of-map queries if those at calibration were made from the labelled ones."""
+"""Default fraction of out-of-map queries, used if they were made from labelled queries."""
 RERANK = 10
 """Default number of matches to re-rank by patch matching, if the model and the images allow it."""
 
 
 @dataclass(frozen=True)
 class CalibrateOptions:
-    """How a calibration is fitted and what it guarantees.
+    """Options of a calibration: the fit and the guarantee.
 
     Raises:
         KappaPlaceError: If a value is out of range.
@@ -54,7 +54,7 @@ class CalibrateOptions:
     reject_risk: float | None = REJECT_RISK
     """Maximum fraction of correct answers among the rejected; None: nothing is rejected."""
     method: str = "multi-start"
-    """How thresholds are tested, see `control_risk`."""
+    """Method to test thresholds, see `control_risk`."""
     fit_share: float = 0.5
     """Fraction of the queries that the score is fitted on; the thresholds are set on the others."""
 

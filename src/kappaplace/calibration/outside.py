@@ -36,7 +36,7 @@ def shift_prior(probability: Any, fitted: float, stated: float) -> Floats:
 
     Args:
         probability: Probabilities of the class, any shape.
-        fitted: Fraction of the class for which they were fitted.
+        fitted: Fraction of the class for which the probabilities were fitted.
         stated: Fraction of the class to convert to.
 
     Returns:
@@ -67,7 +67,7 @@ class OutsideAware:
     inside: Calibrator | None
     """Calibrator of being inside the map; None without examples of both kinds."""
     fitted_rate: float
-    """Fraction of out-of-map queries for which they were fitted."""
+    """Fraction of out-of-map queries for which the probabilities were fitted."""
     right_rate: float
     """Fraction of correct answers among in-map queries."""
 
@@ -76,7 +76,7 @@ class OutsideAware:
         share(self.right_rate, "fraction of correct answers", ends=True)
 
     def probability(self, uncertainty: Any, rate: float | None = None) -> Floats:
-        """Return the probability of being correct if ``rate`` queries are out-of-map; None: as fitted."""
+        """Return the probability of being correct for a fraction of out-of-map queries; None: as fitted."""
         right = self.right.probability(uncertainty)
         if self.inside is not None:
             inside = self.inside_probability(uncertainty, rate)
@@ -148,7 +148,7 @@ def fit_outside_aware(
 
 
 def thin_to_rate(outside: NDArray[np.bool_], rate: float, seed: int = 0, *, slack: float = 1e-4) -> Rows:
-    """Draw a random sample with this expected fraction of out-of-map queries.
+    """Sample queries at random, with an expected fraction of out-of-map queries.
 
     The number of out-of-map queries is random (binomial), as in a real sample, so that the tests of
     `control_risk` remain exact. The sample is as large as the two kinds allow, except with probability

@@ -2,15 +2,16 @@
 
 The selective risk of a threshold t is R(t) = P(incorrect | uncertainty ≤ t). `control_risk` returns the
 largest threshold of a sequence, chosen without looking at outcomes, for which R(t) ≤ ``max_risk`` is
-established at the given confidence: in at most 1 − confidence of all calibrations is the risk of the answer
-above it.
+established at the given confidence. In at most 1 − confidence of all calibrations, the risk of the returned
+threshold is above ``max_risk``.
 
-**Why the tests are exact, though the number of accepted queries is random.** Queries are independent draws of
-(uncertainty, correct). The thresholds are at ranks k fixed beforehand: u is the (k+1)-th smallest
+**Why the tests are exact, though the number of accepted queries is random.** Queries are independent samples
+of (uncertainty, correct). The thresholds are at ranks k fixed beforehand: u is the (k+1)-th smallest
 uncertainty, and the accepted queries are strictly below u. Given u and how many are below it (ties included),
-those are independent draws of queries with uncertainty < u, so their errors are Binomial(accepted, R), where
-R is the risk that future queries below u will have: P(Binomial(accepted, max_risk) ≤ errors) is a p-value of
-"R > max_risk". The number accepted is conditioned on, not averaged over, and does not depend on outcomes.
+those are independent samples of queries with uncertainty < u, so their errors are Binomial(accepted, R),
+where R is the risk that future queries below u will have: P(Binomial(accepted, max_risk) ≤ errors) is a
+p-value of "R > max_risk". The number accepted is conditioned on, not averaged over, and does not depend on
+outcomes.
 
 **Why several tests do not add up.** ``fixed-sequence`` goes from strict to lax and stops at the first test
 that fails: a false claim needs the first false threshold to pass, which happens with probability ≤ 1 −
@@ -40,14 +41,14 @@ METHODS = ("fixed-sequence", "multi-start", "bonferroni")
 COMFORT = (0.25, 0.9)
 """A single walk starts where a score with a quarter of the allowed risk would pass nine times in ten."""
 STRICTEST = 0.25
-"""But not beyond this quantile, as long as it accepts enough to pass at all."""
+"""Largest quantile at which a single walk starts, unless it accepts too few queries to pass."""
 GROWTH = 1.1
 """Each threshold of the sequence accepts about a tenth more than the one before."""
 STARTS = 2
 """Walks of ``multi-start``, if half of the queries could support each. More of them cost more than they
 save."""
 MOST_LABELS = 10_000_000
-"""Beyond this many labels a message no longer states a number."""
+"""Number of labels above which a message does not state how many are needed."""
 
 EXCHANGEABLE = (
     "Holds for queries that are drawn like the labelled ones and independent of each other (on a route: one "
@@ -57,10 +58,10 @@ ONE_CROSSING = "Assumes the error rate of accepted answers crosses the limit onc
 
 
 class RiskRefused(KappaPlaceError):
-    """The sample cannot support the guarantee.
+    """Raised if the sample cannot support the guarantee.
 
     Args:
-        message: The message.
+        message: Text of the error.
         needed: Number of queries that might support it.
         row: Row of the most confident incorrect query.
     """
@@ -68,10 +69,9 @@ class RiskRefused(KappaPlaceError):
     def __init__(self, message: str, needed: int | None, row: int | None = None) -> None:
         super().__init__(message)
         self.needed = needed
-        """Number of queries that might support it; None: no number would."""
+        """Number of queries that might support the guarantee. None if no number would."""
         self.row = row
-        """The most confident incorrect query, which prevents it most; None if too few queries are the
-        cause."""
+        """Row of the most confident incorrect query. None if the cause is too few queries."""
 
 
 @dataclass(frozen=True)
@@ -81,17 +81,17 @@ class RiskThreshold:
     threshold: float
     """A query is accepted if its uncertainty is not above this; finite."""
     coverage: float
-    """Fraction of the labelled queries that it accepts: what to expect."""
+    """Fraction of the labelled queries that the threshold accepts."""
     accepted: int
     errors: int
-    """Labelled queries that it accepts and that are incorrect."""
+    """Number of accepted labelled queries that are incorrect."""
     bound: float
-    """Clopper–Pearson: no risk above this is consistent with so few errors, at the level of the test."""
+    """Upper bound of the risk at the level of the test (Clopper–Pearson)."""
     max_risk: float
     confidence: float
     method: str
     assumptions: str
-    """What the guarantee depends on, in sentences."""
+    """Conditions of the guarantee, in sentences."""
 
 
 def needed_acceptances(max_risk: float, confidence: float = 0.95) -> int:
@@ -122,16 +122,16 @@ def control_risk(
 ) -> RiskThreshold:
     """Find the largest threshold whose selective risk is at most ``max_risk``; see the head of this file.
 
-    All thresholds that pass hold at once, so a caller may take the largest one ``below`` some value.
+    The guarantees of all thresholds that pass hold together, so ``below`` may select any of them.
 
     Args:
         uncertainty: One value per query, N; higher is less certain.
         success: Whether each query was answered correctly, N.
         max_risk: Maximum fraction of errors among the accepted.
         confidence: Confidence level of the guarantee.
-        method: How thresholds are tested: a name of `METHODS`.
+        method: Method to test thresholds: a name of `METHODS`.
         below: Only consider thresholds below this value.
-        slack: The part of 1 − confidence that was spent elsewhere.
+        slack: Part of 1 − confidence that was used for other steps.
 
     Returns:
         The threshold, which is finite: no uncertainty beyond the largest one seen is accepted.
@@ -215,8 +215,7 @@ def _first(queries: int, max_risk: float, level: float, one_walk: bool) -> int:
 
 
 def _ranks(first: int, queries: int) -> Rows:
-    """Return how many each threshold accepts: from ``first`` to all, each a tenth more, whatever the
-    outcomes."""
+    """Return how many queries each threshold accepts, from ``first`` to all in steps of a tenth."""
     if first > queries:
         return np.empty(0, dtype=np.int64)
     steps = int(np.ceil(np.log(queries / first) / np.log(GROWTH)))
@@ -224,7 +223,7 @@ def _ranks(first: int, queries: int) -> Rows:
 
 
 def _level(queries: int, max_risk: float, level: float, method: str) -> tuple[float, int]:
-    """Return the level of one walk, and the number of walks; 0: every threshold is tested on its own."""
+    """Return the level of one walk, and the number of walks; 0: every threshold is tested separately."""
     if method == "bonferroni":
         # A lower level starts later and so has fewer thresholds: this divides by a few too many.
         return level / max(1, len(_ranks(_fewest(max_risk, level), queries))), 0
@@ -237,7 +236,7 @@ def _level(queries: int, max_risk: float, level: float, method: str) -> tuple[fl
 
 
 def _starts(thresholds: int, walks: int) -> Rows:
-    """Return where in the sequence the walks begin."""
+    """Return the positions in the sequence at which the walks begin."""
     if not walks:
         return np.arange(thresholds)
     return np.unique(np.arange(walks) * thresholds // walks)

@@ -23,7 +23,7 @@ from kappaplace.models.checkpoint import read_card
 from kappaplace.models.shipped import CALIBRATION, installed, shipped_folder
 
 ACCEPT_RISK, REJECT_RISK = 0.1, 0.2
-"""Accept from a probability of 1 − the first, reject up to the second."""
+"""Limits of shipped calibrations: accept from a probability of 1 − the first, reject up to the second."""
 MODEL = "model"
 """Key of the fact that contains the fingerprint of the model."""
 ORIGIN = "origin"
@@ -36,6 +36,9 @@ def calibration_with(fingerprint: str, preprocessing: Preprocessing) -> Calibrat
     Args:
         fingerprint: Fingerprint of the model.
         preprocessing: How images are prepared for the model.
+
+    Returns:
+        The calibration; None if none is shipped with this model.
     """
     for name in installed():
         shipped, own = read_shipped(shipped_folder(name))
@@ -56,7 +59,8 @@ def bank_for(
         coarse: Whether descriptors are rounded, which changes similarities.
 
     Returns:
-        All signals if the shipped calibration is of this model; for other models only how images look.
+        The domain. It has all signals if the shipped calibration is of this model, otherwise only those of
+        the image.
     """
     own = calibration_with(fingerprint, preprocessing)
     if own is not None and own.domain is not None and not coarse:

@@ -43,7 +43,7 @@ def split_queries(
     Split(fit=array([0, 1]), threshold=array([2, 3]))
     """
     if queries < 2:
-        raise KappaPlaceError(f"A split needs at least two labelled queries, got {queries}.")
+        raise KappaPlaceError(f"A split needs at least two labelled queries, got {queries}. Label more.")
     share(fit_share, "fraction of queries to fit on")
     rng = np.random.default_rng(checked_seed(seed))
     if groups is None:
@@ -56,7 +56,7 @@ def split_queries(
             )
         _, number, sizes = np.unique(groups, return_inverse=True, return_counts=True)
         if len(sizes) < 2:
-            raise KappaPlaceError("A split needs at least two groups, and all labelled queries are in one.")
+            raise KappaPlaceError("A split needs two groups, but all queries are in one. Label other places.")
         order = rng.permutation(len(sizes))
         middle = np.cumsum(sizes[order]) - sizes[order] / 2
         first = middle <= fit_share * queries

@@ -28,16 +28,16 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Labels:
-    """Which references are correct, for descriptors or similarities from files."""
+    """Labels for descriptors or similarities from files: which references are correct."""
 
     positives: Sequence[Path] = ()
     """Files with the correct references of each query, one per dataset."""
     tables: Sequence[Path] = ()
     """Tables, one per dataset: they add positives, positions and images."""
     neighborhood: str = ""
-    """Without a table, which references show the same place: "frames:5" or "self"."""
+    """Neighborhood of references that show the same place, without a table: "frames:5" or "self"."""
     root: Path | None = None
-    """Folder of the images. Default: as the tables have it."""
+    """Folder of the images. Default: the folder stored in each table."""
 
     def check(self, count: int) -> None:
         """Fail unless there are labels for this many datasets."""
@@ -60,7 +60,7 @@ class Labels:
 
     @property
     def near(self) -> Neighborhood | None:
-        """The parsed neighborhood."""
+        """Neighborhood, parsed from the option."""
         return Neighborhood.parse(self.neighborhood) if self.neighborhood else None
 
 
@@ -182,6 +182,9 @@ def read_similarities(file: Path, method: str = "") -> dict[str, NDArray[np.floa
         file: File to read. The matrix of a .npy file is named after the file.
         method: Name of the matrix to read. Default: all.
 
+    Returns:
+        Matrices of queries × references by name.
+
     Raises:
         KappaPlaceError: If the file cannot be read, or does not have the matrix.
     """
@@ -213,6 +216,9 @@ def read_positives(file: Path, references: int) -> Positives:
             boolean matrix N×R, or (.npz) the arrays "indptr" and "indices" of compressed rows.
         references: Number of references, R.
 
+    Returns:
+        The correct references of each query.
+
     Raises:
         KappaPlaceError: If the file cannot be read, or does not match the number of references.
     """
@@ -239,6 +245,9 @@ def read_embeddings(descriptors: Path, kappa: Path | None = None) -> Embeddings:
         descriptors: File of the descriptors.
         kappa: File of κ.
 
+    Returns:
+        Descriptors, with κ if it has a file.
+
     Raises:
         KappaPlaceError: If a file cannot be read, or has another shape or type.
     """
@@ -255,7 +264,7 @@ def read_embeddings(descriptors: Path, kappa: Path | None = None) -> Embeddings:
             f"{kappa} must contain one κ for each of {len(values):,} descriptors, got {concentration.shape}."
         )
     if not (np.isfinite(concentration).all() and (concentration > 0).all()):
-        raise KappaPlaceError(f"{kappa} contains κ that is not finite and above 0. Check the model.")
+        raise KappaPlaceError(f"{kappa} has values of κ that are not finite or not above 0. Check the model.")
     return Embeddings(values, concentration)
 
 

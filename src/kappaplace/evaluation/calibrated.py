@@ -23,7 +23,7 @@ from kappaplace.uncertainty.base import Evidence
 
 CALIBRATED = "calibrated"
 NOT_SHIPPED = "The model has no shipped calibration. Pass --fit-on TABLE to fit one on other queries."
-OTHER_INPUTS = "The calibration needs what is missing here: {reason}"
+OTHER_INPUTS = "The calibration needs inputs that are missing: {reason}"
 
 
 def wants_calibrated(scores: str) -> bool:
@@ -58,7 +58,7 @@ def calibrated_score(retrieved: Retrieved, calibration: Calibration | None) -> S
 
     Args:
         retrieved: The dataset after retrieval.
-        calibration: The calibration of the model; its domain does not count, because every query is rated.
+        calibration: The calibration of the model; its domain is ignored, because every query gets a value.
 
     Returns:
         One probability per query and match, in the order of the matches.

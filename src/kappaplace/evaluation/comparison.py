@@ -43,15 +43,15 @@ class Cell(NamedTuple):
     value: float
     """The metric."""
     low: float
-    """Lower limit of its interval."""
+    """Lower limit of the confidence interval."""
     high: float
-    """Upper limit of its interval."""
+    """Upper limit of the confidence interval."""
     difference: float = math.nan
     """Value minus that of the first evaluation. NaN if there is no test."""
     p_value: float = math.nan
-    """Two-sided p-value, Holm-corrected over the table of the dataset. NaN if there is no test."""
+    """Two-sided p-value, Holm-corrected over all tests on the dataset. NaN if there is no test."""
     flaw: str = ""
-    """Why the metric says nothing: an ECE of a score that is constant or nearly so."""
+    """Reason why the metric is meaningless, for an ECE of a nearly constant score; empty otherwise."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,12 +67,12 @@ class ComparedSet:
     rows: dict[str, list[Cell | None]]
     """Score (or retrieval) → one cell per evaluation. None if the evaluation lacks the score."""
     note: str = ""
-    """Why there is no test. Empty if there is one."""
+    """Reason why there is no test. Empty if there is one."""
 
 
 @dataclass(frozen=True, eq=False)
 class ComparisonTable:
-    """All datasets, and all of them pooled."""
+    """Comparison on all datasets, and on all of them pooled."""
 
     names: tuple[str, ...]
     """Names of the evaluations."""

@@ -45,13 +45,13 @@ class Retrieved:
     table: PlaceImages | None = None
     """Table of the images, if there is one."""
     neighborhood: Neighborhood | None = None
-    """Which references show the same place, if it is known."""
+    """Neighborhood of references that show the same place, if it is specified."""
     facts: dict[str, Json] = field(default_factory=dict)
     """Facts to store with the result, such as the hash of the table."""
 
     @property
     def policy(self) -> NoPositives:
-        """How the protocol of the dataset treats queries without a positive."""
+        """Policy of the dataset's protocol for queries without a positive."""
         protocol = PROTOCOLS.get(self.table.protocol) if self.table is not None else None
         return NoPositives.FAIL if protocol is None else protocol.no_positives
 
@@ -235,7 +235,7 @@ def _positives(
 
 
 def _check_table(table: PlaceImages, k: int) -> None:
-    """Fail before hours of embedding, not after them."""
+    """Fail before hours of embedding if the table cannot be evaluated."""
     references = len(table.reference_rows)
     if not len(table.query_rows) or not references:
         raise KappaPlaceError(
@@ -251,7 +251,7 @@ def _check_table(table: PlaceImages, k: int) -> None:
 def _near_of(table: PlaceImages | None, option: Neighborhood | None) -> Neighborhood | None:
     if table is not None and option is not None:
         raise KappaPlaceError(
-            "The table already defines a neighborhood. Omit --neighborhood, or import the table with another."
+            "The table already has a neighborhood. Omit --neighborhood, or import the table with another."
         )
     if option is not None and option.kind == "metres":
         raise KappaPlaceError(
@@ -261,7 +261,7 @@ def _near_of(table: PlaceImages | None, option: Neighborhood | None) -> Neighbor
 
 
 class _Context(TypedDict, total=False):
-    """What is known about references beyond their descriptors."""
+    """Properties of references in addition to their descriptors; unknown ones are omitted."""
 
     positions: NDArray[np.float64] | None
     neighborhood: Near | None

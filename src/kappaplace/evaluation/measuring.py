@@ -128,6 +128,9 @@ def plan_of(sets: Sequence[SetResult], resamples: int, seed: int) -> Resampling:
         sets: The datasets.
         resamples: Number of resamples.
         seed: Random seed.
+
+    Returns:
+        The resamples of all queries.
     """
     strata = np.repeat(np.arange(len(sets)), [len(each.hits) for each in sets])
     block = {number: each.block for number, each in enumerate(sets)}
@@ -198,7 +201,7 @@ def flaws_of(part: SetResult) -> dict[str, str]:
 
 
 def warnings_of(result: EvaluationResult) -> list[str]:
-    """Return what makes metrics of an evaluation meaningless: flawed scores, a floored κ, equal descriptors.
+    """Return warnings about meaningless metrics: flawed scores, κ below 1, descriptors that coincide.
 
     Args:
         result: The evaluation.

@@ -30,7 +30,7 @@ def check_own_score(file: Path) -> None:
         raise KappaPlaceError(f"There is no file {file}. Check the path.")
     if file.stem in SCORES or file.stem == FUSED:
         raise KappaPlaceError(
-            f"{file} would hide the score '{file.stem}' of the package. Give the file another name."
+            f"{file} has the name of the score '{file.stem}' of the package. Rename the file."
         )
 
 
@@ -107,7 +107,7 @@ def _number(file: Path, column: str, row: Row) -> float:
         value = float("nan")
     if not np.isfinite(value):
         raise KappaPlaceError(
-            f"{file}: the {column} of query {row['query']} is {row[column]!r}, not a finite number."
+            f"{file}: the {column} of query {row['query']} must be a finite number, got {row[column]!r}."
         )
     return value
 

@@ -49,7 +49,7 @@ class PaperRow(NamedTuple):
     status: str = MEASURED
     """measured, not comparable, measurable (with other data or models) or not measurable."""
     reason: str = ""
-    """Why our number is missing, or is not comparable."""
+    """Reason why our number is missing or not comparable."""
     spread: float = math.nan
     """Sample standard deviation of our number over seeds. NaN for a single model."""
     queries: int = 0
@@ -73,11 +73,11 @@ class PaperItem(NamedTuple):
     status: str
     """Status of its numbers, with counts if they differ."""
     detail: str
-    """What is missing or differs, or where the figure is."""
+    """Missing or different data and models, or the location of the figure."""
 
 
 class PaperComparison(NamedTuple):
-    """All rows, and the evaluations they are based on."""
+    """Numbers of the paper next to ours, and the evaluations they are based on."""
 
     rows: list[PaperRow]
     """One row per number of the paper."""
@@ -146,7 +146,7 @@ def compare_with_paper(
         words: Models, as MODEL or ROLE=MODEL.
         data: Folder with tables named after protocols.
         choices: Options.
-        machine: Where and how images are embedded.
+        machine: Options of embedding: cache, device, batch size.
         cost: CSV file written by ``benchmarks/paper_cost.py``: time and memory. Default: not compared.
 
     Returns:
@@ -233,7 +233,7 @@ def _queries(part: SetResult) -> int:
 def _differences(
     number: PaperNumber, result: EvaluationResult, sets: Mapping[str, tuple[SetResult, str]]
 ) -> list[str]:
-    """Return in what data and model differ from those of the paper."""
+    """Return the differences of data and model from those of the paper."""
     reasons = []
     for name, (part, stem) in sets.items():
         protocol = PROTOCOLS[stem]

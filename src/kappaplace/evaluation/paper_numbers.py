@@ -36,11 +36,11 @@ class PaperNumber(NamedTuple):
 
 
 PAPER = tomllib.loads(files("kappaplace.evaluation").joinpath("paper.toml").read_text(encoding="utf-8"))
-"""The file, as TOML has it."""
+"""Content of ``paper.toml``."""
 ROLES: dict[str, str] = PAPER["roles"]
 """Description of the model of each role, such as "CosPlace, ResNet-50, 50 epochs"."""
 PROTOCOLS_OF: dict[str, tuple[str, ...]] = {name: tuple(ids) for name, ids in PAPER["protocols"].items()}
-"""Protocols that can stand for a dataset; the first with a table is used."""
+"""Protocols that can replace a dataset of the paper; the first with a table is used."""
 POOL: tuple[str, ...] = tuple(PAPER["pool"])
 """Datasets that the paper pools."""
 POOLED = "pooled"
@@ -64,10 +64,10 @@ def _cells() -> Iterator[PaperNumber]:
 
 
 NUMBERS: tuple[PaperNumber, ...] = tuple(_cells())
-"""Everything that an evaluation can measure."""
+"""Numbers of the paper that an evaluation can measure."""
 COST: tuple[PaperNumber, ...] = tuple(PaperNumber(set="", **cost) for cost in PAPER["costs"])
-"""Time and memory of one machine."""
+"""Time and memory that the paper reports for one machine."""
 LABELS: tuple[str, ...] = tuple(
     dict.fromkeys([*(n.table for n in (*NUMBERS, *COST)), *(each["label"] for each in PAPER["figures"])])
 )
-"""Every table and figure with measurements."""
+"""Labels of the tables and figures with measurements."""

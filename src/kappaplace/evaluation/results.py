@@ -96,7 +96,7 @@ class SetResult:
     without_positives: int = 0
     """Number of queries without a positive, before the policy was applied."""
     policy: str = "fail"
-    """How queries without a positive were treated: fail, skip or error."""
+    """Policy for queries without a positive: fail, skip or error."""
     query_kappa: Floats | None = None
     """κ per query, N. None if the model has no κ."""
     reference_kappa: Floats | None = None
@@ -261,7 +261,7 @@ class _StoredMetrics:
 
 @dataclass(frozen=True)
 class _Stored:
-    """Content of results.json, for its check."""
+    """Schema of results.json, which is checked when the file is read."""
 
     version: int
     name: str
@@ -297,7 +297,7 @@ def _set_facts(each: SetResult) -> dict[str, Json]:
 
 
 def plain(value: Json | np.generic) -> Json:
-    """Return a value as JSON has it: NumPy numbers become Python numbers, NaN and infinity become None."""
+    """Convert a value to JSON types: NumPy numbers become Python numbers, NaN and infinity become None."""
     if isinstance(value, dict):
         return {str(key): plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -308,7 +308,7 @@ def plain(value: Json | np.generic) -> Json:
 
 
 def _undefined_as_nan(value: Any) -> Any:
-    """Return metrics as they were before `plain`."""
+    """Restore metrics that `plain` converted."""
     if isinstance(value, dict):
         return {key: _undefined_as_nan(each) for key, each in value.items()}
     if isinstance(value, list):
@@ -518,6 +518,9 @@ def references_to_store(references: int, retrieved: NDArray[np.int64]) -> NDArra
     Args:
         references: Number of references in the map.
         retrieved: Rows of the matches.
+
+    Returns:
+        Rows of the references, ascending.
     """
     if references <= MOST_REFERENCES:
         return np.arange(references)

@@ -54,7 +54,7 @@ class Choices:
     k: int = 10
     """Number of matches per query."""
     policy: NoPositives | None = None
-    """How to treat queries without a positive. Default: as the protocol defines, otherwise fail."""
+    """Policy for queries without a positive. Default: the policy of the protocol, otherwise fail."""
     resamples: int = RESAMPLES
     """Number of bootstrap resamples for the intervals. 0 omits the intervals."""
     seed: int = 0
@@ -64,7 +64,7 @@ class Choices:
     pool: tuple[str, ...] = ()
     """Names of the datasets to pool. Default: all."""
     keep_twins: bool = False
-    """Whether to evaluate queries that are nearly copies of references, too; they overstate every result."""
+    """Whether to include queries that are near-copies of references; results are then too good."""
 
     def __post_init__(self) -> None:
         select_scores(self.scores)  # so that an unknown name fails before anything is embedded
@@ -144,12 +144,15 @@ def fit_on(retrieved: Retrieved, choices: Choices) -> Fitted:
 
 
 def preprocessing_for(model: AnyModel, table: PlaceImages, resize: Resize) -> Preprocessing:
-    """Return the preprocessing of a model, or with the image size that the protocol of the table defines.
+    """Return the preprocessing of a model, or the same with the image size of the table's protocol.
 
     Args:
         model: The model.
         table: The table.
         resize: "model" or "protocol".
+
+    Returns:
+        The preprocessing.
     """
     protocol = PROTOCOLS.get(table.protocol)
     if resize == "model" or protocol is None:
@@ -182,7 +185,7 @@ def _score(retrieved: Retrieved, choices: Choices, fitted: Fitted | None, own: S
 
 @dataclass(frozen=True)
 class Machine:
-    """Where and how images are embedded. No option changes the result."""
+    """Options of embedding: cache, device, batch size. No option changes the result."""
 
     cache: Path | None = None
     """Folder of stored embeddings. Default: $KAPPAPLACE_CACHE, or the cache folder of the user."""
@@ -191,7 +194,7 @@ class Machine:
     batch_size: int = 32
     """Number of images to embed at once."""
     root: Path | None = None
-    """Folder of the images. Default: as the table has it."""
+    """Folder of the images. Default: the folder stored in the table."""
 
     def __post_init__(self) -> None:
         # Checked here, not after an hour of reading files, and even if everything is cached.
@@ -244,7 +247,7 @@ def evaluate(
 
 
 def encoder_of(source: Encoder | nn.Module | str | Path) -> AnyModel:
-    """Return a model by its name or folder, or as it is; another torch module gets no κ."""
+    """Return a model by its name or folder, or the given one. Other torch modules are wrapped, without κ."""
     if isinstance(source, str | Path):
         return load_model(source)
     if isinstance(source, nn.Module) and not isinstance(source, EncoderModule):
@@ -259,7 +262,7 @@ def _sides(
     if isinstance(source, tuple) and not isinstance(source, Embeddings):
         if len(source) != 2:
             raise KappaPlaceError(
-                f"Descriptors must be one array, or a pair of queries and references, got {len(source)}."
+                f"Descriptors must be one array, or two (queries and references), got {len(source)} arrays."
             )
         query, reference = (x if isinstance(x, Embeddings) else Embeddings(np.asarray(x)) for x in source)
         return query, reference
@@ -302,7 +305,7 @@ def evaluate_model(
         source: The model: a folder, a weights file, a name, or any torch module that returns descriptors.
         tables: Files of the tables.
         choices: Options.
-        machine: Where and how images are embedded.
+        machine: Options of embedding: cache, device, batch size.
         name: Name of the evaluation. Default: the name of the model.
         validation: Table on which probabilities and the combination of scores are fitted.
         own: CSV files with the user's own scores.
@@ -325,7 +328,7 @@ def evaluate_model(
     fitting = None if validation is None else PlaceImages.open(validation, machine.root)
     if fitting is not None and fitting.content_hash in {table.content_hash for table in opened}:
         raise KappaPlaceError(
-            f"{validation} cannot be both fitted and evaluated. Fit on a table of other places."
+            f"{validation} cannot be used for both fitting and evaluation. Fit on a table of other places."
         )
     if fitting is None and choices.fuse:
         raise KappaPlaceError("A combination must be fitted on other queries. Pass --fit-on TABLE.")

@@ -66,12 +66,12 @@ def score_set(
 
     Args:
         retrieved: The dataset after retrieval.
-        scores: Scores to compute. A score whose inputs are missing is listed with the reason instead.
-        policy: How to treat queries without a positive. Default: as the protocol of the dataset defines.
+        scores: Scores to compute. A score whose inputs are missing is reported with the reason instead.
+        policy: Policy for queries without a positive. Default: the policy of the dataset's protocol.
         calibrations: Turn a score, by name, into the probability that the top match is correct.
         own: The user's own scores of all queries of the dataset.
         not_asked: Scores that were not requested, each with the reason.
-        keep_twins: Whether to evaluate queries that are nearly copies of references, too.
+        keep_twins: Whether to include queries that are near-copies of references.
 
     Returns:
         Matches and scores.
@@ -90,7 +90,7 @@ def score_set(
     rows = selection.rows[~np.isin(selection.rows, twins.rows)]
     if not len(rows):
         raise KappaPlaceError(
-            f"All queries of {retrieved.name} are nearly copies of references, or were taken within a minute "
+            f"All queries of {retrieved.name} are near-copies of references, or were taken within a minute "
             "of one. Pass --keep-twins to evaluate them."
         )
     block = _block(retrieved.neighborhood, len(rows))
@@ -143,7 +143,7 @@ def _columns(score: Score, evidence: Evidence, calibrations: Mapping[str, Combin
 
 
 def _coincident(evidence: Evidence) -> dict[str, str]:
-    """Return a fact if the descriptors do not tell references apart."""
+    """Return a warning if the descriptors do not distinguish references."""
     descriptors = evidence.references.descriptors
     cosine = 0.0
     if descriptors is not None:
@@ -223,7 +223,7 @@ class Fitted(NamedTuple):
     combined: Score | None
     """The combination as a score. None if no scores were combined."""
     combination: Combination | None
-    """Its weights. None if no scores were combined."""
+    """Weights of the combination. None if no scores were combined."""
     own: Calibration | None = None
     """Calibration as a map would use it. None if there is none for the model."""
 

@@ -18,7 +18,7 @@ from kappaplace.evaluation.inputs import Retrieved
 from kappaplace.types import Json
 
 MOST_NAMED = 5
-"""Maximum number of copies with another label that are listed."""
+"""Maximum number of copies with another label that are reported."""
 NONE = np.empty(0, np.int64)
 
 
@@ -27,13 +27,13 @@ class Twins:
     """Queries of a dataset that are near-copies of references."""
 
     rows: NDArray[np.int64] = field(default_factory=lambda: NONE)
-    """Their numbers, ascending."""
+    """Numbers of the twins in the dataset, ascending."""
     misplaced: tuple[str, ...] = ()
     """Images of the twins whose best match is the same image, although it is not a positive."""
 
     def __str__(self) -> str:
         count = len(self.rows)
-        return f"; {count:,} near-copies of references left out" if count else ""
+        return f"; {count:,} near-copies of references excluded" if count else ""
 
     @property
     def facts(self) -> dict[str, Json]:

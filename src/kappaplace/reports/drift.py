@@ -69,7 +69,7 @@ def write_drift(monitor: DriftMonitor, file: str | Path, title: str) -> None:
         title: Title of the page.
 
     Raises:
-        KappaPlaceError: If the suffix is another one.
+        KappaPlaceError: If the suffix is not supported.
     """
     file = Path(file)
     kind = file.suffix.lower()

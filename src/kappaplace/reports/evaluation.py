@@ -152,6 +152,9 @@ def set_chapter(files: Artifacts, part: SetResult, group: Group, only: bool) -> 
         part: Results of the dataset.
         group: The same results with their metrics.
         only: Whether it is the only dataset, whose table is in an earlier chapter.
+
+    Returns:
+        HTML of the chapter, part by part.
     """
     score = shown_score(part)
     if score is None:

@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 def styled(draw: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a function that draws, so that it uses `PLOT_STYLE`."""
+    """Return a drawing function that uses `PLOT_STYLE`."""
 
     @wraps(draw)
     def run(*arguments: P.args, **options: P.kwargs) -> T:
@@ -73,6 +73,9 @@ def panels(
         width: Width of a plot in inches.
         height: Height of a plot in inches.
         sharey: Whether the plots share their y axis.
+
+    Returns:
+        The figure, its plots, and the first plot of each row.
     """
     rows = -(-count // columns)
     figure = new_figure(width * columns, height * rows)
@@ -319,6 +322,9 @@ def kappa_histogram_figure(
         queries: κ of each query.
         references: κ of each reference; None if it is unknown.
         success: Whether the top match of each query is correct; None if it is unknown.
+
+    Returns:
+        The figure.
     """
     parts: list[tuple[NDArray[np.float64], str, str, str]] = []
     if references is not None:

@@ -34,7 +34,7 @@ class Card:
     name: str
     """Name of the image file."""
     picture: Thumbnail | None
-    """None if the file cannot be opened."""
+    """Thumbnail of the image. None if the file cannot be opened."""
     captions: tuple[str, ...]
     right: bool | None = None
     """Whether the match is correct; None for the query itself."""
@@ -80,6 +80,9 @@ def gallery_rows(part: SetResult, score: ScoreColumns, queries: Sequence[tuple[s
         part: Results of the dataset.
         score: Score that gives the confidence.
         queries: Title and row of each query.
+
+    Returns:
+        One row of images per query.
     """
     return [Row(title, query, _cards(part, score, query)) for title, query in queries]
 

@@ -38,10 +38,13 @@ def map_figure(
     Large datasets are subsampled evenly, see `thinning`.
 
     Args:
-        references: Positions in meters, N×2.
-        queries: Positions in meters, N×2.
+        references: Positions in metres, N×2.
+        queries: Positions in metres, N×2.
         uncertainty: Uncertainty of each query.
         success: Whether the top match of each query is correct.
+
+    Returns:
+        The figure.
     """
     from scipy.stats import rankdata
 
@@ -100,7 +103,7 @@ MAX_LINES = 3_000
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """One map: points in meters of one zone, or indices for tables without positions."""
+    """One map: points in metres of one zone, or indices for tables without positions."""
 
     name: str
     """The zone; empty if there is only one."""
@@ -116,13 +119,13 @@ class Panel:
 
 @dataclass(frozen=True, eq=False)
 class MapView:
-    """All panels of a table with their titles and labels."""
+    """Map of a table: panels with their titles and labels."""
 
     title: str
     sentence: str
     axes: tuple[str, str]
     metric: bool
-    """Whether both axes are in meters; otherwise a point is a pair of a query and its positive."""
+    """Whether both axes are in metres; otherwise a point is a pair of a query and its positive."""
     panels: tuple[Panel, ...]
     labels: dict[str, str]
     """Text in the legend of each layer (reference, line, found, lost)."""

@@ -101,7 +101,7 @@ class Group:
 
     @cached_property
     def flaws(self) -> dict[str, str]:
-        """Why a score cannot rank queries, by name; scores without a flaw are missing."""
+        """Reasons why scores cannot rank queries, by score; scores without a flaw are omitted."""
         flaws = {name: score_flaw(column.query) for name, column in self.scores.items()}
         return {name: flaw for name, flaw in flaws.items() if flaw}
 
@@ -120,7 +120,7 @@ class Group:
         return reliability_curve(column.query, success_at(self.hits, k), _clamp(column))
 
     def risk_coverage(self, score: str) -> AcceptanceCurve:
-        """Return the remaining errors at each fraction of answered queries."""
+        """Return the risk–coverage curve: the fraction of errors at each fraction of answered queries."""
         return acceptance_curve(self.scores[score].query, self.success)
 
     def surface(self, score: str) -> EceSurface:

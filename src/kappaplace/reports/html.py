@@ -30,7 +30,7 @@ def template(name: str) -> str:
 
 
 CAPTIONS: Mapping[str, str] = json.loads(template("captions.json"))
-"""How to read each table and figure."""
+"""Captions that explain how to read each table and figure."""
 
 
 def page(title: str, lead: str, sections: Sequence[str]) -> str:
@@ -61,6 +61,9 @@ def heading(text: str, anchor: str = "", level: int = 2) -> str:
         text: Text of the heading.
         anchor: Target of the link in `contents`.
         level: Level of the heading, 2 or more.
+
+    Returns:
+        HTML of the heading.
     """
     mark = f' id="{html.escape(anchor)}"' if anchor else ""
     return f"<h{level}{mark}>{html.escape(text)}</h{level}>"
@@ -111,7 +114,10 @@ def picture(png: bytes, alternative: str, caption: str) -> str:
     Args:
         png: The image.
         alternative: Text for readers who cannot see it.
-        caption: How to read it.
+        caption: Explanation of how to read the figure.
+
+    Returns:
+        HTML of the figure.
     """
     data = base64.b64encode(png).decode("ascii")
     return (
@@ -129,6 +135,9 @@ def card(kind: str, name: str, source: str, captions: Sequence[str], alternative
         source: Image as a data URL; empty if it cannot be opened.
         captions: Lines of text below the image.
         alternative: Text for readers who cannot see the image. Default: the name.
+
+    Returns:
+        HTML of the image with its captions.
     """
     name = html.escape(name)
     inner = f'<div class="gone">{name or "image"} cannot be opened</div>'
@@ -179,7 +188,10 @@ class Artifacts:
             name: Name of the files.
             figure: The figure.
             alternative: Text for readers who cannot see it.
-            caption: How to read it.
+            caption: Explanation of how to read the figure.
+
+        Returns:
+            HTML of the figure, or a note with the name of the file if the page is full.
         """
         file, png = self._save(name, figure, DPI, COLORS)
         return self._fitted(picture(png, alternative, caption), file)

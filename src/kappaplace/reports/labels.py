@@ -1,4 +1,4 @@
-"""A self-contained HTML page for labeling: each query next to its match, and a labels file at the end.
+"""A self-contained HTML page for labelling: each query next to its match, and a labels file at the end.
 
 The page loads nothing from other hosts, and its content security policy forbids it: images are embedded, and
 scripts and styles must match their hashes. The browser stores every answer.
@@ -41,10 +41,13 @@ def label_page(
     Args:
         questions: Queries with their matches.
         title: Title of the page.
-        radius: Distance in meters within which two images show the same place.
+        radius: Distance in metres within which two images show the same place.
         sample: Identifier of the sample, under which the browser stores the answers.
         head: Lines of the labels file before its columns.
         file: Name of the labels file.
+
+    Returns:
+        HTML of the page.
     """
     data = {
         "sample": sample,
@@ -79,11 +82,11 @@ PIXELS = 480
 def write_label_page(
     place_map: PlaceMap, sheet: Sheet, page: str | Path, labels_name: str, *, pixels: int = PIXELS
 ) -> int:
-    """Write a page for labeling the matches of a sheet in a browser.
+    """Write a page for labelling the matches of a sheet in a browser.
 
     Args:
         place_map: Map that was queried.
-        sheet: Queries with their matches, drawn by `PlaceMap.label`.
+        sheet: Queries with their matches, sampled by `PlaceMap.label`.
         page: HTML file to write.
         labels_name: Name under which the page saves the labels.
         pixels: Longer side of each image.
@@ -92,10 +95,10 @@ def write_label_page(
         Number of images that cannot be opened.
 
     Raises:
-        KappaPlaceError: If the queries were not drawn at random, or no image of the map can be opened.
+        KappaPlaceError: If the queries were not sampled at random, or no image of the map can be opened.
     """
     if sheet.sampling is None:
-        raise KappaPlaceError("A labeling page needs queries drawn at random. Draw them with `map label`.")
+        raise KappaPlaceError("Labelling pages need queries sampled at random. Run `kappaplace map label`.")
     questions = []
     with track("Resizing images", len(sheet.rows)) as bar:
         for position, row in enumerate(sheet.rows):

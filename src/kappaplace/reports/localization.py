@@ -146,6 +146,6 @@ def map_figure(store: MapStore, answers: Sequence[Localization], *, matches: boo
             color = RIGHT if accepted else COLORS[1]
             axis.scatter([x], [y], s=90, marker="x" if rejected else "*", color=color, zorder=3)
     axis.set_aspect("equal", adjustable="datalim")
-    axis.set(xlabel=f"meters east of {origin[0]:,.0f}", ylabel=f"meters north of {origin[1]:,.0f}")
+    axis.set(xlabel=f"metres east of {origin[0]:,.0f}", ylabel=f"metres north of {origin[1]:,.0f}")
     axis.locator_params(nbins=5)
     return figure

@@ -58,6 +58,9 @@ def paper_table(comparison: PaperComparison, label: str) -> Table:
     Args:
         comparison: The numbers of the paper and ours.
         label: Label of the table in the source of the paper.
+
+    Returns:
+        The table.
     """
     columns = "set method metric paper ours difference queries references backbone status"
     rows = [row for row in comparison.rows if row.paper.table == label]

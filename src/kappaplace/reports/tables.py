@@ -70,6 +70,9 @@ class Table:
             header: Column names.
             rows: Text of the cells, row by row.
             caption: Caption of the table.
+
+        Returns:
+            The table.
         """
         return cls(tuple(header), tuple(tuple(map(Cell, row)) for row in rows), caption, words=True)
 
@@ -119,6 +122,9 @@ def mark_best(values: Sequence[float], larger: bool) -> list[bool]:
     Args:
         values: Numbers of a column.
         larger: Whether larger numbers are better.
+
+    Returns:
+        Whether each number is one of the best.
     """
     finite = [value for value in values if math.isfinite(value)]
     if len(finite) < 2:
@@ -221,6 +227,9 @@ def mean_table(mean: Metrics, labels: Mapping[str, str], flaws: Collection[str] 
         mean: Metrics of the mean.
         labels: Names of the scores in tables.
         flaws: Scores that cannot rank the queries of some dataset.
+
+    Returns:
+        The table.
     """
     scores = {name: values for name, values in (mean.get("scores") or {}).items() if name in labels}
     metrics = [
@@ -286,7 +295,7 @@ def _metrics_table(group: Group, metrics: Sequence[str], scores: Sequence[str], 
     return Table(("score", *map(_arrow, metrics)), tuple(zip(names, *columns, strict=True)), caption)
 
 
-_STARS = " * Most queries have the same value of this score, so its ECE says nothing."
+_STARS = " * Most queries have the same value of this score, so its ECE is meaningless."
 
 
 def _is_ece(metric: str) -> bool:

@@ -1,6 +1,6 @@
-"""Order of the training images: a function of the epoch, the step and the seed alone.
+"""Order of the training images: it depends only on the epoch, the step and the seed.
 
-Every draw comes from counter-based random numbers. So a run resumes from two integers, and processes that
+All random numbers are counter-based. So a run resumes from two integers, and processes that
 share a batch do not have to communicate.
 """
 
@@ -42,7 +42,7 @@ class _Endless:
         self.rank = rank
         self.world_size = world_size
         self.position = 0
-        """Position in the order of all processes; a multiple of their number between draws."""
+        """Position in the order of all processes; a multiple of their number between samples."""
         self._order = (
             -1,
             -1,
@@ -233,6 +233,9 @@ class BatchPlan:
             epoch: Number of the epoch, from 0.
             start: First step.
             stop: Step after the last one.
+
+        Returns:
+            The items, with one row per image.
         """
         group = self.groups[self.group_of(epoch)]
         first = (epoch // len(self.groups)) * self.iterations  # steps of this group in earlier epochs
@@ -261,5 +264,8 @@ def view_key(seed: int, rows: Ints, views: Ints) -> NDArray[np.uint64]:
         seed: Random seed of the run.
         rows: Image rows.
         views: Number of the view of each image.
+
+    Returns:
+        One key per view.
     """
     return item_key(seed, rows, views, 1)

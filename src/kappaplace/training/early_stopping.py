@@ -18,6 +18,9 @@ def better(metric: str, value: float, than: float | None, min_delta: float = 0.0
         value: The new value.
         than: The best value so far. None if there is none.
         min_delta: Smallest difference that is an improvement.
+
+    Returns:
+        Whether the value is an improvement.
     """
     if value != value:
         return False
@@ -46,7 +49,7 @@ class EarlyStopping:
     waited: int = 0
     """Epochs since the last improvement."""
     stopped: bool = False
-    """Whether training stops."""
+    """Whether training stops after this epoch."""
     best_epoch: dict[str, int] = field(default_factory=dict)
     """Epoch of the best value of every metric, in all phases."""
     best_value: dict[str, float] = field(default_factory=dict)
@@ -56,7 +59,7 @@ class EarlyStopping:
 
     @property
     def metric(self) -> str:
-        """The watched metric."""
+        """Name of the metric that is watched now."""
         return self.metrics[self.phase]
 
     def update(self, epoch: int, values: dict[str, float]) -> list[str]:

@@ -153,7 +153,7 @@ class ViewSource:
 
 @dataclass(frozen=True, eq=False)
 class FeatureEncoder:
-    """How features are computed."""
+    """Function and settings that compute features."""
 
     compute: Compute
     """Computes the features of a batch of images."""
@@ -164,7 +164,7 @@ class FeatureEncoder:
     channels_last: bool = True
     """Whether images are stored with the channels last."""
     probe: Compute | None = None
-    """Computes the same for a batch of any size, to measure the width of the features with one image."""
+    """Computes the features of a batch of any size, to measure their width with one image."""
 
     def __call__(self, pixels: Tensor) -> Download:
         """Return the features of a batch of views, on their way to the CPU in half precision."""

@@ -33,7 +33,7 @@ class ImageSource:
     images: Images
     """The images."""
     preprocessing: Preprocessing
-    """How files are resized."""
+    """Preprocessing that resizes images from files."""
     device: torch.device
     """Device of the batches."""
     workers: int | None = None
@@ -79,6 +79,9 @@ class Views:
             size: Side of the views in pixels. 0: the size of the images.
             preprocessing: Normalizes the views.
             compiled: Whether to compile the augmentation.
+
+        Returns:
+            The views.
         """
         color = (settings.brightness, settings.contrast, settings.saturation, settings.hue)
         augmentation = CosPlaceAugmentation(size, *color, scale=(settings.scale, 1.0), compiled=compiled)
@@ -164,6 +167,9 @@ def fingerprint_images(images: Images, times: bool) -> bytes:
         images: The images.
         times: Whether to include the times of files. Then a changed image of the same size is detected, but a
             copy of a folder has another hash.
+
+    Returns:
+        The hash.
     """
     digest = hashlib.sha256()
     if isinstance(images, Tensor):

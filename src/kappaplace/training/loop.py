@@ -28,7 +28,7 @@ from kappaplace.training.validation import Validator, flawed, warnings_of, watch
 FILE = "training.pt"
 FORMAT = 1
 State: TypeAlias = dict[str, Any]
-"""What a run resumes from: tensors, plain values, and dictionaries and lists of them."""
+"""State that a run resumes from: tensors, plain values, and dictionaries and lists of them."""
 StepRow: TypeAlias = dict[str, float]
 EpochRow: TypeAlias = dict[str, float | str]
 """One epoch: its number, losses, validation metrics, seconds, and the name of the watched metric."""
@@ -144,7 +144,7 @@ class Loop:
     start: str = ""
     """Fingerprint of the model before the run."""
     data: str = ""
-    """Fingerprint of the training set: a state resumes only with its own images."""
+    """Fingerprint of the training set: a state resumes only with the same images."""
     keep: Callable[[Path], None] = lambda folder: None
     """Writes files that belong to a model (prototypes) to its folder."""
     say: Callable[[str], None] = lambda line: None
@@ -183,7 +183,7 @@ class Loop:
         return self.log.epochs
 
     def verdict(self) -> list[str]:
-        """Return what to know about the result: that no epoch beat the start, and flaws of its score."""
+        """Return warnings about the result: no epoch was better than the start, or its score has flaws."""
         rows = [
             {name: value for name, value in row.items() if isinstance(value, int | float)}
             for row in self.log.epochs
@@ -354,7 +354,7 @@ class Loop:
         self.accelerator.wait_for_everyone()
 
     def _gather_random(self) -> list[dict[str, Tensor]]:
-        """Return the random state of every process: each has its own dropout."""
+        """Return the random state of every process, because each has different dropout."""
         if self.accelerator.num_processes == 1:
             return [rng_state()]
         states: list[dict[str, Tensor]] = [{}] * self.accelerator.num_processes

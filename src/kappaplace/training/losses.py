@@ -36,6 +36,9 @@ def large_margin_cosine_loss(
         labels: Class of each descriptor, B.
         scale: Scale of the cosines.
         margin: Value that is subtracted from the cosine of the correct class.
+
+    Returns:
+        The mean loss, a scalar.
     """
     cosines = descriptors @ F.normalize(prototypes, dim=1).T
     penalty = F.one_hot(labels, len(prototypes)).to(cosines.dtype) * margin
@@ -67,6 +70,9 @@ def vmf_loss(
         dim: Dimension of the distribution. Default: d. The authors' released code uses 256 for 512-d
             descriptors, which scales every κ by 127.5/255.5; pass 256 to reproduce it.
         nll: Function that computes the likelihood.
+
+    Returns:
+        The mean loss, a scalar.
     """
     cosine = (descriptors * anchors).sum(-1)
     return nll(cosine, kappa, dim or descriptors.shape[-1]).mean()
@@ -81,6 +87,9 @@ def gaussian_nll(descriptors: Tensor, anchors: Tensor, variance: Tensor) -> Tens
         descriptors: Unit vectors z, B×d.
         anchors: Unit vectors μ, B×d.
         variance: σ² per image, B, or per dimension, B×d.
+
+    Returns:
+        The mean loss, a scalar.
     """
     if variance.shape not in (descriptors.shape[:1], descriptors.shape):
         raise KappaPlaceError(
@@ -100,6 +109,9 @@ def stun_loss(student: Tensor, teacher: Tensor, s: Tensor, squared: bool = False
         teacher: Descriptors μ_T, B×d.
         s: Sigmoid output of the head, B×d.
         squared: Whether to square the norm, which makes it a Gaussian likelihood; STUN's code does not.
+
+    Returns:
+        The mean loss, a scalar.
     """
     if not student.shape == teacher.shape == s.shape:
         raise KappaPlaceError(
@@ -138,6 +150,9 @@ def multi_similarity_pairs(descriptors: Tensor, places: Tensor, epsilon: float =
         descriptors: Unit vectors, B×d.
         places: Place of each descriptor, B.
         epsilon: The margin ε.
+
+    Returns:
+        Masks of the informative pairs.
     """
     _check(descriptors, places)
     with torch.no_grad():  # a selection has no gradient
@@ -167,6 +182,9 @@ def multi_similarity_loss(
         alpha: Weight α of positives.
         beta: Weight β of negatives.
         base: Cosine that separates positives from negatives.
+
+    Returns:
+        The mean loss, a scalar.
     """
     _check(descriptors, places)
     positive, negative = all_pairs(places) if pairs is None else pairs
@@ -206,6 +224,9 @@ def triplet_moments(
         descriptors: Means, B×d.
         variance: Variance of every dimension, B.
         triplets: Rows of anchors, positives and negatives, T each.
+
+    Returns:
+        Mean and variance of τ, T each.
     """
     a, p, n = triplets
     dim = descriptors.shape[1]
@@ -238,6 +259,9 @@ def bayesian_triplet_loss(
         places: Place of each descriptor, B.
         margin: Margin of the triplets.
         kl_weight: Weight of the divergence.
+
+    Returns:
+        The mean loss, a scalar.
     """
     if descriptors.ndim != 2 or not variance.shape == places.shape == descriptors.shape[:1]:
         raise KappaPlaceError(

@@ -28,7 +28,7 @@ from kappaplace.training.settings import LossSettings
 
 
 class Step(NamedTuple):
-    """Outputs of the network for one batch, with the labels of the images."""
+    """Outputs of the network for one batch of images, with the labels of the images."""
 
     descriptor: Tensor
     """Unit vectors B×d."""
@@ -58,7 +58,7 @@ class Objective(nn.Module):
         raise NotImplementedError
 
     def parameters_of(self, group: int) -> list[nn.Parameter]:
-        """Return the objective's own weights that a step in this group updates."""
+        """Return the weights of the objective, such as prototypes, that a step in this group updates."""
         return []
 
     def cosine(self, step: Step) -> Tensor:
@@ -71,6 +71,9 @@ class Objective(nn.Module):
         Args:
             cosine: Mean cosine of descriptors and their anchors.
             dim: Dimension of the descriptors.
+
+        Returns:
+            The constant output.
         """
         return float(vmf.best_kappa(torch.tensor(min(max(cosine, 0.01), 0.99)), dim))
 
@@ -177,14 +180,14 @@ Gather = Callable[[Tensor], Tensor]
 class Contrastive(Objective):
     """Multi-similarity loss with its miner, or the vMF term around batch centroids, or both.
 
-    The parts of a batch that processes hold are gathered first, so that every image is compared with all
+    The parts of a batch on all processes are gathered first, so that every image is compared with all
     negatives.
 
     Args:
         settings: Constants of the losses.
         retrieval: Whether to include the multi-similarity loss.
-        weight: Weight λ of the vMF term. 0: without it.
-        gather: Function that gathers the parts of a batch.
+        weight: Weight λ of the vMF term. 0 omits it.
+        gather: Function that gathers the parts of a batch from all processes.
     """
 
     def __init__(self, settings: LossSettings, retrieval: bool, weight: float, gather: Gather) -> None:
@@ -217,7 +220,7 @@ class BayesianTriplet(Objective):
 
     Args:
         settings: Constants of the losses.
-        gather: Function that gathers the parts of a batch.
+        gather: Function that gathers the parts of a batch from all processes.
     """
 
     has_anchors = False
@@ -273,7 +276,7 @@ def _spread(step: Step) -> Tensor:
 
 
 def gather_batch(part: Tensor) -> Tensor:
-    """Concatenate the parts of a batch that processes hold; gradients flow back to each part."""
+    """Concatenate the parts of a batch from all processes; gradients flow back to each part."""
     if not torch.distributed.is_initialized():
         return part
     if not part.requires_grad:

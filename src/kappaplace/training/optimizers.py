@@ -28,7 +28,7 @@ class Optimizers:
 
     Args:
         model: The model.
-        objective: The loss, which can have its own weights per group.
+        objective: The loss, which can have weights for each group, such as prototypes.
         groups: Number of groups.
         settings: Learning rates and schedule.
         total_steps: Number of steps of the run.
@@ -59,7 +59,7 @@ class Optimizers:
         }
 
     def all(self) -> list[torch.optim.Optimizer]:
-        """Return all optimizers, that of the model first."""
+        """Return all optimizers, the optimizer of the model first."""
         return [self.model, *self.groups.values()]
 
     @property
@@ -70,7 +70,7 @@ class Optimizers:
         return 1.0 if self.settings.schedule == "constant" else warm_cosine(self.done, self.total_steps)
 
     def set_rates(self) -> None:
-        """Set every learning rate to that of the current step."""
+        """Set every learning rate to its value at the current step."""
         for optimizer in self.all():
             for part in optimizer.param_groups:
                 rate = part["rate"] * self.factor
@@ -84,7 +84,7 @@ class Optimizers:
 
         Args:
             group: Number of the group.
-            scaler: Scaled the loss; it skips the step if a gradient is infinite, and lowers its scale.
+            scaler: Scaler of the loss. If a gradient is infinite, it skips the step and lowers its scale.
         """
         self.set_rates()
         for optimizer in (self.model, self.groups.get(group)):

@@ -43,13 +43,13 @@ class PlaceGroup:
         classes = self.class_of_image[np.asarray(rows, np.int64)]
         labels = np.searchsorted(self.classes, classes)
         if not (len(self) and np.array_equal(self.classes[np.minimum(labels, len(self) - 1)], classes)):
-            raise KappaPlaceError("Some images are not in this group. Pass only rows of its own images.")
+            raise KappaPlaceError("Some images are not in this group. Pass only rows of images of the group.")
         return labels
 
 
 @dataclass(frozen=True, eq=False)
 class PlaceClasses:
-    """Which images show which place, and which places one classifier can distinguish."""
+    """Classes of images that show the same place, in groups that one classifier can distinguish."""
 
     class_of_image: Ints
     """Class of each image, N; −1 where the pose is unknown or the class too small."""
@@ -96,6 +96,9 @@ class PlaceClasses:
 
         Args:
             classes: The classes, ascending.
+
+        Returns:
+            The classes with labels for one classifier.
         """
         counts = self.counts[classes]
         offsets = np.concatenate([[0], np.cumsum(counts)])
@@ -122,7 +125,7 @@ def assign_classes(
 
     Args:
         positions: East and north in metres, N×2.
-        heading: Heading in degrees, N, in any turn. Default: a cell is one class.
+        heading: Heading in degrees, N, of any turn. Default: a cell is one class.
         cell: Side of a cell in metres.
         angle: Width of a heading sector in degrees.
         groups_per_axis: Number of groups N along each axis.
@@ -162,6 +165,9 @@ def classes_of_places(place: ArrayLike, min_images: int = 10) -> PlaceClasses:
     Args:
         place: Label of each image, N; below 0 if it has none.
         min_images: Minimum number of images per class.
+
+    Returns:
+        The classes, all in one group.
 
     >>> classes_of_places([7, 7, 3, -1], min_images=1).class_of_image.tolist()
     [1, 1, 0, -1]
@@ -241,6 +247,9 @@ def heading_groups(sector: ArrayLike, sectors: int, per_heading: int) -> tuple[I
         sectors: Number of sectors of a full turn.
         per_heading: Number of groups L.
 
+    Returns:
+        Heading group of each sector, and the number of groups.
+
     >>> heading_groups(np.arange(12), 12, 2)[0].tolist()
     [0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1]
     >>> heading_groups(np.arange(5), 5, 2)[0].tolist()
@@ -297,7 +306,7 @@ class Places:
     """Classes of images, and the classes that the run uses."""
 
     classes: PlaceClasses
-    """All classes."""
+    """Classes with images, including those that the run does not use."""
     selection: NDArray[np.int64]
     """Classes that the run uses, ascending."""
     by: Literal["pose", "place"] = "place"
@@ -310,6 +319,9 @@ class Places:
             count: Number of groups. 0: all.
             images: Images in the order in which their groups are chosen and take turns. Default: the largest
                 groups are chosen.
+
+        Returns:
+            The groups, which take turns.
         """
         group_of = self.classes.group_of_class[self.selection]
         sizes = np.bincount(group_of, minlength=self.classes.n_groups)
@@ -347,6 +359,9 @@ def find_places(
         heading: Headings in degrees, N, or None.
         place: Place labels, N, below 0 if unknown; or None.
         settings: Options of the classes.
+
+    Returns:
+        The classes, and those that the run uses.
 
     Raises:
         KappaPlaceError: If the images have neither positions nor labels, or no class is large enough.

@@ -73,6 +73,9 @@ def prototype_anchors(
         dim: Dimension of the descriptors.
         order: For the authors' release, the cells of the classes of each group in its order.
 
+    Returns:
+        One anchor per image that has a class in the group.
+
     Raises:
         KappaPlaceError: If the file does not exist, is damaged, or does not match the classes or the model.
     """
@@ -175,6 +178,9 @@ def release_order(data: TrainingSet, settings: Settings) -> list[NDArray[np.int6
         data: All training images.
         settings: Options of the run; ``anchors.classes`` can be the file in which that code stores the order.
 
+    Returns:
+        Cell indices of the classes of each group, C×3.
+
     Raises:
         KappaPlaceError: If this file is not one of that code, or the images have no headings.
     """
@@ -205,13 +211,13 @@ def _from_release(file: Path, order: Sequence[NDArray[np.int64]]) -> tuple[Tenso
 
 SAMPLE = 64
 FAR_ABOVE_CHANCE = 0.25
-"""Smallest part of the way from chance to certainty at which prototypes belong to their classes."""
+"""Minimum hit rate for prototypes that belong to their classes, from 0 (chance) to 1 (always)."""
 
 
 def check_prototypes(
     anchors: FixedAnchors, sizes: Sequence[int], describe: Callable[[NDArray[np.int64]], Tensor], file: Path
 ) -> float:
-    """Check on a sample of images of each group that their own prototype is the most similar one.
+    """Check on sampled images of each group that the prototype of their class is the most similar one.
 
     Args:
         anchors: The anchors, group after group.
@@ -220,7 +226,7 @@ def check_prototypes(
         file: File of the prototypes.
 
     Returns:
-        Rate of sampled images whose own prototype is the most similar one of its group.
+        Fraction of the sampled images for which the prototype of their class is the most similar one.
 
     Raises:
         KappaPlaceError: If this is not far more frequent than by chance in every group.
@@ -237,7 +243,7 @@ def check_prototypes(
             if rate < chance + FAR_ABOVE_CHANCE * (1 - chance):
                 raise KappaPlaceError(
                     f"The prototypes in {file} do not belong to these places: in group {number}, only "
-                    f"{sum(wins)} of {len(wins)} images are most similar to their own prototype (chance "
+                    f"{sum(wins)} of {len(wins)} images are most similar to their prototype (chance "
                     f"{chance:.2g}). Use all its training images and its model, or set anchors.classes."
                 )
             won += wins
@@ -252,6 +258,9 @@ def place_anchors(store: FeatureStore, group: PlaceGroup, images: int) -> FixedA
         store: Features of the images.
         group: The places.
         images: Number of images of the dataset.
+
+    Returns:
+        One anchor per image; images outside the group have none.
 
     Raises:
         KappaPlaceError: If a place has a single image.

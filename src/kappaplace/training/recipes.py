@@ -129,7 +129,7 @@ def _find_places(settings: Settings, data: TrainingSet) -> Places:
 
 
 def _prototype_file(settings: Settings) -> Path:
-    """Return the file of the settings or of the starting model; the authors' release has both in one file."""
+    """Return the file of prototypes from the settings, or the one of the starting model."""
     file, start = settings.anchors.prototypes, settings.model.start
     if not file and not start:
         raise KappaPlaceError("The file of class prototypes is unknown. Set anchors.prototypes.")
@@ -166,13 +166,13 @@ def _classifier_anchors(parts: Parts) -> FixedAnchors:
     anchors = prototype_anchors(file, group, classes, parts.grid, parts.model.dim, order)
     sizes = [len(matrix) for matrix in read_prototypes(file)]
     rate = check_prototypes(anchors, sizes, parts.describe, file)
-    parts.say(f"For {rate:.0%} of the sampled images, their own prototype of {file} is the most similar one.")
+    parts.say(f"For {rate:.0%} of the sampled images, their prototype in {file} is the most similar one.")
     return anchors
 
 
 @dataclass(frozen=True)
 class AnchorSource:
-    """Where fixed anchors come from."""
+    """A source of fixed anchors."""
 
     places: Callable[[Settings, TrainingSet], Groups]
     """Finds the places that have anchors."""
@@ -224,7 +224,7 @@ def distillation(parts: Parts) -> Objective:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A kind of training."""
+    """A kind of training, with everything that differs between kinds."""
 
     name: str
     """Name on the command line."""
@@ -291,7 +291,7 @@ RECIPES: dict[str, Recipe] = {
         ),
         Recipe(
             "stun",
-            "baseline: a student that learns a teacher's descriptors and its own variance",
+            "baseline: a student that learns a teacher's descriptors and their variance",
             "stun",
             distillation,
             all_places,
@@ -345,7 +345,7 @@ def settings_for(
         name: Name of the recipe.
         config: TOML file with options. Default: none.
         options: Options as ``section.key=value``.
-        peers: Preset that follows the recipe's own: "paper", or a table of the paper. Default: none.
+        peers: Preset to apply after that of the recipe: "paper", or a table of the paper. Default: none.
 
     Returns:
         The settings.

@@ -65,7 +65,7 @@ class ModelSettings:
     start: str = ""
     """Model to start from: a folder, a weights file or a name of `kappaplace models`. Empty: a new model."""
     start_head: str = ""
-    """Head of a starting weights file of another project, if its keys allow several; none omits it."""
+    """Head to load from a weights file of another project, if its keys allow several. none: no head."""
     backbone: str = "resnet50"
     """Backbone of a new model."""
     dim: int = 512
@@ -85,7 +85,7 @@ class ModelSettings:
     start_kappa: float = 0.0
     """κ before the first step. 0: the best constant κ of the first images; −1: 0.7, as in a new head."""
     student: Literal["teacher", "new"] = "teacher"
-    """Where STUN's student starts: as a copy of its teacher, or as a new model, as in the code of STUN."""
+    """Start of STUN's student: a copy of its teacher, or a new model, as in the code of STUN."""
     reduced_jpeg: bool = True
     """Decode large JPEGs at a reduced size, which is faster."""
     copy_aggregation: bool = False
@@ -94,7 +94,7 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class ClassSettings:
-    """Which images show the same place."""
+    """Options of the places: which images show the same place."""
 
     by: Literal["auto", "pose", "place"] = "auto"
     """pose: cells of ground and heading; place: the labels of the table; auto: poses if there are any."""
@@ -109,18 +109,18 @@ class ClassSettings:
     groups: int = _not_negative(8)
     """Number of groups that take turns, one per epoch. 0: all."""
     group_order: Literal["largest", "first"] = "largest"
-    """Which groups these are: the largest, or the first by image name, as in the code of CosPlace."""
+    """Groups that take turns: the largest, or the first by image name, as in the code of CosPlace."""
     min_images: int = _positive(10)
     """Minimum number of images per class."""
     hold_out: float = _not_negative(0.0, most=1.0)
     """Fraction of places to exclude from training, so that κ can be fitted on places new to the encoder."""
     use: Literal["trained", "held-out", "all"] = "trained"
-    """Which of these places the run uses."""
+    """Places that the run uses: all, or only those that hold_out keeps (trained) or excludes (held-out)."""
 
 
 @dataclass(frozen=True)
 class AugmentSettings:
-    """How training views differ from the images."""
+    """Options of the augmentation, which makes training views from images."""
 
     brightness: float = _not_negative(0.7)
     """Largest change of brightness, as a fraction."""
@@ -138,7 +138,7 @@ class AugmentSettings:
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """How the weights are updated."""
+    """Options of the optimizer, which updates the weights."""
 
     epochs: int = _positive(50)
     """Number of epochs."""
@@ -157,7 +157,7 @@ class OptimizerSettings:
     weight_decay: float = _not_negative(0.0)
     """Weight decay of AdamW."""
     schedule: Literal["constant", "warm-cosine", "halving"] = "constant"
-    """Learning rate over the run: constant, a linear warm-up followed by a cosine, or half of it after every
+    """Learning rate over the run: constant, linear warm-up followed by a cosine, or halved after every
     five epochs, as in the code of STUN."""
 
 
@@ -183,7 +183,7 @@ class LossSettings:
 
 @dataclass(frozen=True)
 class AnchorSettings:
-    """Directions that κ is measured against."""
+    """Options of the anchors, the directions that κ is measured against."""
 
     source: Literal["classifier", "places", "views", "clean", "batch"] = "classifier"
     """classifier: prototypes of a retrieval run; places: centroid of the other images of the place; views:
@@ -192,19 +192,19 @@ class AnchorSettings:
     prototypes: str = ""
     """File of prototypes. Empty: prototypes.safetensors next to the starting model."""
     classes: str = ""
-    """For prototypes of CosPlace or the authors' release: the file of classes that its code wrote (folder
-    cache). Empty: the order of the classes is rebuilt from the images."""
+    """File of classes that the code of CosPlace or the authors' release wrote (folder cache), for their
+    prototypes. Empty: the order of the classes is rebuilt from the images."""
     views: int = _not_negative(1)
     """Augmented views per image. 0: a new view at every visit (not with the cache)."""
     cache: bool = True
     """Extract features once and fit the head on them. GeM's exponent in the head is then not trained."""
     learn_p: bool = True
-    """Without the cache: whether GeM's exponent in the head is trained."""
+    """Whether GeM's exponent in the head is trained; only without the cache."""
 
 
 @dataclass(frozen=True)
 class StopSettings:
-    """When to stop, and which model is the result."""
+    """Options of early stopping: when to stop, and which model is the result."""
 
     metrics: tuple[Metric, ...] = ("R@1",)
     """Metrics to watch in turn. When patience with one ends, the next starts from its current value."""
@@ -220,7 +220,7 @@ class StopSettings:
 
 @dataclass(frozen=True)
 class RunSettings:
-    """How the machine is used."""
+    """Options of the machine: precision, memory, threads, trackers."""
 
     seed: int = _not_negative(0)
     """Random seed."""
@@ -250,19 +250,19 @@ class Settings:
     model: ModelSettings = field(default_factory=ModelSettings)
     """Options of the model."""
     classes: ClassSettings = field(default_factory=ClassSettings)
-    """Which images show the same place."""
+    """Options of the places: which images show the same place."""
     augment: AugmentSettings = field(default_factory=AugmentSettings)
-    """How training views differ from the images."""
+    """Options of the augmentation, which makes training views from images."""
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
-    """How the weights are updated."""
+    """Options of the optimizer, which updates the weights."""
     loss: LossSettings = field(default_factory=LossSettings)
     """Constants of the losses."""
     anchors: AnchorSettings = field(default_factory=AnchorSettings)
-    """Directions that κ is measured against."""
+    """Options of the anchors, the directions that κ is measured against."""
     stop: StopSettings = field(default_factory=StopSettings)
-    """When to stop, and which model is the result."""
+    """Options of early stopping: when to stop, and which model is the result."""
     run: RunSettings = field(default_factory=RunSettings)
-    """How the machine is used."""
+    """Options of the machine: precision, memory, threads, trackers."""
 
     def changed(self, changes: Mapping[str, Any]) -> Settings:
         """Return settings with other values for some options.
@@ -293,6 +293,9 @@ class Settings:
 
         Args:
             comments: Whether a comment above each option explains it.
+
+        Returns:
+            Text of the file.
         """
         sections = field_docs(Settings) if comments else {}
         lines = [f'recipe = "{self.recipe}"']
@@ -373,11 +376,14 @@ def preset(recipe: str) -> dict[str, Option]:
 
 
 def peer_preset(name: str, recipe: str) -> dict[str, Option]:
-    """Return the options with which a recipe does what the code of the paper and of its baselines does.
+    """Return the options with which a recipe reproduces the code of the paper and of its baselines.
 
     Args:
         name: "paper", or a table of the paper, such as "tab:sf_final". See ``paper.toml``.
         recipe: The recipe.
+
+    Returns:
+        Values by ``section.key``.
 
     Raises:
         KappaPlaceError: If there is no such preset, or the table has no model of this recipe.

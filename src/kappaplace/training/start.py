@@ -40,6 +40,9 @@ def starting_model(settings: Settings, recipe: Recipe, model: TrainableModel | N
         recipe: The recipe.
         model: Model to start from. Default: ``model.start`` of the settings.
 
+    Returns:
+        The model to train.
+
     Raises:
         KappaPlaceError: If the recipe needs a trained model, or cannot train this one.
     """
@@ -131,6 +134,9 @@ def installed_trackers(names: Sequence[str]) -> list[str]:
     Args:
         names: Names of trackers.
 
+    Returns:
+        Names of the installed trackers.
+
     Raises:
         KappaPlaceError: If a tracker is unknown, or another one than the default is not installed.
     """
@@ -148,14 +154,14 @@ def installed_trackers(names: Sequence[str]) -> list[str]:
 
 
 PROCESS_COUNTS = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
-"""Where launchers put the number of processes."""
+"""Environment variables in which launchers store the number of processes."""
 
 
 class OneProcess:
-    """One process without accelerate: as much of its ``Accelerator`` as a run uses.
+    """One process without accelerate, with the methods of ``Accelerator`` that a run uses.
 
     Args:
-        cpu: Do not use a GPU.
+        cpu: Whether to use the CPU even if there is a GPU.
     """
 
     process_index = 0
@@ -176,19 +182,19 @@ class OneProcess:
         return nullcontext()
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the values of all processes: these."""
+        """Return the values unchanged, because there are no other processes."""
         return values
 
     def reduce(self, value: torch.Tensor, reduction: str) -> torch.Tensor:
-        """Return the sum or mean over all processes: the value."""
+        """Return the value unchanged, because there are no other processes."""
         return value
 
     def prepare(self, net: nn.Module) -> nn.Module:
-        """Return the network: there is nothing to average."""
+        """Return the network unchanged, because there is nothing to average."""
         return net
 
     def wait_for_everyone(self) -> None:
-        """Return at once."""
+        """Return immediately, because there are no other processes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,15 +208,18 @@ class Engine:
 
     @classmethod
     def create(cls, settings: RunSettings, device: str, folder: Path) -> Engine:
-        """Start on a GPU if there is one; with ``accelerate launch`` or ``torchrun`` on several.
+        """Start on a GPU if there is one, or on several with ``accelerate launch`` or ``torchrun``.
 
         Args:
-            settings: How the machine is used.
+            settings: Options of the machine.
             device: "cpu" to force the CPU, otherwise empty.
             folder: Folder of the run.
 
+        Returns:
+            The process.
+
         Raises:
-            KappaPlaceError: If the device is another one, or several processes need accelerate.
+            KappaPlaceError: If the device is invalid, or accelerate is missing for several processes.
         """
         if device not in ("", "cpu"):
             raise KappaPlaceError(
@@ -278,7 +287,7 @@ class Engine:
 
 
 class TrainingNet(nn.Module):
-    """The network that processes wrap: a model that returns descriptors and the output of the head."""
+    """Network to wrap for several processes: a model that returns descriptors and the head's output."""
 
     def __init__(self, model: TrainableModel) -> None:
         super().__init__()
@@ -290,7 +299,7 @@ class TrainingNet(nn.Module):
 
 
 class HeadNet(nn.Module):
-    """The head, on features that were extracted before."""
+    """Network with only the head, for features that were extracted before."""
 
     def __init__(self, head: Head) -> None:
         super().__init__()

@@ -65,6 +65,9 @@ class Work:
             epoch: Number of the epoch, from 0.
             start: First step.
             stop: Step after the last one; at most the number of steps per epoch.
+
+        Returns:
+            The items of this process.
         """
         items = self.plan.items(epoch, start, min(stop, self.plan.iterations))
         shape = (-1, self.accumulate, self.accelerator.num_processes, self.part_size)
@@ -209,6 +212,9 @@ class CachedSteps:
             rows: Image rows, B.
             labels: Place of each image within the group, B.
             group: Number of the group.
+
+        Returns:
+            Unit descriptors, outputs of the head, and labels of the batch.
         """
         return Step(unit, self.head(reduced.float()), rows, labels, group)
 
@@ -236,7 +242,7 @@ WARM_UP = 3
 
 @dataclass
 class GraphedSteps(CachedSteps):
-    """The same steps as `CachedSteps`, recorded once and replayed; on one GPU, with the whole store on it."""
+    """Steps of `CachedSteps`, recorded once and replayed. They need one GPU with the whole store on it."""
 
     def __post_init__(self) -> None:
         self.in_memory = True

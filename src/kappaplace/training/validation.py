@@ -52,7 +52,7 @@ def watched(values: Values) -> Values:
 
 
 def warnings_of(values: Values) -> list[str]:
-    """Return what is wrong with a model, one sentence or two each.
+    """Return warnings about a model, each of one or two sentences.
 
     Args:
         values: Validation metrics of `Validator`.
@@ -63,12 +63,12 @@ def warnings_of(values: Values) -> list[str]:
     warnings = []
     if flawed(values):
         same = "every query has" if values["tied"] == 1 else f"{values['tied']:.0%} of the queries have"
-        warnings.append(f"The score is not usable: {same} the same value. Its ECE@1 says nothing.")
+        warnings.append(f"The score is not usable: {same} the same value. Its ECE@1 is meaningless.")
     if "kappa 95%" in values:
         low, high = values["kappa 5%"], values["kappa 95%"]
         if high <= 1:
             warnings.append(
-                f"κ is {low:.2f} to {high:.2f} for 90% of the queries, below the floor of 1 of 1/κ. Train "
+                f"κ is {low:.2f} to {high:.2f} for 90% of the queries, so 1/κ is floored at κ = 1. Train "
                 "longer, or with a higher optimizer.head_lr."
             )
         elif high < 1.01 * low:
@@ -101,7 +101,7 @@ class ValidationSet:
     def from_table(cls, table: PlaceImages) -> ValidationSet:
         """Return the queries and references of a table."""
         if not len(table.query_rows) or not len(table.reference_rows):
-            raise KappaPlaceError(f"The validation table {table!r} needs both queries and references.")
+            raise KappaPlaceError(f"The validation table {table!r} must have queries and references.")
         return cls(table.image_paths(), table.query_rows, table.reference_rows, table.positives())
 
 
