@@ -52,7 +52,7 @@ class Row:
 
     part: str
     where: str
-    """Model, size and device, or how much of what."""
+    """Model, size and device, or the amount of work."""
     what: str
     ours: float
     peer: float
@@ -124,7 +124,7 @@ def seconds(call: Call, device: torch.device) -> float:
 
 @dataclass(frozen=True)
 class Rounds:
-    """How often calls are timed: in each of ``rounds``, every call runs ``runs`` times."""
+    """Number of timed calls: in each of ``rounds``, every call runs ``runs`` times."""
 
     runs: int = 200
     rounds: int = 5
@@ -286,7 +286,7 @@ def dated(values: Values) -> Values:
 
 
 def save_rows(file: Path, rows: Sequence[Values]) -> None:
-    """Write a table, instead of an earlier one."""
+    """Write a table, replacing an earlier one."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     make_folder(file.parent)
     with file.open("w", encoding="utf-8", newline="") as stream:

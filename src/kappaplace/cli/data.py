@@ -284,7 +284,7 @@ def _asker(agreed: bool) -> Callable[[str], bool]:
 
 
 def _adjusted(table: PlaceImages, options: ImportOptions) -> PlaceImages:
-    """Apply the user's choices; a neighborhood in meters follows the radius unless the user passes one."""
+    """Apply the user's choices; a neighborhood in metres follows the radius unless the user passes one."""
     table = table if options.radius is None else table.with_radius(options.radius)
     table = replace(table, name=options.name) if options.name else table
     near = options.neighborhood

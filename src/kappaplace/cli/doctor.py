@@ -37,7 +37,7 @@ class Check:
     state: State
     detail: str
     fix: str = ""
-    """What to do about it; empty if nothing has to be done."""
+    """Suggested fix; empty if nothing has to be done."""
 
 
 def doctor(as_json: AsJson = False) -> None:

@@ -68,8 +68,8 @@ class Match:
     uncertainty: float
     """Uncertainty of this pair: U of KappaPlace, or 1 − cosine without κ."""
     probability: float | None
-    """Probability that this match is correct, the one that decided; None without a calibration, if only best
-    matches were labelled, or if the query is unlike those of the calibration."""
+    """Probability that this match is correct, on which its decision is based. None without a calibration, if
+    only best matches were labelled, or if the query is unlike those of the calibration."""
     decision: str | None
     """accept, doubtful or reject. The best match has the decision of the answer. Other matches are decided by
     their own probability, never better than the answer and without a guarantee. None if unknown."""

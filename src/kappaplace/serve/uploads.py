@@ -115,7 +115,7 @@ def _json(body: bytes, single: bool) -> tuple[list[bytes], dict[str, Json]]:
     try:
         values = json.loads(body)
     except (ValueError, RecursionError):
-        raise ApiError(400, "The body is not JSON.") from None
+        raise ApiError(400, "The body is not JSON. Send a JSON object.") from None
     if not isinstance(values, dict):
         raise ApiError(422, "The body must be a JSON object.")
     key = "image" if single else "images"

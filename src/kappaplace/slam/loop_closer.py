@@ -196,7 +196,7 @@ class LoopCloser:
             The proposed closure; None if there is no earlier frame to propose.
 
         Raises:
-            KappaPlaceError: If the frame lacks something or does not fit the previous ones.
+            KappaPlaceError: If the frame lacks a required value or does not fit the previous ones.
         """
         descriptor, kappa = self._embedding(frame)
         number, pose, distance = len(self.map), None, float(len(self.map))
@@ -235,7 +235,7 @@ class LoopCloser:
             number: Index of the query frame.
 
         Returns:
-            The first frames of the drive, up to this count, can be proposed.
+            Number of frames at the start of the drive that can be proposed.
         """
         if not self.map.pose_size:
             return max(0, number - self.settings.recent_frames)
@@ -243,7 +243,7 @@ class LoopCloser:
         return int(np.searchsorted(distance, distance[number] - self.settings.recent, side="right"))
 
     def _matches_to_rerank(self) -> int:
-        """Return the number of matches to re-rank; a calibration is valid for its own number only."""
+        """Return the number of matches to re-rank, which must be the number of the calibration."""
         calibrated = 0 if self.calibration is None else self.calibration.rerank
         if self.settings.verify is None:
             return calibrated

@@ -107,7 +107,7 @@ def optimize(
 
 
 optimise = optimize
-"""Earlier name."""
+"""Earlier name of `optimize`."""
 
 
 class IncrementalGraph:

@@ -51,7 +51,7 @@ class HistogramFilter:
     def __init__(
         self, motion: Motion, place: csr_matrix, *, lost: float = 0.02, outside: float = 0.1
     ) -> None:
-        """Start without knowledge.
+        """Start with a uniform belief over the map.
 
         Args:
             motion: Prediction of the next frame.

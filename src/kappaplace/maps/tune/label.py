@@ -79,7 +79,7 @@ class Outcomes:
     stale: int
     """Number of queries for which the map returns another match now."""
     twins: int
-    """Number of queries that are copies of their match, and were left out."""
+    """Number of queries that were excluded because they are copies of their match."""
 
 
 def calibrate_map_on_labels(
@@ -253,13 +253,13 @@ def _with_assumptions(rule: DecisionRule, sheet: Sheet, labels: int, outcomes: O
 def label_map(
     place_map: OpenMap, table: PlaceImages, file: str | Path, options: LabelOptions | None = None
 ) -> Sheet:
-    """Draw queries at random and write their best matches to a file.
+    """Sample queries at random and write their best matches to a file.
 
     Args:
         place_map: The map.
         table: Table of the queries.
         file: A .csv file. A file of the same sample keeps its labels.
-        options: Options of the draw. Default: `LabelOptions` with its defaults.
+        options: Options of the sampling. Default: `LabelOptions` with its defaults.
 
     Returns:
         The rows of the file.
@@ -321,7 +321,7 @@ def open_sheet(
     own = sum(is_same_image(path, a.matches[0].image) for path, a in zip(paths, answers, strict=True))
     if own:
         raise KappaPlaceError(
-            f"{own:,} of the {len(paths):,} drawn queries are images of the map itself. Use images that "
+            f"{own:,} of the {len(paths):,} sampled queries are images of the map itself. Use images that "
             "are not in the map."
         )
     matches = [answer.matches[0].name for answer in answers]

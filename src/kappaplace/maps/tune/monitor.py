@@ -104,7 +104,7 @@ def read_observed(file: Path) -> list[Observed]:
                 return list(_rows(csv.DictReader(stream), str(file)))
             return list(from_lines(stream, str(file)))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise KappaPlaceError(f"The answers in {file} cannot be read ({error}).") from None
+        raise KappaPlaceError(f"The answers in {file} cannot be read ({error}). {_AGAIN}.") from None
 
 
 def from_lines(lines: Iterable[str], name: str) -> Iterator[Observed]:
