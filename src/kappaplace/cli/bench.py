@@ -40,7 +40,7 @@ LEAST_CPU, LEAST_GPU = 0.9, 0.8  # how close embedding files must come to the mo
 
 
 class Part(str, Enum):
-    """What can be measured."""
+    """Parts of a model's speed to measure."""
 
     inference = "inference"
     embedding = "embedding"

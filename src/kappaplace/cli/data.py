@@ -93,7 +93,7 @@ def import_(
         kappaplace data import pitts30k-test ~/pittsburgh --out pitts30k.parquet
     """
     if out.suffix.lower() not in TABLE_FORMATS:
-        raise KappaPlaceError(f'Tables are .parquet or .csv files, got "{out}".')
+        raise KappaPlaceError(f'--out must be a .parquet or .csv file, got "{out}".')
     reader_options, ask = _reader_options(options.option), _asker(yes or as_json)
     warnings: tuple[str, ...] = ()
     if layout in PROTOCOLS:

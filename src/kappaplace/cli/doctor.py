@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 State = Literal["ok", "absent", "warning", "problem"]
-"""absent: optional and not installed; warning: works with a drawback; problem: something does not work."""
+"""absent (optional, not installed), warning (works with a drawback) or problem (something does not work)."""
 MARKS = {"ok": ("✓", "green"), "absent": ("–", "white"), "warning": ("!", "yellow"), "problem": ("✗", "red")}
 FOR_DEVELOPERS = ("dev", "docs", "notebooks")
 LEAST_FREE = 1 << 30

@@ -318,7 +318,7 @@ def read_pairs(file: str | Path) -> list[tuple[str, str, float | None, float | N
             p, s = (float(number) for number in numbers) if numbers else (math.nan, math.nan)
             pairs.append((query, reference, None if math.isnan(p) else p, None if math.isnan(s) else s))
     except (OSError, ValueError) as error:
-        raise KappaPlaceError(f"{file} cannot be read as a file of image pairs ({error}).") from None
+        raise KappaPlaceError(f"{file} cannot be read as image pairs ({error}). Write it again.") from None
     return pairs
 
 

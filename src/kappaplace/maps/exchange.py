@@ -111,7 +111,7 @@ def import_map(
     if file.suffix.lower() not in readers:
         raise KappaPlaceError(f"Unknown file type of {file}. Choose from: {', '.join(readers)}.")
     if not file.is_file():
-        raise KappaPlaceError(f"The file {file} does not exist.")
+        raise KappaPlaceError(f"The file {file} does not exist. Check the path.")
     with new_folder(out) as part, telling(f"{file} cannot be imported as a map"):
         facts, parts = readers[file.suffix.lower()](file)
         ready = None if model is None else loaded(model)

@@ -1,7 +1,7 @@
 """A map as references for retrieval, and statistics of the whole map.
 
-Apart from the search itself, the cost of a query does not grow with the map: distinctiveness is stored, the
-z-score compares with a fixed sample, and the margin is usually computed from the list of matches.
+Apart from the search itself, the cost of a query does not grow with the map. Distinctiveness is stored, and
+the z-score compares with a fixed sample. The margin is usually computed from the list of matches.
 
 The distinctiveness of a reference is its highest similarity to a reference of another place. New references
 are compared with all references, existing ones only with the new ones. Above `EXACT_LIMIT` references, the

@@ -313,7 +313,7 @@ class Limits:
             # The rest of the body is not read, so the connection cannot be used again.
             await answer(*problem, {"Connection": "close"})(scope, receive, send)
         except ClientDisconnect:  # nobody receives this answer, but it is counted as a client error
-            await answer(400, "The request was interrupted.")(scope, receive, send)
+            await answer(400, "The request was interrupted. Send it again.")(scope, receive, send)
         except asyncio.CancelledError:  # happens only if a shutdown does not wait any longer
             if not started:
                 await answer(503, "The service is shutting down.")(scope, receive, send)

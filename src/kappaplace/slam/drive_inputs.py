@@ -103,7 +103,7 @@ def read_drive(
             )
         drive = _from_folder(source, read_poses(odometry, dimensions))
     else:
-        raise KappaPlaceError(f"{source} is not a folder of images, a table or a ROS bag.")
+        raise KappaPlaceError(f"{source} is not a folder of images, a table or a ROS bag. Pass one.")
     rows = sample_by_distance(np.ascontiguousarray(pose_positions(drive.odometry)[:, :2]), every)
     if len(rows) < 2:
         raise KappaPlaceError(
@@ -196,7 +196,7 @@ def _image_times(folder: Path, names: list[str], path: TimedPoses) -> NDArray[np
             except ValueError as error:
                 raise KappaPlaceError(f"{file} is not a list of times ({error}). Fix it.") from None
             if times.shape != (len(names),):
-                raise KappaPlaceError(f"{file} has {times.size:,} times for {len(names):,} images.")
+                raise KappaPlaceError(f"{file} has {times.size:,} times for {len(names):,} images. Fix it.")
             return np.asarray(times, np.float64)
     stems = _as_numbers([Path(name).stem for name in names])
     if stems is not None:

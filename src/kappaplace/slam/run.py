@@ -45,7 +45,7 @@ class SlamOptions:
     noise: OdometryNoise = field(default_factory=OdometryNoise)
     """Standard deviations of odometry."""
     kernel: Kernel | None = None
-    """Robust kernel of the pose graph. Default: gnc; with ``incremental``: none."""
+    """Robust kernel of the pose graph. Default: gnc, or none with ``incremental``."""
     incremental: bool = False
     """Optimize frame by frame (iSAM2)."""
     batch_size: int = 32

@@ -253,7 +253,7 @@ def read_manifest(folder: str | Path) -> Manifest:
             f"No map at {folder}: {MANIFEST} does not exist. Build a map with `kappaplace map build`."
         ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise KappaPlaceError(f"The manifest {file} cannot be read ({error}).") from None
+        raise KappaPlaceError(f"The manifest {file} cannot be read ({error}). Check the file.") from None
     try:
         values = json.loads(text)
         if values["format"] > FORMAT:

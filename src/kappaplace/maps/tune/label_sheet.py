@@ -254,7 +254,7 @@ def read_labels(file: str | Path) -> Sheet:
     try:
         text = Path(file).read_bytes().decode("utf-8-sig", "surrogateescape")
     except OSError as error:
-        raise KappaPlaceError(f"The labels file {file} cannot be read ({error}).") from None
+        raise KappaPlaceError(f"The labels file {file} cannot be read ({error}). Check the path.") from None
     lines = text.splitlines(keepends=True)
     body = next((i for i, line in enumerate(lines) if not line.lstrip('"').startswith("#")), len(lines))
     head = [line.strip().rstrip(",").strip('"').lstrip("# ") for line in lines[:body]]

@@ -11,8 +11,8 @@ All scores are those of a map without the removed references.
 How far is a real query from the nearest reference? On a street with an image every g metres, it is anywhere
 between two of them, on average g/4 away. An image without itself is g away. This hardly matters on a dense
 map, but on a sparse map the image is usually not found. With itself in the map, it is 0 away. Therefore, on
-a sparse map three of four images stay in the map, and one of four is removed with its capture burst; the
-mean distance is then that of a real query. On a dense map, where neighbours find each other, fewer images
+a sparse map three of four images stay in the map, and one of four is removed with its capture burst. The
+mean distance then equals that of a real query. On a dense map, where neighbours find each other, fewer images
 stay. All images are cropped at random to imitate another viewpoint. docs/maps.md lists the alternatives
 that were tried.
 
