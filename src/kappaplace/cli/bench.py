@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 Call: TypeAlias = Callable[[], object]
 Values: TypeAlias = dict[str, float | int | str]
 LEAST_LATENCY, LEAST_THROUGHPUT = 8.0, 3.0  # what `optimize` must gain on a GPU
-LEAST_CPU, LEAST_GPU = 0.9, 0.8  # how close embedding files must come to the model on its own
+LEAST_CPU, LEAST_GPU = 0.9, 0.8  # required speed of embedding files, relative to the model alone
 
 
 class Part(str, Enum):
@@ -114,7 +114,7 @@ def wait(device: torch.device) -> None:
 
 
 def seconds(call: Call, device: torch.device) -> float:
-    """Time one call, from an idle device to an idle device."""
+    """Return the seconds of one call, which starts and ends with an idle device."""
     wait(device)
     start = time.perf_counter()
     call()
@@ -201,7 +201,7 @@ def measure_embedding(
     batch_size: int = 32,
     rounds: int = 3,
 ) -> list[Row]:
-    """Compare embedding files with the model on its own, and each other stage with it: decode, transfer."""
+    """Compare the speed of embedding files, and of its stages decode and transfer, with the model alone."""
     import torch
 
     from kappaplace.data import resized

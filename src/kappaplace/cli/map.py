@@ -142,7 +142,7 @@ def compact(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Free the disk space of removed references, and compare all places with each other again.
+    """Free the disk space of removed references, and recompute how similar the places are.
 
     Examples:
 

@@ -102,7 +102,7 @@ class VerbGroup(TyperGroup):
         raise NotImplementedError
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Insert the command if it is missing; a shell that completes a word gets the commands."""
+        """Insert the command if it is missing, except for shell completion, which lists the commands."""
         if not ctx.resilient_parsing and args[:1] != ["--help"] and args[:1] != ["-h"]:
             args = self.with_command(args)
         return super().parse_args(ctx, args)

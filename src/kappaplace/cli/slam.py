@@ -77,7 +77,7 @@ class LoopClosingOptions:
     max_risk: Annotated[float, Help("Accept a closure if its probability is at least 1 − this value.")] = 0.01
     outside_rate: Annotated[
         float | None,
-        Setting("expected fraction of frames that show a new place. Default: as at calibration."),
+        Setting("expected fraction of frames that show a new place. Default: the calibrated one."),
     ] = None
     drift: Annotated[
         float,

@@ -285,7 +285,7 @@ class OpenMap:
             k: Number of matches per query.
             area: Search only this circle: x, y and radius in metres in the frame of the map.
             order: Order of the matches: "similarity" or "probability".
-            outside_rate: Expected fraction of out-of-map queries. Default: as at calibration.
+            outside_rate: Expected fraction of out-of-map queries. Default: the calibrated one.
             rerank: Number of top matches to re-rank by patch matching. Default: the number at calibration,
                 or 0. The images of the map are read only if it does not store their patches.
             batch_size: Number of images to embed at once.

@@ -132,7 +132,7 @@ class LocalizeOptions:
     order: Annotated[Order, Help("Order of the matches.")] = "similarity"
     """With ``rerank``, the order by similarity starts with the matches whose patches agree best."""
     outside_rate: Annotated[
-        float | None, Help("Expected fraction of out-of-map queries. Default: as at calibration.")
+        float | None, Help("Expected fraction of out-of-map queries. Default: the calibrated one.")
     ] = None
     rerank: Rerank = None
     """Number of top matches to re-rank by patch matching. Default: the number at calibration, or 0."""

@@ -319,7 +319,7 @@ class PlaceMap(OpenMap):
             options: Options of the fit. Default: `FitOptions` with its defaults.
             calibrate_options: Options of the calibration. Default: `CalibrateOptions` with its defaults.
             calibrate: Whether to calibrate the map afterwards.
-            say: Called with each progress message.
+            say: Function that is called with each progress message.
 
         Returns:
             Record of the fit, with how well κ follows degradation before and after.

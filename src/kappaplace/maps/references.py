@@ -51,7 +51,7 @@ class MapReferences:
     Args:
         store: The stored map.
         engine: Search engine of the map.
-        patch_maps: Computes the patch maps of images.
+        patch_maps: Function that computes the patch maps of images.
         device: Device that compares patches.
     """
 
@@ -156,7 +156,7 @@ class MapReferences:
 
 
 EXACT_LIMIT = 100_000
-"""Largest number of references that are all compared with each other."""
+"""Largest number of references for which every pair is compared."""
 SAMPLE = 1 << 15
 """Number of references that represent a larger map."""
 _STEP = 1024  # rows between two updates of the progress bar

@@ -160,6 +160,10 @@ def busy(message: str, status: int = 429) -> ApiError:
 def public_message(error: KappaPlaceError, folders: Mapping[str, Path]) -> str | None:
     """Return the error message with the folders of maps replaced by their names.
 
+    Args:
+        error: The error.
+        folders: Folders of the maps by name.
+
     Returns:
         The message; None if the error is about files of the service, whose paths must not leave it.
     """

@@ -41,7 +41,7 @@ class Options(Body):
         None,
         ge=0,
         le=1000,
-        description="Number of top matches to re-rank by patch matching. Default: as at calibration.",
+        description="Number of top matches to re-rank by patch matching. Default: the number at calibration.",
     )
     max_risk: Risk | None = Field(
         None, description="Risk limit for decisions instead of the calibrated one; estimated, not guaranteed."

@@ -228,7 +228,7 @@ class PoseMotion:
     """Motion on a map with poses: the step of odometry is applied to every frame."""
 
     def __init__(self, poses: Poses, *, metres: float = 5.0, turn: float = 0.5) -> None:
-        """Index the poses of a map.
+        """Prepare a search in the poses of a map.
 
         Args:
             poses: Poses of the map frames, N×3 or N×7.

@@ -50,7 +50,8 @@ class Blobs:
     Args:
         starts: N+1 offsets.
         data: All bytes.
-        check: Called with the first and the last byte before they are read, and without both for all bytes.
+        check: Function that is called before bytes are read, with the first and the last one. Without
+            arguments, it checks all bytes.
     """
 
     def __init__(
@@ -226,7 +227,7 @@ class Segment:
         folder: Folder of the map.
         record: Record of the segment.
         manifest: Manifest of the map.
-        codebook: Reads the codebook of a map with codes. It is called on first use.
+        codebook: Function that reads the codebook of a map with codes. It is called on first use.
     """
 
     def __init__(

@@ -284,7 +284,7 @@ class FitRecord:
     views: int
     """Number of degraded views per image."""
     epochs: tuple[Mapping[str, Any], ...]
-    """Facts about each epoch, including its loss."""
+    """Facts about each epoch, including the loss."""
     learnt: KappaCheck
     """Evaluation of the fitted κ."""
     seconds: float

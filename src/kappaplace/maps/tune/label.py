@@ -183,7 +183,7 @@ def _paths(sheet: Sheet, rows: tuple[Row, ...], file: Path, root: str | Path | N
 def _outcomes(
     place_map: OpenMap, rows: tuple[Row, ...], paths: list[str], rerank: int, keep_twins: bool
 ) -> Outcomes:
-    """Query the map again for its scores. A label applies if the map returns the match that was shown."""
+    """Query the map again for its scores. A label applies only if the map returns the labelled match."""
     blocks, used = [], np.zeros(len(rows), bool)
     shown = place_map.store.find([row.match for row in rows])
     yes = np.array([row.label == YES for row in rows])
@@ -388,8 +388,8 @@ def label_loop(
         place_map: The map.
         sheet: The sheet.
         file: File of the sheet.
-        ask: Prints a question and returns the reply. EOFError stops, like the reply q.
-        say: Prints a message.
+        ask: Function that prints a question and returns the reply. EOFError stops, like the reply q.
+        say: Function that prints a message.
         picture: File for an image of query and match side by side.
 
     Returns:
