@@ -1,4 +1,4 @@
-"""``kappaplace bench``: how fast a model is here, each figure as a ratio to a peer in the same run."""
+"""``kappaplace bench``: speed of a model on this machine, as ratios to a peer in the same run."""
 
 from __future__ import annotations
 
@@ -304,7 +304,9 @@ def bench(
     device: Device = "",
     out: Annotated[Path, typer.Option(help="Folder for ratios.csv.")] = Path("bench"),
 ) -> None:
-    """Measure how fast a model is on this machine, each figure as a ratio to a peer in the same run.
+    """Measure how fast a model is on this machine.
+
+    Every figure is a ratio to a peer, such as the plain PyTorch model, that is measured in the same run.
 
     ```
     kappaplace bench

@@ -63,7 +63,7 @@ class ImportOptions:
     neighborhood: Annotated[
         str,
         Help(
-            "Which references show the same place: metres:25 (within 25 m), frames:5 (within 5 frames) or "
+            "Rule for references of the same place: metres:25 (within 25 m), frames:5 (within 5 frames) or "
             "self.",
             ("--neighborhood", "--neighbourhood"),
         ),

@@ -206,7 +206,7 @@ class FileOptions(NamedOptions):
     neighborhood: Annotated[
         str,
         Help(
-            "Which references show the same place if there is no table: frames:5 (within 5 frames) or self.",
+            "Rule for references of the same place, without a table: frames:5 (within 5 frames) or self.",
             ("--neighborhood", "--neighbourhood"),
         ),
     ] = ""

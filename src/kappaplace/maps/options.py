@@ -94,7 +94,7 @@ class BuildOptions(AddOptions):
     neighborhood: Annotated[
         str,
         Help(
-            "Which references show the same place: metres:25, frames:5 or self. Default: by radius.",
+            "Rule for references of the same place: metres:25, frames:5 or self. Default: by radius.",
             ("--neighborhood", "--neighbourhood"),
         ),
     ] = ""
