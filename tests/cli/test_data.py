@@ -98,7 +98,7 @@ def test_layouts_are_listed():
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("import", "csv", ".", "--out", "t.txt"), "Tables are .parquet or .csv files"),
+        (("import", "csv", ".", "--out", "t.txt"), "--out must be a .parquet or .csv file"),
         (("import", "magic", ".", "--out", "t.csv"), "Unknown layout or protocol"),
         (("import", "csv", ".", "--out", "t.csv", "-o", "frame"), "needs name=value"),
         (("check", "none.parquet"), "no table at"),

@@ -42,7 +42,7 @@ def test_label_in_the_terminal_and_calibrate(kappaplace, built, drive, tmp_path,
     words = ("map", "label", built, drive, "--out", out)
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\nu\nq\n"))
     output = kappaplace(*words, "--picture", now)
-    assert "56 queries drawn at random from 56 (seed 0)" in output
+    assert "56 queries sampled at random from 56 (seed 0)" in output
     assert "Make sure that no two of them show the same place" in output
     assert "2 of 56 labels" in output
     assert now.exists()
@@ -69,7 +69,7 @@ def test_a_page_to_label(kappaplace, built, drive, tmp_path):  # noqa: F811
     output = kappaplace(
         "map", "label", built, drive, "--out", tmp_path / "l.csv", "--page", page, "--size", 7, "--no-thin"
     )
-    assert "7 queries drawn at random from 56" in output
+    assert "7 queries sampled at random from 56" in output
     assert "no two of them" not in output
     assert f"Open {page}" in output
     assert page.read_text().count("data:image/jpeg") == 14

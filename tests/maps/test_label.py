@@ -219,7 +219,7 @@ def test_a_sheet_is_gone_on_with_and_never_overwritten(ready, drive, sheet, tmp_
 
 def test_images_of_the_map_itself_are_not_asked_about(ready, drive, tmp_path):
     sample = draw_sample(drive[0], 25.0, size=5, thin=False)
-    with pytest.raises(KappaPlaceError, match="5 of the 5 drawn queries are images of the map itself"):
+    with pytest.raises(KappaPlaceError, match="5 of the 5 sampled queries are images of the map itself"):
         open_sheet(ready, sample, tmp_path / "own.csv")
     assert not (tmp_path / "own.csv").exists()
 

@@ -196,7 +196,7 @@ def test_bad_questions_are_told(town_map, queries):
         town_map.localize(queries[0], area=(1, 2, -1))
     with pytest.raises(KappaPlaceError, match="k must be at least 1"):
         town_map.localize(queries[0], k=0)
-    with pytest.raises(KappaPlaceError, match="nothing to localize"):
+    with pytest.raises(KappaPlaceError, match="list of images to localize is empty"):
         town_map.localize([])
     with pytest.raises(KappaPlaceError, match="needs a calibration of all matches"):
         town_map.localize(queries[0], order="probability")

@@ -1,4 +1,4 @@
-"""``kappaplace bench``: how fast a model is here, each figure as a ratio to a peer in the same run."""
+"""``kappaplace bench``: speed of a model on this machine, as ratios to a peer in the same run."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 Call: TypeAlias = Callable[[], object]
 Values: TypeAlias = dict[str, float | int | str]
 LEAST_LATENCY, LEAST_THROUGHPUT = 8.0, 3.0  # what `optimize` must gain on a GPU
-LEAST_CPU, LEAST_GPU = 0.9, 0.8  # how close embedding files must come to the model on its own
+LEAST_CPU, LEAST_GPU = 0.9, 0.8  # required speed of embedding files, relative to the model alone
 
 
 class Part(str, Enum):
-    """What can be measured."""
+    """Parts of a model's speed to measure."""
 
     inference = "inference"
     embedding = "embedding"
@@ -52,7 +52,7 @@ class Row:
 
     part: str
     where: str
-    """Model, size and device, or how much of what."""
+    """Model, size and device, or the amount of work."""
     what: str
     ours: float
     peer: float
@@ -114,7 +114,7 @@ def wait(device: torch.device) -> None:
 
 
 def seconds(call: Call, device: torch.device) -> float:
-    """Time one call, from an idle device to an idle device."""
+    """Return the seconds of one call, which starts and ends with an idle device."""
     wait(device)
     start = time.perf_counter()
     call()
@@ -124,7 +124,7 @@ def seconds(call: Call, device: torch.device) -> float:
 
 @dataclass(frozen=True)
 class Rounds:
-    """How often calls are timed: in each of ``rounds``, every call runs ``runs`` times."""
+    """Number of timed calls: in each of ``rounds``, every call runs ``runs`` times."""
 
     runs: int = 200
     rounds: int = 5
@@ -201,7 +201,7 @@ def measure_embedding(
     batch_size: int = 32,
     rounds: int = 3,
 ) -> list[Row]:
-    """Compare embedding files with the model on its own, and each other stage with it: decode, transfer."""
+    """Compare the speed of embedding files, and of its stages decode and transfer, with the model alone."""
     import torch
 
     from kappaplace.data import resized
@@ -286,7 +286,7 @@ def dated(values: Values) -> Values:
 
 
 def save_rows(file: Path, rows: Sequence[Values]) -> None:
-    """Write a table, instead of an earlier one."""
+    """Write a table, replacing an earlier one."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     make_folder(file.parent)
     with file.open("w", encoding="utf-8", newline="") as stream:
@@ -304,7 +304,9 @@ def bench(
     device: Device = "",
     out: Annotated[Path, typer.Option(help="Folder for ratios.csv.")] = Path("bench"),
 ) -> None:
-    """Measure how fast a model is on this machine, each figure as a ratio to a peer in the same run.
+    """Measure how fast a model is on this machine.
+
+    Every figure is a ratio to a peer, such as the plain PyTorch model, that is measured in the same run.
 
     ```
     kappaplace bench

@@ -63,7 +63,7 @@ class ImportOptions:
     neighborhood: Annotated[
         str,
         Help(
-            "Which references show the same place: metres:25 (within 25 m), frames:5 (within 5 frames) or "
+            "Rule for references of the same place: metres:25 (within 25 m), frames:5 (within 5 frames) or "
             "self.",
             ("--neighborhood", "--neighbourhood"),
         ),
@@ -93,7 +93,7 @@ def import_(
         kappaplace data import pitts30k-test ~/pittsburgh --out pitts30k.parquet
     """
     if out.suffix.lower() not in TABLE_FORMATS:
-        raise KappaPlaceError(f'Tables are .parquet or .csv files, got "{out}".')
+        raise KappaPlaceError(f'--out must be a .parquet or .csv file, got "{out}".')
     reader_options, ask = _reader_options(options.option), _asker(yes or as_json)
     warnings: tuple[str, ...] = ()
     if layout in PROTOCOLS:
@@ -284,7 +284,7 @@ def _asker(agreed: bool) -> Callable[[str], bool]:
 
 
 def _adjusted(table: PlaceImages, options: ImportOptions) -> PlaceImages:
-    """Apply the user's choices; a neighborhood in meters follows the radius unless the user passes one."""
+    """Apply the user's choices; a neighborhood in metres follows the radius unless the user passes one."""
     table = table if options.radius is None else table.with_radius(options.radius)
     table = replace(table, name=options.name) if options.name else table
     near = options.neighborhood

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kappaplace.retrieval import Evidence
     from kappaplace_city import CityViews
 
-RADIUS = 25.0  # meters within which a reference is a positive
+RADIUS = 25.0  # metres within which a reference is a positive
 MATCHES = 10
 SCORES = ("l2", "pa", "inverse-kappa", "kappaplace")  # the paper's, for a first look
 GALLERY_SIZE, GALLERY_MATCHES = 192, 3  # pixels: more than the model gets, so that the reader sees something
@@ -43,14 +43,14 @@ KappaCurves = dict[str, tuple[NDArray[np.float64], NDArray[np.float64], NDArray[
 
 @dataclass(frozen=True)
 class DemoSettings:
-    """Everything that shapes the demo; the defaults take about two minutes on two cores."""
+    """Settings of the demo. The defaults take about two minutes on two cores."""
 
     seed: int = 0
     size: int = 64
     """Side of the images in pixels."""
     blocks: tuple[int, int] = (3, 3)
     train_spacing: float = 20.0
-    """Meters of road between classes: neighbouring classes would look alike."""
+    """Metres of road between classes: neighbouring classes would look alike."""
     queries: int = 400
     dim: int = 128
     steps: int = 700
@@ -59,7 +59,7 @@ class DemoSettings:
 
 @dataclass(frozen=True, eq=False)
 class DemoResult:
-    """What the report shows."""
+    """Results that the report shows."""
 
     settings: DemoSettings
     model: PlaceModel
@@ -67,7 +67,7 @@ class DemoResult:
     references: CityViews
     evidence: Evidence
     kappa: NDArray[np.float32]
-    """Of the queries."""
+    """κ of the queries."""
     evaluation: Evaluation
     kappa_curves: KappaCurves
 

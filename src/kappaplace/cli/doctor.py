@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 State = Literal["ok", "absent", "warning", "problem"]
-"""absent: optional and not installed; warning: works with a drawback; problem: something does not work."""
+"""absent (optional, not installed), warning (works with a drawback) or problem (something does not work)."""
 MARKS = {"ok": ("✓", "green"), "absent": ("–", "white"), "warning": ("!", "yellow"), "problem": ("✗", "red")}
 FOR_DEVELOPERS = ("dev", "docs", "notebooks")
 LEAST_FREE = 1 << 30
@@ -37,7 +37,7 @@ class Check:
     state: State
     detail: str
     fix: str = ""
-    """What to do about it; empty if nothing has to be done."""
+    """Suggested fix; empty if nothing has to be done."""
 
 
 def doctor(as_json: AsJson = False) -> None:

@@ -77,7 +77,7 @@ def evaluate() -> None:
 
 @dataclass(frozen=True)
 class Output:
-    """Where results are written, and how they are shown."""
+    """Options for writing and printing results."""
 
     out: Annotated[Path, Help("Folder for the results and the report.")] = Path("evaluation")
     report: Annotated[bool, Help("Write report.html.")] = True
@@ -117,7 +117,7 @@ class Output:
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """What is measured."""
+    """Options of the measurement."""
 
     scores: Annotated[
         str,
@@ -150,7 +150,7 @@ class EvaluateOptions:
 
 @dataclass(frozen=True)
 class MachineOptions:
-    """Where images are embedded; it does not change the results."""
+    """Options for embedding images, which do not change the results."""
 
     device: Annotated[str, Help("Device: cpu, cuda, cuda:1 or mps. Default: the first GPU, or cpu.")] = ""
     batch_size: Annotated[int, Help("Number of images to embed at once.")] = 32
@@ -165,7 +165,7 @@ class MachineOptions:
 
 @dataclass(frozen=True)
 class NamedOptions(EvaluateOptions):
-    """What is measured, under which name, and your own scores."""
+    """Options of the measurement, its name, and your own scores."""
 
     uncertainty: Annotated[
         list[Path],
@@ -206,7 +206,7 @@ class FileOptions(NamedOptions):
     neighborhood: Annotated[
         str,
         Help(
-            "Which references show the same place if there is no table: frames:5 (within 5 frames) or self.",
+            "Rule for references of the same place, without a table: frames:5 (within 5 frames) or self.",
             ("--neighborhood", "--neighbourhood"),
         ),
     ] = ""
@@ -420,7 +420,7 @@ def paper(
 
 @dataclass(frozen=True)
 class CompareOptions:
-    """What is compared, and where the result is written."""
+    """Options of the comparison and of its output."""
 
     metric: Annotated[
         list[str],

@@ -40,7 +40,7 @@ class SearchOptions:
 
 @dataclass(frozen=True)
 class AnswerOutput:
-    """How answers are shown, and the files they are written to."""
+    """Options for printing answers and writing them to files."""
 
     csv: Annotated[Path | None, Help("CSV file to write, one row per match. Run again to resume.")] = None
     html: Annotated[Path | None, Help("HTML page to write, with a map and the matches.")] = None
@@ -170,7 +170,7 @@ def _files(images: list[Path]) -> list[str]:
 
 
 def _area(text: str, frame: str) -> Circle | None:
-    """Return a circle in the frame of the map, from meters or from degrees."""
+    """Return a circle in the frame of the map, from metres or from degrees."""
     if not text:
         return None
     try:

@@ -91,7 +91,7 @@ def _keep_memory() -> None:
     """Let the process keep memory that it frees.
 
     Batches of images have the same size. If the C library returns their memory to the system after each batch
-    and asks for it again, this takes half of the processor time of embedding.
+    and requests it again, this takes half of the processor time of embedding.
     """
     with contextlib.suppress(OSError, AttributeError):  # not the GNU C library
         mallopt = ctypes.CDLL(None).mallopt

@@ -118,7 +118,7 @@ def remove(
         try:
             references += names_from.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise KappaPlaceError(f"Cannot read the list {names_from} ({error}).") from None
+            raise KappaPlaceError(f"Cannot read the list {names_from} ({error}). Check --from.") from None
     references = [name for name in references if name]
     if not references:
         raise KappaPlaceError("No references to remove. Pass their names, or a text file with --from.")
@@ -142,7 +142,7 @@ def compact(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Free the disk space of removed references, and compare all places with each other again.
+    """Free the disk space of removed references, and recompute how similar the places are.
 
     Examples:
 
@@ -186,7 +186,7 @@ def info(place_map: MapFolder, as_json: AsJson = False) -> None:
     typer.echo(f"  stored      {stored}")
     typer.echo(f"  removed     {facts['removed']:,} (freed by `map compact`)")
     typer.echo(f"  places      distinctiveness {facts['distinctiveness']}")
-    shipped = "by the calibration that comes with the model" if facts["borrowed"] else "no"
+    shipped = "by the calibration shipped with the model" if facts["borrowed"] else "no"
     typer.echo(f"  calibrated  {facts['calibration'] or f'{shipped}; see `kappaplace calibrate`'}")
 
 
@@ -281,7 +281,7 @@ def export(
     opened = access.open(place_map)
     if out.suffix.lower() != ".txt":
         if queries:
-            raise KappaPlaceError(f'--queries can only be used with a .txt file, got --out "{out}".')
+            raise KappaPlaceError(f'--queries can only be used with a .txt file, got --out "{out}". Omit it.')
         opened.export(out)
         typer.echo(f"{len(opened):,} references written to {out}.")
         return

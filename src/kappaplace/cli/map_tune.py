@@ -33,7 +33,7 @@ def images_of(images: list[Path]) -> Path | list[Path]:
 
 @dataclass(frozen=True)
 class Calibrating(CalibrateOptions):
-    """Options of a calibration, with a flag for what Python requests by ``max_risk=None``."""
+    """Options of a calibration, with a flag that is ``max_risk=None`` in Python."""
 
     no_decisions: Annotated[
         bool, Help("Fit probabilities only: no thresholds, no guarantee, fewer labels.", ("--no-decisions",))
@@ -127,10 +127,10 @@ def _show_calibration(calibration: Calibration, notes: list[str], as_json: bool)
 
 
 def _twin_notes(facts: Mapping[str, Json]) -> list[str]:
-    """Say how many queries were copies of map images, and which labels of them must be incorrect."""
+    """Return notes on queries that are copies of map images, and on their incorrect labels."""
     notes = []
     if twins := facts.get("twins"):
-        notes.append(f"{twins:,} labelled queries are nearly copies of map images and were left out.")
+        notes.append(f"{twins:,} labelled queries are near-copies of map images and were excluded.")
     if isinstance(misplaced := facts.get("misplaced"), list) and misplaced:
         names = ", ".join(map(str, misplaced))
         notes.append(f"Copies of a map image that are labelled at another place: {names}.")
@@ -139,7 +139,7 @@ def _twin_notes(facts: Mapping[str, Json]) -> list[str]:
 
 @dataclass(frozen=True)
 class FitCalibration:
-    """Calibration that follows a fit."""
+    """Options of the calibration after a fit."""
 
     calibrate: Annotated[bool, Help("Calibrate on the map's own images afterwards.")] = True
     max_risk: Annotated[float, Help("Maximum error rate among accepted answers.")] = 0.05
@@ -241,7 +241,7 @@ def label(
     options: LabelOptions,
     page: Annotated[
         Path | None,
-        typer.Option(help="HTML page to write, for labeling in a browser instead of in this terminal."),
+        typer.Option(help="HTML page to write, for labelling in a browser instead of in this terminal."),
     ] = None,
     picture: Annotated[
         Path | None, typer.Option(help="JPEG file that shows both images of the current question.")
@@ -249,10 +249,10 @@ def label(
     *,
     access: MapAccess,
 ) -> None:
-    """Draw a random sample of queries, find their best matches, and ask you whether they are correct.
+    """Sample queries at random, find their best matches, and ask you whether they are correct.
 
     Pass images like those you will localize later: the sample must represent them, or the guarantee of the
-    calibration does not hold. You can interrupt labeling; run the command again to resume it.
+    calibration does not hold. You can interrupt labelling; run the command again to resume it.
 
     Examples:
 
@@ -269,11 +269,11 @@ def label(
     table = as_table(images_of(queries))
     sheet = label_map(opened, table, out, options)
     sample = sheet.sampling
-    assert sample is not None  # `label_map` drew the sheet
+    assert sample is not None  # `label_map` sampled the queries
     thinned = sample.thinned != "nothing"
     places = f" at {sample.places:,} places, separated by {sample.thinned}" if thinned else ""
     typer.echo(
-        f"{len(sheet.rows):,} queries drawn at random from {sample.of:,}{places} (seed {sample.seed})."
+        f"{len(sheet.rows):,} queries sampled at random from {sample.of:,}{places} (seed {sample.seed})."
     )
     if options.thin and not thinned:
         typer.echo("The images have no position or time. Make sure that no two of them show the same place.")

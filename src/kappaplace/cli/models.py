@@ -209,7 +209,7 @@ def _show(backbones: list[Row], models: list[Row]) -> None:
 
 @dataclass(frozen=True)
 class ExportFlags:
-    """What an exported file contains."""
+    """Options for the content of an exported file."""
 
     int8: Annotated[bool, Help("Quantize to int8; requires --calibration-images.", ("--int8",))] = False
     calibration_images: Annotated[

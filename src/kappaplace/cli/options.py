@@ -1,4 +1,4 @@
-"""Options of a command from an option record: one place states names, defaults and help."""
+"""Options of a command from an option record, so that names, defaults and help are defined once."""
 
 from __future__ import annotations
 
@@ -55,6 +55,9 @@ class MapAccess:
             place_map: Map folder.
             engine: Search engine: auto, exact, ivf-pq, milvus or postgres.
             options: Options of the search engine.
+
+        Returns:
+            The open map.
         """
         from kappaplace.maps import PlaceMap
 
@@ -80,7 +83,7 @@ class MapEncoder(MapAccess):
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
-            raise KappaPlaceError(f"The batch size must be at least 1, got {self.batch_size}.")
+            raise KappaPlaceError(f"--batch-size must be at least 1, got {self.batch_size}.")
 
 
 class Hidden(Help):
@@ -99,7 +102,7 @@ class VerbGroup(TyperGroup):
         raise NotImplementedError
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Insert the command if it is missing; a shell that completes a word gets the commands."""
+        """Insert the command if it is missing, except for shell completion, which lists the commands."""
         if not ctx.resilient_parsing and args[:1] != ["--help"] and args[:1] != ["-h"]:
             args = self.with_command(args)
         return super().parse_args(ctx, args)
@@ -126,9 +129,9 @@ def command(
 ) -> Callable[[Function], Function]:
     """Register a command as ``app.command`` does; parameters that are option records become options.
 
-    Every field of a record becomes one option with the name, type and default of the field; its help text is
-    that of `kappaplace.records.Help`. A ``Literal`` lists its values. Fields whose help text is a `Setting`
-    share the option ``--set``.
+    Every field of a record becomes one option with the name, type and default of the field; its help text
+    is its annotation `kappaplace.records.Help`. A ``Literal`` lists its values. Fields with a `Setting` share
+    the option ``--set``.
 
     Args:
         app: Program or group that the command belongs to.
@@ -246,7 +249,7 @@ def _set_option(settings: _Settings) -> inspect.Parameter:
 
 
 def _changes(pairs: object, settings: _Settings) -> dict[str, object]:
-    """Return the values that ``--set`` gives, by the names of their fields."""
+    """Return the values that ``--set`` specifies, by the names of their fields."""
     changes: dict[str, object] = {}
     assert isinstance(pairs, Sequence)
     for pair in pairs:

@@ -24,7 +24,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """Where a service listens, who may use it, what its page shows, and its limits."""
+    """Options of a service: URL, access, web page and limits."""
 
     host: Annotated[str, Help("Host name or IP address to listen on.")] = "127.0.0.1"
     port: Annotated[int, Help("Port to listen on; 0 chooses a free port.")] = 8000
@@ -69,6 +69,9 @@ class ServeOptions:
         Args:
             batch_size: Number of images to embed at once.
             environment: Environment variables, which may contain the tokens.
+
+        Returns:
+            The settings.
 
         Raises:
             KappaPlaceError: If the service would be public without a token, or a value is out of range.

@@ -66,12 +66,12 @@ def set_tables(result: EvaluationResult) -> Iterator[Table | str]:
 
 
 def _flaws(result: EvaluationResult, name: str) -> set[str]:
-    """Return the scores whose ECE says nothing: on a dataset, or on any of those that are pooled."""
+    """Return the scores whose ECE is meaningless: on a dataset, or on any of those that are pooled."""
     return {score for each in result.sets if name in (each.name, POOLED, MEAN) for score in flaws_of(each)}
 
 
 def ece_notes(results: Sequence[EvaluationResult]) -> list[str]:
-    """Return what to know about the ECE of evaluations, and what makes their metrics meaningless."""
+    """Return warnings about meaningless metrics, and notes on the ECE of evaluations."""
     warnings = [f"Warning: {text}" for result in results for text in warnings_of(result)]
     return [ECE_NOTE, *warnings]
 
@@ -106,6 +106,9 @@ def seed_tables(
         rows: Rows of `kappaplace.evaluation.spread_over_seeds`.
         labels: Names of the scores.
         metrics: Metrics to show. Default: the most important ones.
+
+    Yields:
+        One table per dataset.
     """
     for name in dict.fromkeys(row["set"] for row in rows):
         part = {(row["score"], row["metric"]): row for row in rows if row["set"] == name}

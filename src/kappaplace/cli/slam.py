@@ -30,7 +30,7 @@ _Frames = Annotated[
 
 @dataclass(frozen=True)
 class DriveOptions:
-    """How the frames of a drive and their odometry are read."""
+    """Options for reading the frames of a drive and their odometry."""
 
     odometry: Annotated[
         Path | None,
@@ -49,6 +49,9 @@ class DriveOptions:
             frames: Image folder, table or bag.
             out: Folder for the images of a bag.
             dimensions: 2 for planar poses, 3 for full 3D poses.
+
+        Returns:
+            The frames in the order of the drive.
         """
         from kappaplace.slam import read_drive
 
@@ -65,7 +68,7 @@ class DriveOptions:
 
 @dataclass(frozen=True)
 class LoopClosingOptions:
-    """When a loop closure is accepted."""
+    """Conditions for accepting a loop closure."""
 
     calibration: Annotated[
         Path | None,
@@ -74,7 +77,7 @@ class LoopClosingOptions:
     max_risk: Annotated[float, Help("Accept a closure if its probability is at least 1 − this value.")] = 0.01
     outside_rate: Annotated[
         float | None,
-        Setting("expected fraction of frames that show a new place. Default: as at calibration."),
+        Setting("expected fraction of frames that show a new place. Default: the calibrated one."),
     ] = None
     drift: Annotated[
         float,
@@ -108,7 +111,7 @@ class LoopClosingOptions:
 
 @dataclass(frozen=True)
 class GraphOptions:
-    """How the pose graph is optimized."""
+    """Options for optimizing the pose graph."""
 
     kernel: Annotated[
         Literal["gnc", "none", "cauchy", "dcs", "switchable"] | None,
@@ -170,7 +173,7 @@ def run(
 
 @dataclass(frozen=True)
 class LabelOptions:
-    """Which frames show the same place, and how matches are compared."""
+    """Options that define the same place, and how matches are compared."""
 
     radius: Annotated[float, Help("Maximum distance between two frames of the same place, in metres.")] = 12.0
     angle: Annotated[float, Help("Maximum angle between two frames of the same place, in degrees.")] = 45.0

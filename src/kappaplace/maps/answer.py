@@ -68,8 +68,8 @@ class Match:
     uncertainty: float
     """Uncertainty of this pair: U of KappaPlace, or 1 − cosine without κ."""
     probability: float | None
-    """Probability that this match is correct, the one that decided; None without a calibration, if only best
-    matches were labelled, or if the query is unlike those of the calibration."""
+    """Probability that this match is correct, on which its decision is based. None without a calibration, if
+    only best matches were labelled, or if the query is unlike those of the calibration."""
     decision: str | None
     """accept, doubtful or reject. The best match has the decision of the answer. Other matches are decided by
     their own probability, never better than the answer and without a guarantee. None if unknown."""
@@ -318,7 +318,7 @@ def read_pairs(file: str | Path) -> list[tuple[str, str, float | None, float | N
             p, s = (float(number) for number in numbers) if numbers else (math.nan, math.nan)
             pairs.append((query, reference, None if math.isnan(p) else p, None if math.isnan(s) else s))
     except (OSError, ValueError) as error:
-        raise KappaPlaceError(f"{file} cannot be read as a file of image pairs ({error}).") from None
+        raise KappaPlaceError(f"{file} cannot be read as image pairs ({error}). Write it again.") from None
     return pairs
 
 

@@ -45,7 +45,7 @@ SEGMENT_ROWS = 2048
 FULL_ROWS = 256
 """Largest segment with whole feature maps, which are written at once."""
 BLOCK = 64
-"""Number of images per block, which is what an interrupted process may have to embed again."""
+"""Number of images per block. An interrupted process embeds at most one block again."""
 
 
 @dataclass
@@ -168,7 +168,10 @@ def patch_mode(model: AnyModel, preprocessing: Preprocessing, patches: str | Non
     Args:
         model: Model of the map.
         preprocessing: Preprocessing of the map.
-        patches: What the user requests. None: compact, if model and preprocessing allow it.
+        patches: Value that the user passed. None selects compact if model and preprocessing allow it.
+
+    Returns:
+        none, compact or full.
 
     Raises:
         KappaPlaceError: If the user requests patches and the model or the preprocessing does not allow them.
@@ -187,7 +190,7 @@ def patch_mode(model: AnyModel, preprocessing: Preprocessing, patches: str | Non
 def _missing(
     writer: MapWriter, images: ReferenceList, stats: NDArray[np.int64], options: AddOptions, report: Report
 ) -> NDArray[np.int64]:
-    """Return the rows to embed: images that the map does not have, or has with another content."""
+    """Return the rows to embed: images that the map does not have, or has with different content."""
     store = writer.store
     references = store.find(images.names)
     present = np.flatnonzero(references >= 0)
@@ -269,6 +272,9 @@ def new_manifest(table: PlaceImages, record: ModelRecord, name: str, options: Bu
         record: Model of the map.
         name: Name of the map if neither the options nor the table have one.
         options: Options of the build.
+
+    Returns:
+        The manifest.
     """
     table = table if options.radius is None else table.with_radius(options.radius)
     near = Neighborhood.parse(options.neighborhood) if options.neighborhood else table.neighborhood
@@ -293,7 +299,7 @@ def build_map(
     Args:
         images: A folder, a table, or a list of image files.
         out: Folder of the map.
-        model: Model, or its folder, file or name. None: the pretrained model.
+        model: Model, or its folder, file or name. None loads the pretrained model.
         options: Options of the build.
 
     Returns:

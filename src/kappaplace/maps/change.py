@@ -1,4 +1,4 @@
-"""Changing all of a map: removing references, compacting it, and embedding it with another model."""
+"""Changes of a whole map: removing references, compacting, and embedding with another model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ REEMBED = "reembed"
 
 
 def remove_names(folder: Path, names: Sequence[str]) -> int:
-    """Remove references by name, all of them or none, and return the number of those not removed before."""
+    """Remove references by name, all of them or none, and return how many were removed by this call."""
     with writer_of(folder) as writer:
         unique = list(dict.fromkeys(names))
         references = writer.store.find(unique)
@@ -128,7 +128,7 @@ def reembed_map(
         folder: Folder of the map.
         model: New model, or its folder, file or name.
         options: Options of the embedding.
-        patches: What to store for patch matching. Default: as before, if the model allows it.
+        patches: What to store for patch matching. Default: unchanged, if the new model allows it.
 
     Returns:
         Numbers of embedded and skipped images.

@@ -112,7 +112,7 @@ class BlockEmbedder:
     skipped: list[tuple[str, str]]
     """Receives the name of each image that cannot be read, and the reason."""
     patches: str
-    """What to store for patch matching, as in the manifest."""
+    """Kind of patches to store, as in the manifest."""
     codebook: PatchCodebook | None
     """Codebook of compact patches; fitted on the first images if there is none."""
     save: Callable[[PatchCodebook], None]

@@ -53,7 +53,7 @@ FACTS = (
 PATCH_CODEBOOK = "patch_codebook"
 """Key of the codebook that decodes compact patches: float32 numbers in base64."""
 FIRST = {"protocol": 1}
-"""Values of files that do not contain them."""
+"""Default values of fields that a file does not contain."""
 
 
 class Part(NamedTuple):
@@ -75,7 +75,7 @@ def export_map(store: MapStore, file: str | Path) -> Path:
         Path of the file.
 
     Raises:
-        KappaPlaceError: If the ending is another one, or the map is empty.
+        KappaPlaceError: If the file type is not supported, or the map is empty.
     """
     file = Path(file)
     writers = {".parquet": _write_parquet, ".npz": _write_npz, ".geojson": _write_geojson}
@@ -111,7 +111,7 @@ def import_map(
     if file.suffix.lower() not in readers:
         raise KappaPlaceError(f"Unknown file type of {file}. Choose from: {', '.join(readers)}.")
     if not file.is_file():
-        raise KappaPlaceError(f"The file {file} does not exist.")
+        raise KappaPlaceError(f"The file {file} does not exist. Check the path.")
     with new_folder(out) as part, telling(f"{file} cannot be imported as a map"):
         facts, parts = readers[file.suffix.lower()](file)
         ready = None if model is None else loaded(model)
@@ -131,7 +131,7 @@ def import_map(
 
 
 def _facts(store: MapStore) -> dict[str, Json]:
-    """Return what is the same for all references."""
+    """Return the facts that are the same for all references."""
     manifest = store.manifest
     plain = to_plain(replace(manifest, model=_without_path(manifest.model)))
     if manifest.storage == "pq":  # exported descriptors are decoded

@@ -83,14 +83,14 @@ SAME_PLACE = 0.5
 
 @dataclass(frozen=True)
 class Calibrations:
-    """What can turn the scores of a query into a probability."""
+    """Calibrations that can convert the scores of a query to a probability."""
 
     own: Calibration | None = None
     """Calibration of the map."""
     shipped: Calibration | None = None
-    """Calibration of the model, used if the map has none and all of its scores can be computed."""
+    """Shipped calibration of the model, used if the map is not calibrated and its scores can be computed."""
     bank: Domain | None = None
-    """Correctly answered queries of other places, for a calibration with too few of its own."""
+    """Correctly answered queries of other places, for a calibration with too few queries."""
 
 
 def locate(
@@ -139,7 +139,7 @@ def locate(
         except KappaPlaceError as error:
             if options.rerank is not None or (calibration is not None and calibration.plain is None):
                 raise
-            count = 0  # another calibration works without, or none is needed
+            count = 0  # without patches, another calibration applies, or none is needed
             remarks.append(f"Matches were not re-ranked by patches: {error}")
         clock.lap("rerank")
     evidence = evidence or from_pool(queries, references, pool, k, area=area)
@@ -155,7 +155,7 @@ def locate(
         features = pair_features(evidence, calibration.pair_scores)
         evidence = _reranked(evidence, calibration.pair_probability(features, outside_rate))
     judgment = judge(evidence, calibration, outside_rate=outside_rate, bank=bank)
-    if by_probability or area is not None:  # the rule was fitted without
+    if by_probability or area is not None:  # the rule was fitted without these options
         judgment = replace(judgment, guaranteed=None)
     if calibration is not None and calibration.rule is not None and calibration.rule.guaranteed:
         domain = calibration.domain
@@ -179,7 +179,7 @@ def locate(
 def _calibration_for(
     evidence: Evidence, count: int, own: Calibration | None, shipped: Calibration | None
 ) -> tuple[Calibration | None, list[str]]:
-    """Return the calibration that fits how matches were compared, and what every answer must say of it."""
+    """Return the calibration for this kind of comparison, and the notes on it for every answer."""
     if own is None and shipped is not None:
         if _applies(shipped, evidence, count):
             return shipped, [borrowed_note(shipped)]
@@ -226,7 +226,7 @@ def _outside_note(calibration: Calibration | None, outside_rate: float | None) -
 
 
 def verified_by(calibration: Calibration | None) -> int:
-    """Return the number of matches that were re-ranked by patch matching when it was fitted."""
+    """Return the number of matches that were re-ranked by patch matching when the calibration was fitted."""
     return 0 if calibration is None else calibration.rerank
 
 
@@ -259,7 +259,7 @@ def _reranked(evidence: Evidence, pairs: Floats) -> Evidence:
 
 
 def _by_probability(matches: tuple[Match, ...]) -> tuple[Match, ...]:
-    """Return the best match, and the others in the order of the probabilities that decided."""
+    """Return the best match, and the others sorted by their probability."""
     others = sorted(matches[1:], key=lambda match: -(match.probability or 0.0))
     return tuple(replace(match, rank=rank) for rank, match in enumerate((*matches[:1], *others), 1))
 
@@ -319,7 +319,7 @@ def _match_decisions(
 
 
 def _match_probabilities(judgment: Judgment, apart: NDArray[np.bool_]) -> Table[float]:
-    """Return the probability that decided on every match, N×K; None if it is unknown."""
+    """Return the probability on which the decision on every match is based, N×K; None if it is unknown."""
     queries, count = apart.shape
     if judgment.probability is None:
         return _best_only(None, queries, count)

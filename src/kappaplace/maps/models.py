@@ -22,10 +22,10 @@ def loaded(model: AnyModel | str | Path | None) -> tuple[AnyModel, str]:
     """Load a model that the user names.
 
     Args:
-        model: Model, or its folder, file or name. None: the pretrained model.
+        model: Model, or its folder, file or name. None loads the pretrained model.
 
     Returns:
-        The model, and its name if it is a published one, otherwise empty text.
+        The model, and its name; the name is empty unless the model is published.
 
     Raises:
         KappaPlaceError: If there is no such model.
@@ -47,8 +47,8 @@ def record_of(model: AnyModel, source: str, preprocessing: Preprocessing | None 
 
     Args:
         model: The model.
-        source: Its name, if it is a published one. Otherwise, the map keeps a copy of the model, unless it is
-            your own encoder or an exported file: these must be passed whenever they are used.
+        source: Name of a published model, otherwise empty. The map keeps a copy of an unpublished model.
+            Exceptions are your own encoder and exported files, which must be passed at every use.
         preprocessing: Preprocessing of the images. Default: the preprocessing of the model.
 
     Returns:
@@ -62,7 +62,7 @@ def record_of(model: AnyModel, source: str, preprocessing: Preprocessing | None 
 
 
 def keep_model(folder: Path, record: ModelRecord, model: AnyModel) -> None:
-    """Save a model in the map, if its record says so.
+    """Save a model in the map if its record names a folder inside the map.
 
     Args:
         folder: Folder of the map.
@@ -74,15 +74,15 @@ def keep_model(folder: Path, record: ModelRecord, model: AnyModel) -> None:
 
 
 def adopt_model(folder: Path, record: ModelRecord, model: AnyModel) -> bool:
-    """Copy a model that the user has passed into a map that cannot load its own, so that it is passed once.
+    """Copy a passed model into a map that cannot load its model, so that the user passes it only once.
 
     Args:
         folder: Folder of the map.
-        record: Record of its model.
+        record: Record of the map's model.
         model: The model, with the fingerprint of the record.
 
     Returns:
-        Whether the model was copied. It is not if another process writes to the map, or if it is read-only.
+        Whether the model was copied; False if another process writes to the map, or the map is read-only.
     """
     if record.inside or is_published(record.source) or not _is_storable(model):
         return False
@@ -98,19 +98,19 @@ def adopt_model(folder: Path, record: ModelRecord, model: AnyModel) -> bool:
 def model_of(folder: Path, record: ModelRecord, source: AnyModel | str | Path | None = None) -> AnyModel:
     """Load the model of a map.
 
-    A map may come from someone else. On its word, only published models and a model folder inside the map are
-    loaded, which are safetensors and JSON.
+    A map may come from an untrusted source. Unless a model is passed, only published models and a model
+    folder inside the map are loaded. Their files are safetensors and JSON.
 
     Args:
         folder: Folder of the map.
-        record: Record of its model.
+        record: Record of the map's model.
         source: Model, or its folder, file or name. Default: the model that the record names.
 
     Returns:
         The model.
 
     Raises:
-        KappaPlaceError: If the model cannot be loaded, or is another one.
+        KappaPlaceError: If the model cannot be loaded, or it differs from the model of the map.
     """
     if source is None:
         own = _own_folder(folder, record)
@@ -149,7 +149,7 @@ def with_fitted_kappa(folder: Path, record: ModelRecord, model: AnyModel) -> Any
     Args:
         folder: Folder of the map.
         record: Record of the map's model.
-        model: A model. Any but the map's model before the fit is returned as it is.
+        model: A model. It is returned unchanged unless it is the map's model before the fit.
 
     Returns:
         The model of the map.

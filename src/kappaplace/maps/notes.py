@@ -41,7 +41,7 @@ def standing_note(folder: str | Path, calibration: str) -> str:
 
 @lru_cache(maxsize=64)
 def _stored(file: str, changed: int, size: int) -> tuple[str, str]:
-    """Return note and calibration. The cache reads the file again only if it has changed."""
+    """Return the stored note and its calibration. The cache reads the file again only if it has changed."""
     try:
         values = json.loads(Path(file).read_text(encoding="utf-8"))
         return str(values["note"]), str(values["calibration"])
@@ -58,7 +58,7 @@ def standing_notes(folder: Path, manifest: Manifest, calibration: Calibration | 
         calibration: Calibration of the map.
 
     Returns:
-        How the map was calibrated, what has changed since, and what is unknown.
+        Notes on the calibration of the map, on changes since then, and on unknown positions.
     """
     notes = []
     if manifest.protocol < PROTOCOL:

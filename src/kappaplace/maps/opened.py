@@ -60,15 +60,15 @@ def query_names(sources: Sequence[Source]) -> list[str]:
 
 
 LOOKS_AT_IMAGES = 50
-"""Images of the map that must be readable for patches to be compared by default."""
+"""Number of images of the map to check: patch matching is on by default only if all of them are readable."""
 IN_MEMORY = 1024
-"""Queries whose patch maps are kept from their first pass; those of longer lists are computed again."""
+"""Largest number of queries whose patch maps stay in memory. For longer lists, they are computed again."""
 ATTEMPTS = 5
-"""Number of times to read a map that another process compacts again and again."""
+"""Number of attempts to read a map that another process compacts repeatedly."""
 
 
 class OpenMap:
-    """A map as it was when it was opened, without its maintenance; see `PlaceMap`."""
+    """A map as it was when it was opened, for queries. `PlaceMap` adds methods that change the map."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class OpenMap:
 
     @property
     def bank(self) -> Domain | None:
-        """What correctly answered queries of other places look like, for a calibration with too few
+        """Statistics of correctly answered queries of other places, for a calibration with too few
         queries."""
         model, own = self.manifest.model, self.calibration
         coarse = self.manifest.storage in COARSE
@@ -136,14 +136,14 @@ class OpenMap:
         return shipped if set(shipped.scores) <= set(examples.scores) else None
 
     def rerank_count(self, rerank: int | None) -> int:
-        """Return how many matches a calibration should compare patch by patch.
+        """Return the number of matches that a calibration should re-rank by patch matching.
 
         Args:
-            rerank: What the user chose. Default: as many as usual, if the model shows patches and the images
-                of the map can be read; a map of few images compares a quarter of them.
+            rerank: Number that the user passed. Default: `RERANK`, but at most a quarter of the references;
+                0 if the model has no patch maps, or images of the map cannot be read.
 
         Returns:
-            The number of matches, 0 for none.
+            The number of matches; 0 turns patch matching off.
         """
         if rerank is not None:
             return rerank
@@ -164,7 +164,7 @@ class OpenMap:
         return self._references
 
     def queries(self, embeddings: Embeddings, images: Sequence[Source] | None = None) -> Queries:
-        """Return queries of embeddings from the map's model, with images if patches are compared."""
+        """Return queries from embeddings of the map's model, with images if patch matching is used."""
         return Queries(embeddings, images, None if images is None else self._patch_maps)
 
     def embed(self, sources: Sequence[Source], batch_size: int = 32, *, patches: bool = False) -> Embeddings:
@@ -190,7 +190,7 @@ class OpenMap:
         )
 
     def compares(self, rerank: int | None) -> bool:
-        """Return whether queries with this setting are compared patch by patch."""
+        """Return whether queries with this setting are re-ranked by patch matching."""
         count = verified_by(self.calibration or self.borrowed) if rerank is None else rerank
         return count > 0 and getattr(self.model, "shows_patches", False)
 
@@ -285,9 +285,9 @@ class OpenMap:
             k: Number of matches per query.
             area: Search only this circle: x, y and radius in metres in the frame of the map.
             order: Order of the matches: "similarity" or "probability".
-            outside_rate: Expected fraction of out-of-map queries. Default: as at calibration.
-            rerank: Number of top matches to re-rank by patch matching. Default: as at calibration, 0 without
-                one. The images of the map are read only if it does not store their patches.
+            outside_rate: Expected fraction of out-of-map queries. Default: the calibrated one.
+            rerank: Number of top matches to re-rank by patch matching. Default: the number at calibration,
+                or 0. The images of the map are read only if it does not store their patches.
             batch_size: Number of images to embed at once.
 
         Returns:
@@ -312,7 +312,7 @@ class OpenMap:
         options = LocalizeOptions(k, area, order, outside_rate, rerank)
         sources = as_sources(images)
         if not sources:
-            raise KappaPlaceError("There is nothing to localize, because the list of images is empty.")
+            raise KappaPlaceError("The list of images to localize is empty. Pass at least one image.")
         start = time.perf_counter()
         embeddings = self.embed(sources, batch_size, patches=self.compares(rerank))
         seconds = {"embed": (time.perf_counter() - start) / len(sources)}

@@ -27,7 +27,7 @@ Order = Literal["similarity", "probability"]
 Rerank = Annotated[
     int | None,
     Help(
-        "Number of top matches to re-rank by patch matching. Default: as at calibration, 0 without one.",
+        "Number of top matches to re-rank by patch matching. Default: the number at calibration, or 0.",
         ("--rerank", "--verify"),
     ),
 ]
@@ -68,7 +68,7 @@ class AddOptions:
 
     def __post_init__(self) -> None:
         if str(self.on_error) == "raise":
-            warnings.warn("on_error='raise' is now 'stop'.", DeprecationWarning, stacklevel=3)
+            warnings.warn("on_error='raise' is now 'stop'. Pass 'stop'.", DeprecationWarning, stacklevel=3)
             object.__setattr__(self, "on_error", "stop")
         choice(self.duplicates, Duplicates, "duplicates")
         choice(self.on_error, OnError, "on_error")
@@ -94,7 +94,7 @@ class BuildOptions(AddOptions):
     neighborhood: Annotated[
         str,
         Help(
-            "Which references show the same place: metres:25, frames:5 or self. Default: by radius.",
+            "Rule for references of the same place: metres:25, frames:5 or self. Default: by radius.",
             ("--neighborhood", "--neighbourhood"),
         ),
     ] = ""
@@ -132,10 +132,10 @@ class LocalizeOptions:
     order: Annotated[Order, Help("Order of the matches.")] = "similarity"
     """With ``rerank``, the order by similarity starts with the matches whose patches agree best."""
     outside_rate: Annotated[
-        float | None, Help("Expected fraction of out-of-map queries. Default: as at calibration.")
+        float | None, Help("Expected fraction of out-of-map queries. Default: the calibrated one.")
     ] = None
     rerank: Rerank = None
-    """Number of top matches to re-rank by patch matching. Default: as at calibration, 0 without one."""
+    """Number of top matches to re-rank by patch matching. Default: the number at calibration, or 0."""
 
     def __post_init__(self) -> None:
         if self.k < 1:
@@ -176,14 +176,14 @@ def area_of(area: Sequence[object] | object) -> Circle:
 
 @dataclass(frozen=True)
 class LabelOptions:
-    """Options for drawing the queries that a person labels."""
+    """Options for sampling the queries that a person labels."""
 
-    size: Annotated[int, Help("Number of queries to draw.")] = 300
+    size: Annotated[int, Help("Number of queries to sample.")] = 300
     """Half of the labels set the thresholds. A risk of 5% at 95% confidence needs 59 accepted answers."""
-    seed: Annotated[int, Help("Random seed for drawing the queries.")] = 0
-    thin: Annotated[bool, Help("Draw only one query per place, based on position or time.")] = True
+    seed: Annotated[int, Help("Random seed for sampling the queries.")] = 0
+    thin: Annotated[bool, Help("Sample only one query per place, based on position or time.")] = True
     rerank: Rerank = None
-    """Number of top matches to re-rank by patch matching. Default: as at calibration, 0 without one."""
+    """Number of top matches to re-rank by patch matching. Default: the number at calibration, or 0."""
     batch_size: Annotated[int, Help("Number of images to embed at once.")] = 32
 
 

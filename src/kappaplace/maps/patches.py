@@ -1,4 +1,4 @@
-"""Storing the patches of a map that was built without them, or with others."""
+"""Storing patches in a map that was built without them, or with another kind of patches."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def store_patches(folder: Path, model: AnyModel, patches: str, options: AddOptio
     Args:
         folder: Folder of the map.
         model: Model of the map.
-        patches: What to store: none, compact or full.
+        patches: Kind of patches to store: none, compact or full.
         options: Options of the embedding.
 
     Returns:
@@ -84,7 +84,7 @@ def store_patches(folder: Path, model: AnyModel, patches: str, options: AddOptio
 
 
 def _drop(writer: MapWriter, patches: str) -> None:
-    """Delete all patches, and state what the map stores from now on."""
+    """Delete all patches, and record in the manifest what the map stores for patch matching."""
     records = []
     for record in writer.manifest.segments:
         files = {name: file for name, file in record.files.items() if name != "patches.npy"}
@@ -116,7 +116,7 @@ def _store(writer: MapWriter, number: int, embedder: Starter, book: PatchCodeboo
 
 
 def _maps(writer: MapWriter, references: Indices, embedder: Starter) -> NDArray[np.float16]:
-    """Compute the patch maps of references from their images, which must be those of the descriptors."""
+    """Compute the patch maps of references from their images, which must not have changed."""
     store = writer.store
     paths = [store.image_path(reference) for reference in references.tolist()]
     for path, reference in zip(paths, references.tolist(), strict=True):
@@ -134,5 +134,5 @@ def _maps(writer: MapWriter, references: Indices, embedder: Starter) -> NDArray[
             )
     maps = embedder.begin(paths)().patches
     if maps is None:
-        raise KappaPlaceError("The embedder returned no patches. Pass another one, or none.")
+        raise KappaPlaceError("The embedder returned no patches. Pass another embedder, or omit it.")
     return np.asarray(maps, np.float16)

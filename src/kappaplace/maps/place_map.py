@@ -94,7 +94,7 @@ class PlaceMap(OpenMap):
             The open map. Its ``report`` summarizes the build.
 
         Raises:
-            KappaPlaceError: If no image can be read, or the folder holds another map.
+            KappaPlaceError: If no image can be read, or the folder has another map.
         """
         options = options or BuildOptions()
         report, ready = build_map(images, Path(out), model, options)
@@ -203,7 +203,7 @@ class PlaceMap(OpenMap):
             Path of the file.
 
         Raises:
-            KappaPlaceError: If the ending is another one, or the map is empty.
+            KappaPlaceError: If the file type is not supported, or the map is empty.
         """
         return export_map(self.store, file)
 
@@ -286,12 +286,12 @@ class PlaceMap(OpenMap):
         return calibrate_map_on_labels(self, file, options, root=root)
 
     def label(self, queries: Images, file: str | Path, options: LabelOptions | None = None) -> Sheet:
-        """Draw queries at random and write their best matches to a file, for a person to label.
+        """Sample queries at random and write their best matches to a file, for a person to label.
 
         Args:
             queries: Images like those that the map will localize.
             file: A .csv file. A file of the same sample keeps its labels.
-            options: Options of the draw. Default: `LabelOptions` with its defaults.
+            options: Options of the sampling. Default: `LabelOptions` with its defaults.
 
         Returns:
             The rows of the file.
@@ -319,7 +319,7 @@ class PlaceMap(OpenMap):
             options: Options of the fit. Default: `FitOptions` with its defaults.
             calibrate_options: Options of the calibration. Default: `CalibrateOptions` with its defaults.
             calibrate: Whether to calibrate the map afterwards.
-            say: Called with each progress message.
+            say: Function that is called with each progress message.
 
         Returns:
             Record of the fit, with how well κ follows degradation before and after.

@@ -1,7 +1,7 @@
 """A map as references for retrieval, and statistics of the whole map.
 
-Apart from the search itself, the cost of a query does not grow with the map: distinctiveness is stored, the
-z-score compares with a fixed sample, and the margin is usually found further down the list of matches.
+Apart from the search itself, the cost of a query does not grow with the map. Distinctiveness is stored, and
+the z-score compares with a fixed sample. The margin is usually computed from the list of matches.
 
 The distinctiveness of a reference is its highest similarity to a reference of another place. New references
 are compared with all references, existing ones only with the new ones. Above `EXACT_LIMIT` references, the
@@ -51,7 +51,7 @@ class MapReferences:
     Args:
         store: The stored map.
         engine: Search engine of the map.
-        patch_maps: Computes the patch maps of images.
+        patch_maps: Function that computes the patch maps of images.
         device: Device that compares patches.
     """
 
@@ -156,7 +156,7 @@ class MapReferences:
 
 
 EXACT_LIMIT = 100_000
-"""Largest number of references that are all compared with each other."""
+"""Largest number of references for which every pair is compared."""
 SAMPLE = 1 << 15
 """Number of references that represent a larger map."""
 _STEP = 1024  # rows between two updates of the progress bar
@@ -179,7 +179,7 @@ def updated_distinctiveness(store: MapStore) -> tuple[NDArray[np.float32], str]:
 
 
 def _best_far(store: MapStore, rows: Indices, others: Indices, bar: track) -> NDArray[np.float32]:
-    """Return the highest similarity of each row to one of the others of another place; −inf without one."""
+    """Return the highest similarity of each row to another place among the others; −inf if none."""
     descriptors, near = store.descriptors, store.near
     # A sample is read at once, the whole map block by block.
     columns = descriptors if len(others) == len(store) else descriptors[others]
@@ -187,7 +187,7 @@ def _best_far(store: MapStore, rows: Indices, others: Indices, bar: track) -> ND
     best = np.full(len(rows), -np.inf, np.float32)
     for start in range(0, len(rows), _STEP):
         part = rows[start : start + _STEP]
-        # The few best matches usually include another place. Only otherwise, all references are compared.
+        # The few best matches usually include another place. If not, all references are compared.
         matches = exact.search(descriptors[part], columns, min(_FEW, len(others)))
         far = ~near(part[:, None], others[matches.indices])
         values = np.where(far, matches.similarities, -np.inf).max(axis=1)

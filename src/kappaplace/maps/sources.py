@@ -47,7 +47,7 @@ def reference_list(table: PlaceImages, prefix: str = "") -> ReferenceList:
     """Return the references of a table. A name is ``prefix`` and the path relative to the table's root."""
     table = table.references
     if not len(table):
-        raise KappaPlaceError(f"The table {table.name!r} has only queries. A map is built from references.")
+        raise KappaPlaceError(f"The table {table.name!r} has only queries. Pass a table with references.")
     names = [prefix + path for path in table.paths.tolist()]
     _check_names(names)
     poses = np.column_stack([table.positions, table.heading.astype(np.float64), table.timestamp])
@@ -127,7 +127,7 @@ def as_table(images: Images, layout: str = "", *, skip_unreadable: bool = True) 
         )
     files = [os.path.abspath(os.fspath(image)) for image in images]
     if not files:
-        raise KappaPlaceError("There is nothing to add, because the list of images is empty.")
+        raise KappaPlaceError("The list of images to add is empty. Pass at least one image.")
     root = os.path.commonpath([os.path.dirname(file) for file in files])
     return _photos(Path(root), [Path(os.path.relpath(f, root)).as_posix() for f in files], skip_unreadable)
 

@@ -183,7 +183,7 @@ def listen(host: str, port: int) -> socket.socket:
         family, kind, protocol, _, address = addresses[0]
         listening = socket.socket(family, kind, protocol)
     except (OSError, OverflowError) as error:
-        raise KappaPlaceError(f"Cannot listen on {host}, port {port}: {error}.") from None
+        raise KappaPlaceError(f"Cannot listen on {host}, port {port}: {error}. Check --host.") from None
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)

@@ -35,7 +35,7 @@ class Batcher(Generic[Job, Answer]):
         room: int = 128,
         report: Callable[[int], None] = lambda size: None,
     ) -> None:
-        """Prepare a queue; `start` begins to work.
+        """Prepare a queue; `start` begins to process it.
 
         Args:
             work: Function that returns one answer per job.
@@ -55,7 +55,7 @@ class Batcher(Generic[Job, Answer]):
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to work; requires a running event loop."""
+        """Start to process jobs; requires a running event loop."""
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 A connection is busy from the end of a request's header to the end of its answer; `protect.Limits` bounds
 those. All others wait: silent ones, half-sent headers, and idle ones after an answer. A new connection is
-never refused, so health checks always have one.
+never rejected, so health checks always work.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PER_ADDRESS, IN_ALL = 100, 500
 
 
 def network_of(host: str) -> str:
-    """Return an address, or the network of an IPv6 address: a single client has a whole one."""
+    """Return an address; for IPv6, its network, because a single client has a whole network."""
     try:
         wide = ip_address(host).version == 6 and not ip_address(host).is_loopback
         return str(ip_network((host, 64), strict=False)) if wide else host

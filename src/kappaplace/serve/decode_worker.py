@@ -1,6 +1,6 @@
 """A process that decodes uploads for the service: its messages, its limits, and its program.
 
-A message is a JSON object after its length, then bytes: the upload on the way there, pixels on the way back.
+A message is the length of a JSON object, the object, then bytes: the upload in a request, pixels in a reply.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SCAN, _END, _ALONE = 0xDA, 0xD9, (0x01, *range(0xD0, 0xD9))
 
 
 class Request(NamedTuple):
-    """What to do with an upload, and its limits."""
+    """Instructions for decoding an upload, and its limits."""
 
     preprocessing: dict[str, Json]
     max_pixels: int
@@ -36,7 +36,7 @@ class Request(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What became of an upload: an image, or an error message."""
+    """Result of decoding an upload: an image, or an error message."""
 
     error: str = ""
     size: tuple[int, int] = (0, 0)
@@ -80,7 +80,7 @@ def _until(link: socket.socket, end: float | None) -> None:
 
 
 def main(number: int) -> None:
-    """Decode for the process at the other end of a socket until that closes it."""
+    """Decode uploads for the process at the other end of a socket until that process closes the socket."""
     _limit("RLIMIT_AS", MEMORY)
     _limit("RLIMIT_FSIZE", 0)
     _limit("RLIMIT_CORE", 0)

@@ -117,7 +117,7 @@ class Decoders:
         worker.end()
 
     def close(self) -> None:
-        """End all processes, also those that are decoding."""
+        """End all processes, including those that are decoding."""
         with self._lock:
             self._closed = True
             workers = [*self._idle, *self._busy]

@@ -160,6 +160,10 @@ def busy(message: str, status: int = 429) -> ApiError:
 def public_message(error: KappaPlaceError, folders: Mapping[str, Path]) -> str | None:
     """Return the error message with the folders of maps replaced by their names.
 
+    Args:
+        error: The error.
+        folders: Folders of the maps by name.
+
     Returns:
         The message; None if the error is about files of the service, whose paths must not leave it.
     """
@@ -313,7 +317,7 @@ class Limits:
             # The rest of the body is not read, so the connection cannot be used again.
             await answer(*problem, {"Connection": "close"})(scope, receive, send)
         except ClientDisconnect:  # nobody receives this answer, but it is counted as a client error
-            await answer(400, "The request was interrupted.")(scope, receive, send)
+            await answer(400, "The request was interrupted. Send it again.")(scope, receive, send)
         except asyncio.CancelledError:  # happens only if a shutdown does not wait any longer
             if not started:
                 await answer(503, "The service is shutting down.")(scope, receive, send)

@@ -39,7 +39,7 @@ from kappaplace.version import package_version
 router = APIRouter(prefix="/v1", tags=["map"], dependencies=[Depends(may_read)], responses=READ)
 
 MOST_REFERENCES = 20_000
-"""Largest number of references per answer; the page draws no more, and programs can select an area."""
+"""Largest number of references per answer; the page shows no more, and programs can select an area."""
 Number = Annotated[int, Path(ge=0, le=2**53, description="Index of a reference in this version of the map.")]
 
 
@@ -301,7 +301,7 @@ async def risk(
     """Return the thresholds for this risk, and the fraction of queries that they accept."""
     fitted = served.calibration
     if fitted is None:
-        raise ApiError(404, "The map is not calibrated, so its risk is unknown.")
+        raise ApiError(404, "The map is not calibrated, so its risk is unknown. Calibrate it first.")
     rule = rule_for(fitted, max_risk)
     coverage, expected = expected_at(fitted, rule) or (None, None)
     values = to_plain(rule)

@@ -112,7 +112,7 @@ async def readyz(request: Request) -> dict[str, Json]:
         if place_map.failure:
             raise busy(f"The map {name} cannot be used. The log of the service has the reason.", 503)
         if not place_map.ready:
-            raise busy(f"The map {name} is still being loaded.", 503)
+            raise busy(f"The map {name} is still being loaded. Try again later.", 503)
     return {"status": "ready"}
 
 
@@ -197,4 +197,4 @@ def _read(file: Path) -> tuple[bytes, str]:
         with Image.open(file, formats=FORMATS) as image:
             return data, _IMAGE_TYPES.get(image.format or "", "image/jpeg")
     except (OSError, KappaPlaceError):
-        raise ApiError(404, "This demo query can no longer be opened.") from None
+        raise ApiError(404, "This demo query can no longer be opened. Choose another.") from None

@@ -41,7 +41,7 @@ class Options(Body):
         None,
         ge=0,
         le=1000,
-        description="Number of top matches to re-rank by patch matching. Default: as at calibration.",
+        description="Number of top matches to re-rank by patch matching. Default: the number at calibration.",
     )
     max_risk: Risk | None = Field(
         None, description="Risk limit for decisions instead of the calibrated one; estimated, not guaranteed."
@@ -96,7 +96,7 @@ class PoseOut(BaseModel):
     y: float
     heading: float | None
     spread: float = Field(description="Spread of the matches in metres.")
-    matches: int = Field(description="Number of matches it is based on.")
+    matches: int = Field(description="Number of matches that the position is based on.")
 
 
 class MatchOut(BaseModel):
@@ -114,7 +114,7 @@ class MatchOut(BaseModel):
     probability: float | None
     decision: str | None = Field(description="accept, doubtful or reject; null if unknown.")
     reference: int = Field(description="Index of the reference in this version of the map.")
-    thumbnail: str = Field(description="URL of its thumbnail.")
+    thumbnail: str = Field(description="URL of the reference's thumbnail.")
 
 
 class LocalizationOut(BaseModel):
@@ -232,7 +232,7 @@ class ReferencesOut(BaseModel):
     map: str
     version: int
     total: int = Field(description="Number of references in the area.")
-    references: list[ReferenceOut] = Field(description="At most `limit` of them.")
+    references: list[ReferenceOut] = Field(description="At most `limit` references.")
 
 
 class AddedOut(BaseModel):
@@ -250,7 +250,7 @@ class BinOut(BaseModel):
     """Queries with about the same probability."""
 
     probability: float
-    observed: float = Field(description="Fraction of them that is correct.")
+    observed: float = Field(description="Fraction of these queries that is correct.")
     count: int
 
 
@@ -306,7 +306,7 @@ class RiskOut(BaseModel):
     )
     coverage: float | None = Field(description="Expected fraction of accepted queries.")
     risk: float | None = Field(
-        description="Expected fraction of incorrect answers among them; null if none is accepted."
+        description="Expected fraction of incorrect answers among accepted ones; null if none is accepted."
     )
 
 

@@ -84,7 +84,7 @@ class ServedMap:
         decoders: Decoders,
         report: Callable[[int], None] = lambda size: None,
     ) -> None:
-        """Prepare a map; `start` begins to work.
+        """Prepare a map; `start` begins to process its queue.
 
         Args:
             name: Name of the map in the API.
@@ -108,7 +108,7 @@ class ServedMap:
         self._watch: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to work; requires a running event loop."""
+        """Start to process jobs; requires a running event loop."""
         self.batcher.start()
         self._watch = asyncio.get_running_loop().create_task(self._watching())
 
@@ -306,7 +306,7 @@ def images_folder(folder: Path) -> Path:
 
 
 ORPHAN_SECONDS = 600
-"""Age from which an image that is not in the map was left by a killed service; no append takes so long."""
+"""Seconds after which an image outside the map counts as left by a killed service; appends are faster."""
 
 
 def remove_orphans(folder: Path) -> None:

@@ -138,7 +138,7 @@ def _from_file(file: Path) -> dict[str, str]:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
-        raise KappaPlaceError(f"The token file {file} cannot be read: {reason}.") from None
+        raise KappaPlaceError(f"The token file {file} cannot be read: {reason}. Check the file.") from None
     tokens = {}
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.lstrip().startswith("#"):

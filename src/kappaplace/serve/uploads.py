@@ -64,7 +64,7 @@ async def read_request(request: Request, shape: type[Model], *, single: bool) ->
         raise ApiError(422, "There is no image in the request. Send one as the field `image`.")
     if len(images) > (1 if single else settings.max_batch):
         most = "one image" if single else f"{settings.max_batch} images"
-        raise ApiError(413, f"A request can contain {most}, got {len(images)}.")
+        raise ApiError(413, f"A request can contain {most}, got {len(images)}. Send fewer.")
     return images, _checked(shape, values, images, single)
 
 
@@ -95,7 +95,7 @@ async def _form(request: Request) -> tuple[list[bytes], dict[str, Json]]:
         form = await parser.parse()
     except (MultiPartException, KeyError, ValueError, LookupError) as error:
         reason = getattr(error, "message", "") or "its parts cannot be separated"
-        raise ApiError(400, f"The form cannot be read: {str(reason).rstrip('.')}.") from None
+        raise ApiError(400, f"The form cannot be read: {str(reason).rstrip('.')}. Send it again.") from None
     images: list[bytes] = []
     fields: dict[str, Json] = {}
     try:
@@ -115,7 +115,7 @@ def _json(body: bytes, single: bool) -> tuple[list[bytes], dict[str, Json]]:
     try:
         values = json.loads(body)
     except (ValueError, RecursionError):
-        raise ApiError(400, "The body is not JSON.") from None
+        raise ApiError(400, "The body is not JSON. Send a JSON object.") from None
     if not isinstance(values, dict):
         raise ApiError(422, "The body must be a JSON object.")
     key = "image" if single else "images"

@@ -34,7 +34,7 @@ THIN = 10.0
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DriveExamples(Examples):
-    """Proposals of one drive with their outcomes; ``outside``: no earlier frame shows the same place."""
+    """Proposals of one drive with their outcomes; ``outside`` marks frames of a new place."""
 
     support: NDArray[np.int64]
     """Number of recent proposals that agreed."""

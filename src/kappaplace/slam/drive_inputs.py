@@ -103,7 +103,7 @@ def read_drive(
             )
         drive = _from_folder(source, read_poses(odometry, dimensions))
     else:
-        raise KappaPlaceError(f"{source} is not a folder of images, a table or a ROS bag.")
+        raise KappaPlaceError(f"{source} is not a folder of images, a table or a ROS bag. Pass one.")
     rows = sample_by_distance(np.ascontiguousarray(pose_positions(drive.odometry)[:, :2]), every)
     if len(rows) < 2:
         raise KappaPlaceError(
@@ -181,7 +181,7 @@ def _with_poses(
     if not len(rows):
         raise KappaPlaceError(
             f"No image falls into the time of the trajectory, {path.time[0]:.3f} to {path.time[-1]:.3f}. "
-            f"The images have times from {np.nanmin(time):.3f} to {np.nanmax(time):.3f}."
+            f"Use the same clock for the images, got {np.nanmin(time):.3f} to {np.nanmax(time):.3f}."
         )
     drive = DriveInput(names, paths, time, poses, len(names) - len(rows))
     return drive.select(rows)
@@ -194,9 +194,9 @@ def _image_times(folder: Path, names: list[str], path: TimedPoses) -> NDArray[np
             try:
                 times = np.loadtxt(file, ndmin=1)
             except ValueError as error:
-                raise KappaPlaceError(f"{file} is not a list of times ({error}).") from None
+                raise KappaPlaceError(f"{file} is not a list of times ({error}). Fix it.") from None
             if times.shape != (len(names),):
-                raise KappaPlaceError(f"{file} has {times.size:,} times for {len(names):,} images.")
+                raise KappaPlaceError(f"{file} has {times.size:,} times for {len(names):,} images. Fix it.")
             return np.asarray(times, np.float64)
     stems = _as_numbers([Path(name).stem for name in names])
     if stems is not None:

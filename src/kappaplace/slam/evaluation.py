@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from evo.core.trajectory import PosePath3D
 
 ARITHMETIC = 1e-3
-"""Meters by which errors may differ without any closure, because optimizers stop early."""
+"""Metres by which errors may differ without any closure, because optimizers stop early."""
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 Recent proposals support a closure if their matches move like the camera, as they do if a place is seen again.
 
-Plausible positions: if the closure is correct, the estimated positions of both frames differ only by drift,
-which is normal with a standard deviation of ``drift`` times the distance travelled between them. If it is
+Plausible positions: if the closure is correct, the estimated positions of both frames differ only by drift.
+Drift is normal with a standard deviation of ``drift`` times the distance travelled between them. If it is
 incorrect, the match can be anywhere in the map. The ratio of the two densities multiplies the odds of the
 closure (Bayes' rule, because errors of images and odometry are independent):
 

@@ -1,6 +1,6 @@
 """Odometry and closures as GTSAM factors, in 2D and 3D, with or without a robust kernel.
 
-**Switchable constraints** (Sünderhauf and Protzel, 2012) give every closure a switch s: its error is
+**Switchable constraints** (Sünderhauf and Protzel, 2012) give every closure a switch s. Its error is
 multiplied by s, and a prior with information Φ pulls s to 1. For given poses the best switch is known, s =
 Φ/(Φ + χ²), which leaves the Geman-McClure kernel on χ²:
 

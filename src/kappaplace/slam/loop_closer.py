@@ -7,10 +7,10 @@
             graph.add(closure.match, closure.query, closure.relative, closure.sigma)
 
 The proposal is the most similar frame that is not recent. Its probability is the calibrated probability of
-its scores, updated by the odometry (`gates`). It is accepted if it is like the queries of the calibration and
-stays within the risk limit, enough recent proposals agree with it, and, if requested, the images share one
-camera motion or enough of their patches. If the calibration was fitted with patch matching, the most similar
-frames are compared patch by patch first, and the best one is proposed.
+its scores, updated by the odometry (`gates`). It is accepted if it is like the queries of the calibration,
+stays within the risk limit, and has the support of enough recent proposals. If requested, the images must
+also share one camera motion or enough of their patches. If the calibration was fitted with patch matching,
+the most similar frames are re-ranked by patch matching first, and the best one is proposed.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class LoopCloser:
             The proposed closure; None if there is no earlier frame to propose.
 
         Raises:
-            KappaPlaceError: If the frame lacks something or does not fit the previous ones.
+            KappaPlaceError: If the frame lacks a required value or does not fit the previous ones.
         """
         descriptor, kappa = self._embedding(frame)
         number, pose, distance = len(self.map), None, float(len(self.map))
@@ -235,7 +235,7 @@ class LoopCloser:
             number: Index of the query frame.
 
         Returns:
-            The first frames of the drive, up to this count, can be proposed.
+            Number of frames at the start of the drive that can be proposed.
         """
         if not self.map.pose_size:
             return max(0, number - self.settings.recent_frames)
@@ -243,7 +243,7 @@ class LoopCloser:
         return int(np.searchsorted(distance, distance[number] - self.settings.recent, side="right"))
 
     def _matches_to_rerank(self) -> int:
-        """Return the number of matches to re-rank; a calibration is valid for its own number only."""
+        """Return the number of matches to re-rank, which must be the number of the calibration."""
         calibrated = 0 if self.calibration is None else self.calibration.rerank
         if self.settings.verify is None:
             return calibrated
@@ -374,7 +374,7 @@ class LoopCloser:
         """Return the information relative to a typical closure.
 
         If a descriptor turns by an angle δ/ℓ over δ metres, the log-density κ·cos(δ/ℓ) has the curvature
-        κ/ℓ² at its maximum: the information about the position is proportional to the concentration. ℓ is
+        κ/ℓ² at its maximum. So the information about the position is proportional to the concentration. ℓ is
         unknown, so the median of the drive so far has weight 1.
         """
         if not np.isfinite(concentration) or not self._concentrations:

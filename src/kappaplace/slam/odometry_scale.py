@@ -6,11 +6,11 @@ reveal this. Compared with odometry they have the errors
 
     r ~ N(0, s²·A·Σ·Aᵀ + R)
 
-to first order, where Σ is the specified noise of all steps, A propagates it to the ends of the closures
-(closures share steps, so their errors are correlated) and R is the noise of the closures. The scale s is
-estimated by maximum likelihood, with two precautions:
+to first order. Σ is the specified noise of all steps, A propagates it to the ends of the closures, and R is
+the noise of the closures. Closures share steps, so their errors are correlated. The scale s is estimated by
+maximum likelihood, with two precautions:
 
-* s is at most 1: a false closure looks like bad odometry and must not gain weight by that.
+* s is at most 1: a false closure looks like bad odometry and must not gain weight that way.
 * If s = 0 is not rejected (likelihood ratio test, 5%), closures add nothing to odometry, which is left
 unchanged.
 """

@@ -39,7 +39,7 @@ def _graduated(
     settings: gtsam.LevenbergMarquardtParams,
     trusted: int,
 ) -> gtsam.Values:
-    """Solve by GNC; the first ``trusted`` factors (odometry) count as inliers."""
+    """Solve by graduated non-convexity (GNC); the first ``trusted`` factors (odometry) count as inliers."""
     gtsam = load_gtsam()
     options = gtsam.GncLMParams(settings)
     options.setLossType(gtsam.GncLossType.TLS)
@@ -107,7 +107,7 @@ def optimize(
 
 
 optimise = optimize
-"""Earlier name."""
+"""Earlier name of `optimize`."""
 
 
 class IncrementalGraph:

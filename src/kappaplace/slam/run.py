@@ -38,20 +38,20 @@ UNCONTRADICTED = (
 
 @dataclass(frozen=True)
 class SlamOptions:
-    """How a drive is processed."""
+    """Options for processing a drive."""
 
     closing: ClosingSettings = field(default_factory=ClosingSettings)
     """Conditions for closing a loop."""
     noise: OdometryNoise = field(default_factory=OdometryNoise)
     """Standard deviations of odometry."""
     kernel: Kernel | None = None
-    """Robust kernel of the pose graph. Default: gnc; with ``incremental``: none."""
+    """Robust kernel of the pose graph. Default: gnc, or none with ``incremental``."""
     incremental: bool = False
     """Optimize frame by frame (iSAM2)."""
     batch_size: int = 32
     """Number of images to embed at once."""
     device: str | None = None
-    """Device of the model: cpu, cuda, cuda:1, mps. Default: where the model is."""
+    """Device of the model: cpu, cuda, cuda:1, mps. Default: the current device of the model."""
 
 
 class Facts(TypedDict):
@@ -134,7 +134,7 @@ def run_slam(
         model: Model that embeds the images.
         calibration: Calibration of closures.
         out: Output folder.
-        options: How the drive is processed. Default: `SlamOptions()`.
+        options: Options for processing the drive. Default: `SlamOptions()`.
         truth: True trajectory, to measure errors.
 
     Returns:
@@ -212,7 +212,7 @@ def drive_embeddings(
         model: Model that embeds the images.
         out: Folder in which embeddings are kept.
         batch_size: Number of images to embed at once.
-        device: Device of the model. Default: where it is.
+        device: Device of the model. Default: its current device.
 
     Returns:
         Embeddings in the order of the frames.

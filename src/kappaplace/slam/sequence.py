@@ -51,7 +51,7 @@ class HistogramFilter:
     def __init__(
         self, motion: Motion, place: csr_matrix, *, lost: float = 0.02, outside: float = 0.1
     ) -> None:
-        """Start without knowledge.
+        """Start with a uniform belief over the map.
 
         Args:
             motion: Prediction of the next frame.
@@ -148,7 +148,7 @@ def likelihood(
     matches, weights = np.asarray(indices, np.int64), np.asarray(probabilities, np.float64)
     if matches.ndim != 1 or matches.shape != weights.shape or not len(matches):
         raise KappaPlaceError(
-            f"Matches need one probability each, got shapes {matches.shape} and {weights.shape}."
+            f"indices and probabilities need the same shape, got {matches.shape} and {weights.shape}."
         )
     if not np.isfinite(weights).all() or weights.min() < 0 or weights.max() > 1:
         raise KappaPlaceError(
@@ -203,8 +203,7 @@ def average_scores(
     values = np.asarray(similarities, np.float64)
     if values.ndim != 2 or length < 1:
         raise KappaPlaceError(
-            f"Averages need N×R similarities and a length of at least 1, got shape {values.shape} and "
-            f"{length}."
+            f"similarities must be N×R and length at least 1, got shape {values.shape} and {length}."
         )
     queries, references = values.shape
     columns = np.arange(references)
@@ -229,7 +228,7 @@ class PoseMotion:
     """Motion on a map with poses: the step of odometry is applied to every frame."""
 
     def __init__(self, poses: Poses, *, metres: float = 5.0, turn: float = 0.5) -> None:
-        """Index the poses of a map.
+        """Prepare a search in the poses of a map.
 
         Args:
             poses: Poses of the map frames, N×3 or N×7.
@@ -242,7 +241,7 @@ class PoseMotion:
         self.poses = check_poses(poses, "poses of the map")
         if self.poses.ndim != 2 or len(self.poses) < 2:
             raise KappaPlaceError(
-                f"A map needs at least two poses, got an array of shape {self.poses.shape}."
+                f"poses must have at least two rows, got an array of shape {self.poses.shape}."
             )
         self.metres, self.turn = metres, turn
         self._tree = cKDTree(self._features(self.poses))
@@ -296,7 +295,7 @@ class RouteMotion:
         """
         if frames < 2 or speed <= 0 or deviation <= 0:
             raise KappaPlaceError(
-                "A route needs at least two frames and a speed and deviation above 0, got "
+                "frames must be at least 2, and speed and deviation above 0, got "
                 f"{frames}, {speed:g} and {deviation:g}."
             )
         self.frames, self.speed, self.deviation = frames, speed, deviation

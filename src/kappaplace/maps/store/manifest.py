@@ -3,8 +3,8 @@
 It is the only file of a map that changes, and it is replaced in one step. A reader sees the map before a
 change or after it, never in between. Readers ignore files that the manifest does not list.
 
-It has the checksum of every file, block by block, and one of itself, which is compared at every opening. It
-also names the features that a reader needs, so that an older reader does not answer without them.
+It has the checksum of every file, block by block, and its own checksum, which is checked at every opening. It
+also lists the features that a reader must support, so that an older version fails instead of ignoring them.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ FORMAT = 3
 a checksum and names its features."""
 CODES = "codes"
 FEATURES = frozenset({CODES})
-"""What a map may need from its reader: ``codes`` with weights and gains. Unknown features raise an error."""
+"""Features that a reader may need: ``codes`` with weights and gains. Unknown features raise an error."""
 PROTOCOL = 1
 """Version of the scores that a calibration is fitted on. Newer maps raise an error, older ones are read
 without their calibration."""
 MODEL_FOLDER = re.compile(r"model-[0-9a-f]{12}")
-"""Name of a folder inside a map with its own model, made of the model's fingerprint."""
+"""Pattern of the name of a model folder inside a map, which contains the model's fingerprint."""
 STORAGE = ("float32", "float16", "int8", "pq")
 PATCHES = ("none", "compact", "full")
 
@@ -152,7 +152,7 @@ class Manifest:
     codebook: Extra | None = None
     """Codebook that decodes the descriptors of storage pq."""
     patches: str = "none"
-    """What new references store for patch matching: none, compact (codes) or full (feature maps)."""
+    """Kind of patches stored for new references: none, compact (codes) or full (feature maps)."""
     patch_codebook: Extra | None = None
     """Codebook that decodes compact patches."""
     unposed: int = 0
@@ -161,7 +161,7 @@ class Manifest:
     format: int = FORMAT
     protocol: int = PROTOCOL
     features: tuple[str, ...] = ()
-    """What a reader must support, see `FEATURES`."""
+    """Features that a reader must support, see `FEATURES`."""
 
     def __post_init__(self) -> None:
         check_counts(version=self.version, unposed=self.unposed, format=self.format, protocol=self.protocol)
@@ -236,8 +236,14 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 def read_manifest(folder: str | Path) -> Manifest:
     """Read the manifest of a map.
 
+    Args:
+        folder: Folder of the map.
+
+    Returns:
+        The manifest.
+
     Raises:
-        KappaPlaceError: If there is no map, or its manifest is damaged or newer than this version.
+        KappaPlaceError: If there is no map, or its manifest is damaged or newer than this version supports.
     """
     file = Path(folder) / MANIFEST
     try:
@@ -247,7 +253,7 @@ def read_manifest(folder: str | Path) -> Manifest:
             f"No map at {folder}: {MANIFEST} does not exist. Build a map with `kappaplace map build`."
         ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise KappaPlaceError(f"The manifest {file} cannot be read ({error}).") from None
+        raise KappaPlaceError(f"The manifest {file} cannot be read ({error}). Check the file.") from None
     try:
         values = json.loads(text)
         if values["format"] > FORMAT:

@@ -62,7 +62,7 @@ class MapStore:
         self.starts = np.concatenate([[0], np.cumsum([len(s) for s in self.segments])]).astype(np.int64)
 
     def check(self) -> None:
-        """Check what takes little time: file lists, sizes and the list of removed rows.
+        """Run the fast checks: file lists, sizes and the list of removed rows.
 
         Checksums and values of other files are checked when they are first read.
 
@@ -152,7 +152,7 @@ class MapStore:
 
     @cached_property
     def near(self) -> Near:
-        """Which references show the same place, for margin, aliasing and pose fusion."""
+        """Rule that decides which references show the same place, for margin, aliasing and pose fusion."""
         return Near.of(self.manifest.near, lambda: self.positions, lambda: self.whole("routes").T[::-1])
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What the files of a map contain: types, shapes and ranges, checked when it is opened, read and verified."""
+"""Schema of a map's files: types, shapes and ranges, checked when the map is opened, read and verified."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def check_column(column: str, array: Column, manifest: Manifest, count: int, dat
 
     Args:
         column: Name of the column.
-        array: Its values.
+        array: Values of the column.
         manifest: Manifest of the map.
         count: Number of references of the segment.
         data_size: Size of the file that offsets refer to.
@@ -131,8 +131,8 @@ class Guard:
 
     Args:
         data: Bytes of the file.
-        record: Its record. A file of format 2 has no checksums of blocks: a small one is compared as a whole,
-            a large one only by `verify`.
+        record: Record of the file. A file of format 2 has no block checksums: a small file is checked as a
+            whole, a large file only by `verify`.
     """
 
     def __init__(self, data: NDArray[np.uint8], record: FileRecord) -> None:

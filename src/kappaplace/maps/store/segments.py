@@ -50,7 +50,8 @@ class Blobs:
     Args:
         starts: N+1 offsets.
         data: All bytes.
-        check: Called with the first and the last byte before they are read, and without both for all bytes.
+        check: Function that is called before bytes are read, with the first and the last one. Without
+            arguments, it checks all bytes.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ SEGMENTS = "segments"
 POSE = ("x", "y", "heading", "time")
 """Columns of poses: metres to the east and north, degrees clockwise from north, seconds since 1970."""
 LARGE = ("descriptors", "patches")
-"""Columns of which few rows are read at a time."""
+"""Columns that are read a few rows at a time."""
 COLUMNS = ("descriptors", "kappa", "poses", "routes", "stats", "digests")
 
 
@@ -100,7 +101,7 @@ class Rows:
     names: Sequence[str]
     descriptors: NDArray[np.float32]
     kappa: NDArray[np.float32]
-    """NaN from a model without a kappa head."""
+    """κ of each reference, N; NaN from a model without a kappa head."""
     poses: NDArray[np.float64]
     """N×4, see `POSE`; NaN where unknown."""
     routes: NDArray[np.int64]
@@ -113,7 +114,7 @@ class Rows:
     codes: NDArray[np.uint8] | None = None
     """Descriptors as codes, from a map that stores codes, so that they are not rounded twice."""
     patches: Column | None = None
-    """Patches as stored: codes N×bytes, or feature maps N×C×H×W; None if a reference has none."""
+    """Patches as stored: codes N×bytes, or feature maps N×C×H×W; None if a reference has no patches."""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -196,7 +197,7 @@ def file_record(file: Path) -> FileRecord:
 def unwritable(folder: Path, error: OSError) -> KappaPlaceError:
     """Return the error for a segment that cannot be written."""
     return KappaPlaceError(
-        f"Cannot write the segment {folder}: {why(error)}. The map is unchanged. Run the command again to "
+        f"Cannot write the segment {folder}: {why(error)}. The map is unchanged; run the command again to "
         "resume."
     )
 
@@ -226,7 +227,7 @@ class Segment:
         folder: Folder of the map.
         record: Record of the segment.
         manifest: Manifest of the map.
-        codebook: Reads the codebook of a map with codes. It is called on first use.
+        codebook: Function that reads the codebook of a map with codes. It is called on first use.
     """
 
     def __init__(
@@ -356,7 +357,7 @@ class Segment:
 
     @contextmanager
     def _reading(self, name: str) -> Iterator[Path]:
-        """Check the size of a file, and turn what damage raises into a message."""
+        """Check the size of a file, and convert the errors of damaged files to a message."""
         file = self.checked(name)
         try:
             yield file

@@ -44,7 +44,7 @@ def find_damage(folder: Path, manifest: Manifest) -> list[str]:
 
 
 def verified(folder: Path) -> tuple[Manifest, list[str]]:
-    """Return the manifest and one message per problem. Files that another process deleted are no problem."""
+    """Return the manifest and one message per problem. Files deleted by another process are not reported."""
     manifest = read_manifest(folder)
     while (problems := find_damage(folder, manifest)) and (now := read_manifest(folder)) != manifest:
         manifest = now
@@ -58,7 +58,10 @@ def first_broken(folder: Path, manifest: Manifest) -> str:
 
     Args:
         folder: Folder of the map.
-        manifest: Its manifest.
+        manifest: Manifest of the map.
+
+    Returns:
+        The message.
     """
     files = {
         folder / SEGMENTS / record.name / name: file
@@ -82,7 +85,7 @@ def _check_file(file: Path, record: FileRecord) -> str:
 
 
 def _check_values(segment: Segment, manifest: Manifest) -> list[str]:
-    """Return messages about a segment whose checksums are correct, by the schema and by what takes long."""
+    """Return messages about a segment whose checksums are correct, by the schema and by slow checks."""
     problems = _messages(segment.check_sizes) or [
         message
         for column in columns_of(segment.record)

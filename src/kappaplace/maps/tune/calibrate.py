@@ -45,7 +45,7 @@ PAIRS = 1 << 22
 STEP = 1 << 14
 """References that are compared at once."""
 APART = 2.0
-"""Radii around a query that are left out with its place: an image just beyond one radius still shows it."""
+"""Radii around a query in which references are excluded: an image just beyond one radius still shows it."""
 MOST_NAMED = 5
 FEWEST = 20
 """Smallest number of places with labelled queries."""
@@ -133,10 +133,10 @@ def calibrate_map(
 
 
 def check_twins(left: int, queries: int) -> int:
-    """Return how many labelled queries are no copies of map images, or raise an error if they are too few."""
+    """Return how many labelled queries are not copies of map images; raise an error if there are too few."""
     if left < FEWEST:
         raise KappaPlaceError(
-            f"Calibration needs at least {FEWEST} labelled queries that are no copies of map images, got "
+            f"Calibration needs at least {FEWEST} labelled queries that are not copies of map images, got "
             f"{left:,} of {queries:,}. Label queries from another day, or pass --keep-twins."
         )
     return left
@@ -146,10 +146,10 @@ def join_counterparts(blocks: Sequence[Examples]) -> Examples:
     """Join blocks of queries and their counterparts, if they have any.
 
     Args:
-        blocks: One or more.
+        blocks: One or more blocks of examples.
 
     Returns:
-        All queries.
+        The examples of all blocks.
     """
     examples = join(blocks)
     repeated = examples.groups is not None and len(np.unique(examples.groups)) < len(examples.groups)
@@ -157,8 +157,8 @@ def join_counterparts(blocks: Sequence[Examples]) -> Examples:
 
 
 def _plain(examples: Examples, options: CalibrateOptions) -> Calibration:
-    """Fit without comparing patches; probabilities only if the labels cannot support decisions without
-    them."""
+    """Fit a calibration without patch matching. It has no decisions if the labels cannot support them without
+    patches."""
     try:
         return fit_calibration(examples, options)
     except RiskRefused:
@@ -178,7 +178,7 @@ class _Labels:
         """Queries that are copies of a map image but labelled at another place."""
 
     def _near(self, query: int, factor: float) -> NDArray[np.int64]:
-        """Return the references that show the place of a query; with a larger factor, those around it too."""
+        """Return the references that show the place of a query; a larger factor adds references around it."""
         if self.positives is None:
             x, y = self.queries.positions[query].tolist()
             return self.place_map.references.within((x, y, factor * self.place_map.manifest.radius))
@@ -234,9 +234,9 @@ def counterparts_of(
     Args:
         place_map: The map.
         queries: N embedded queries with their images.
-        places: References that show the place of each query, N; None: it has no counterpart.
+        places: References that show the place of each query, N; None for a query without a counterpart.
         groups: Number of each query, N.
-        rerank: Number of matches to compare patch by patch.
+        rerank: Number of matches to re-rank by patch matching.
         pairs: Whether to calibrate single matches.
 
     Returns:

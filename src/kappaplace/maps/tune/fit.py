@@ -78,6 +78,9 @@ def split_references(count: int, most: int, seed: int) -> Split:
         count: Number of references.
         most: Largest number of references for the fit.
         seed: Random seed.
+
+    Returns:
+        Both groups of references.
     """
     order = np.random.default_rng(seed).permutation(count)
     checked = min(CHECKED, max(2, count // 10))
@@ -122,7 +125,7 @@ def _duration(seconds: float) -> str:
 WORK = "fit"
 """Folder inside the map with features, training states and κ until the fit is complete."""
 LEAST_STEPS = 6
-"""Steps per epoch, at least. With fewer, κ changes too little on a small map; with more, it overfits."""
+"""Minimum steps per epoch. Fewer change κ too little on a small map; more overfit."""
 
 
 def settings_of(options: FitOptions, images: int) -> Settings:
@@ -176,7 +179,7 @@ def fit_map(
         options: Options of the fit. Default: `FitOptions` with its defaults.
         terms: Options of the calibration. Default: `CalibrateOptions` with its defaults.
         calibrate: Whether to calibrate the map afterwards.
-        say: Called with each progress message.
+        say: Function that is called with each progress message.
 
     Returns:
         Record of the fit, and the calibration.

@@ -143,7 +143,7 @@ def _rank_correlation(one: NDArray[np.floating], other: NDArray[np.floating]) ->
 FEWEST = 16
 """Smallest number of references for a fit."""
 BLOCK = 64
-"""Number of images per block, which is what an interrupted process may have to embed again."""
+"""Number of images per block. An interrupted process embeds at most one block again."""
 SAME = 0.99
 """Smallest cosine between the stored and the new descriptor of a reference; int8 rounds by less."""
 SAME_CODES = 0.5
@@ -284,7 +284,7 @@ class FitRecord:
     views: int
     """Number of degraded views per image."""
     epochs: tuple[Mapping[str, Any], ...]
-    """Facts about each epoch, including its loss."""
+    """Facts about each epoch, including the loss."""
     learnt: KappaCheck
     """Evaluation of the fitted κ."""
     seconds: float
@@ -315,6 +315,9 @@ def fit_key(manifest: Manifest, options: Mapping[str, Json]) -> str:
     Args:
         manifest: Manifest of the map.
         options: Options of the fit.
+
+    Returns:
+        The hash.
     """
     segments = [
         [record.files[name].sha256 for name in ("digests.npy", "keys.npy", "descriptors.npy")]

@@ -79,7 +79,7 @@ class Outcomes:
     stale: int
     """Number of queries for which the map returns another match now."""
     twins: int
-    """Number of queries that are copies of their match, and were left out."""
+    """Number of queries that were excluded because they are copies of their match."""
 
 
 def calibrate_map_on_labels(
@@ -183,7 +183,7 @@ def _paths(sheet: Sheet, rows: tuple[Row, ...], file: Path, root: str | Path | N
 def _outcomes(
     place_map: OpenMap, rows: tuple[Row, ...], paths: list[str], rerank: int, keep_twins: bool
 ) -> Outcomes:
-    """Query the map again for its scores. A label applies if the map returns the match that was shown."""
+    """Query the map again for its scores. A label applies only if the map returns the labelled match."""
     blocks, used = [], np.zeros(len(rows), bool)
     shown = place_map.store.find([row.match for row in rows])
     yes = np.array([row.label == YES for row in rows])
@@ -253,13 +253,13 @@ def _with_assumptions(rule: DecisionRule, sheet: Sheet, labels: int, outcomes: O
 def label_map(
     place_map: OpenMap, table: PlaceImages, file: str | Path, options: LabelOptions | None = None
 ) -> Sheet:
-    """Draw queries at random and write their best matches to a file.
+    """Sample queries at random and write their best matches to a file.
 
     Args:
         place_map: The map.
         table: Table of the queries.
         file: A .csv file. A file of the same sample keeps its labels.
-        options: Options of the draw. Default: `LabelOptions` with its defaults.
+        options: Options of the sampling. Default: `LabelOptions` with its defaults.
 
     Returns:
         The rows of the file.
@@ -321,7 +321,7 @@ def open_sheet(
     own = sum(is_same_image(path, a.matches[0].image) for path, a in zip(paths, answers, strict=True))
     if own:
         raise KappaPlaceError(
-            f"{own:,} of the {len(paths):,} drawn queries are images of the map itself. Use images that "
+            f"{own:,} of the {len(paths):,} sampled queries are images of the map itself. Use images that "
             "are not in the map."
         )
     matches = [answer.matches[0].name for answer in answers]
@@ -388,8 +388,8 @@ def label_loop(
         place_map: The map.
         sheet: The sheet.
         file: File of the sheet.
-        ask: Prints a question and returns the reply. EOFError stops, like the reply q.
-        say: Prints a message.
+        ask: Function that prints a question and returns the reply. EOFError stops, like the reply q.
+        say: Function that prints a message.
         picture: File for an image of query and match side by side.
 
     Returns:

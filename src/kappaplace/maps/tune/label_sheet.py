@@ -12,9 +12,9 @@ A labels file is a CSV file with a header:
 
 A label is yes, no, unknown or empty. A spreadsheet may append commas to the header lines.
 
-A guarantee holds for queries drawn like the labelled ones. Therefore the queries are drawn at random, at most
-one per place, and not chosen by a person or by the order of the files. Their order is random as well, so a
-person who stops early has labelled a smaller random sample.
+A guarantee holds for queries sampled like the labelled ones. Therefore, queries are sampled at random, at
+most one per place, and not chosen by a person or by the order of the files. Their order is random as well, so
+a person who stops early has labelled a smaller random sample.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Sample:
-    """Drawn queries, in the order in which a person labels them."""
+    """Sampled queries, in the order in which a person labels them."""
 
     names: tuple[str, ...]
     """Paths relative to ``root``."""
     root: str
     seed: int
-    """Random seed of the draw."""
+    """Random seed of the sampling."""
     of: int
-    """Number of queries before the draw."""
+    """Number of queries before sampling."""
     places: int
-    """Number of queries with one per place."""
+    """Number of queries after keeping one per place."""
     thinned: str
     """Smallest distance between two of them: "25 m", "10 s", both, or "nothing"."""
 
@@ -65,14 +65,14 @@ class Sample:
 def draw_sample(
     table: PlaceImages, radius: float, *, size: int = SIZE, seed: int = 0, thin: bool = True
 ) -> Sample:
-    """Draw a random sample of queries.
+    """Sample queries at random.
 
     Args:
         table: Table of the queries. All rows of a table without queries are used as queries.
         radius: Distance in metres within which two images show the same place.
-        size: Number of queries to draw.
-        seed: Random seed of the draw.
-        thin: Whether to draw only one query per place.
+        size: Number of queries to sample.
+        seed: Random seed of the sampling.
+        thin: Whether to sample only one query per place.
 
     Returns:
         The sample.
@@ -84,7 +84,7 @@ def draw_sample(
     if size < 1:
         raise KappaPlaceError(f"size must be at least 1, got {size}.")
     if not len(queries):
-        raise KappaPlaceError("The table has no queries to draw from.")
+        raise KappaPlaceError("The table has no queries to sample. Pass a table with images.")
     # Shuffle before thinning, so that the frame of each place is random as well.
     order = np.random.default_rng(checked_seed(seed)).permutation(len(queries))
     mask, thinned = np.ones(len(order), bool), "nothing"
@@ -124,7 +124,7 @@ LABELS = (YES, NO, UNKNOWN, "")
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the queries of a file were drawn."""
+    """Record of how the queries of a labels file were sampled."""
 
     model: str
     """Fingerprint of the map's model."""
@@ -138,7 +138,7 @@ class Sampling:
     places: int
     thinned: str
     sample: str
-    """Hash of the drawn queries in their order; see `sample_id`."""
+    """Hash of the sampled queries in their order; see `sample_id`."""
     verify: int = 0
     """Number of matches per query that were re-ranked by patch matching."""
 
@@ -161,7 +161,7 @@ class Sheet:
     rows: tuple[Row, ...]
     """The rows in their order."""
     sampling: Sampling | None = None
-    """None for a file that was written by hand."""
+    """Record of the sampling; None for a file that was written by hand."""
 
     @property
     def labelled(self) -> tuple[Row, ...]:
@@ -171,13 +171,13 @@ class Sheet:
 
     @property
     def flaw(self) -> str:
-        """Message why the rows are not a random sample; empty if they are."""
+        """Reason why the rows are not a random sample; empty if they are."""
         if self.sampling is None:
-            return "The labels file does not record how its queries were drawn."
+            return "The labels file does not record how its queries were sampled."
         sample = sample_id(self.sampling.model, self.sampling.seed, [row.query for row in self.rows])
         complete = [row.order for row in self.rows] == list(range(1, self.sampling.drawn + 1))
         if not complete or sample != self.sampling.sample:
-            return "Rows of the labels file were removed or changed after its queries were drawn."
+            return "Rows of the labels file were removed or changed after its queries were sampled."
         return ""
 
     def with_label(self, position: int, label: str) -> Sheet:
@@ -192,8 +192,11 @@ def sample_id(model: str, seed: int, names: Sequence[str]) -> str:
 
     Args:
         model: Fingerprint of the map's model.
-        seed: Random seed of the draw.
+        seed: Random seed of the sampling.
         names: Names of the queries in their order.
+
+    Returns:
+        The hash.
     """
     text = json.dumps([model, seed, *names])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -208,6 +211,9 @@ def new_sheet(sample: Sample, matches: Sequence[str], *, model: str, map_name: s
         model: Fingerprint of the map's model.
         map_name: Name of the map.
         verify: Number of matches that were re-ranked by patch matching.
+
+    Returns:
+        The sheet.
     """
     facts = (model, map_name, sample.root, sample.seed, len(sample.names), sample.of, sample.places)
     sampling = Sampling(*facts, sample.thinned, sample_id(model, sample.seed, sample.names), verify)
@@ -236,13 +242,19 @@ def write_labels(sheet: Sheet, file: str | Path) -> None:
 def read_labels(file: str | Path) -> Sheet:
     """Read a labels file, also one that was written by hand or by a spreadsheet.
 
+    Args:
+        file: Labels file.
+
+    Returns:
+        The content of the file.
+
     Raises:
         KappaPlaceError: If the file cannot be read, or a row is invalid.
     """
     try:
         text = Path(file).read_bytes().decode("utf-8-sig", "surrogateescape")
     except OSError as error:
-        raise KappaPlaceError(f"The labels file {file} cannot be read ({error}).") from None
+        raise KappaPlaceError(f"The labels file {file} cannot be read ({error}). Check the path.") from None
     lines = text.splitlines(keepends=True)
     body = next((i for i, line in enumerate(lines) if not line.lstrip('"').startswith("#")), len(lines))
     head = [line.strip().rstrip(",").strip('"').lstrip("# ") for line in lines[:body]]
@@ -281,7 +293,7 @@ def _sampling(head: dict[str, str], file: str | Path) -> Sampling | None:
         return Sampling(**{name: types[name](head[name]) for name in types})
     except (KeyError, ValueError) as error:
         raise KappaPlaceError(
-            f"The header of {file} is damaged ({error}). Restore it, or draw again."
+            f"The header of {file} is damaged ({error}). Restore it, or sample again."
         ) from None
 
 

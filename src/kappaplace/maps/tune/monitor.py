@@ -104,7 +104,7 @@ def read_observed(file: Path) -> list[Observed]:
                 return list(_rows(csv.DictReader(stream), str(file)))
             return list(from_lines(stream, str(file)))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise KappaPlaceError(f"The answers in {file} cannot be read ({error}).") from None
+        raise KappaPlaceError(f"The answers in {file} cannot be read ({error}). {_AGAIN}.") from None
 
 
 def from_lines(lines: Iterable[str], name: str) -> Iterator[Observed]:
@@ -153,7 +153,7 @@ class MapMonitor:
         window: Number of queries per comparison.
         false_alarm: Probability of a false warning per window.
         file: File for `save`.
-        clock: Returns the time in seconds since 1970.
+        clock: Function that returns the time in seconds since 1970.
 
     Raises:
         KappaPlaceError: If the calibration has no reference statistics.
@@ -198,7 +198,7 @@ class MapMonitor:
             folder: Folder of the map.
             file: File of the monitor's state. Default: ``MAP.monitor.json``.
             window: Number of queries per comparison. Default: the value in the file, or 200.
-            clock: Returns the time in seconds since 1970.
+            clock: Function that returns the time in seconds since 1970.
 
         Returns:
             The monitor.

@@ -11,8 +11,8 @@ All scores are those of a map without the removed references.
 How far is a real query from the nearest reference? On a street with an image every g metres, it is anywhere
 between two of them, on average g/4 away. An image without itself is g away. This hardly matters on a dense
 map, but on a sparse map the image is usually not found. With itself in the map, it is 0 away. Therefore, on
-a sparse map three of four images stay in the map, and one of four is removed with its capture burst; the
-mean distance is then that of a real query. On a dense map, where neighbours find each other, fewer images
+a sparse map three of four images stay in the map, and one of four is removed with its capture burst. The
+mean distance then equals that of a real query. On a dense map, where neighbours find each other, fewer images
 stay. All images are cropped at random to imitate another viewpoint. docs/maps.md lists the alternatives
 that were tried.
 
@@ -95,7 +95,7 @@ def self_queries(
         similarities: Similarity of each degraded reference to all references, B×R.
         burst: Whether a reference is the degraded one or belongs to its capture burst, B×R.
         near: Whether a reference is within the radius of the degraded one, including itself, B×R.
-        present: Whether the in-map query leaves all references in the map, B. Default: it never does.
+        present: Whether all references stay in the map for the in-map query, B. Default: False for all.
         at_least: Drop queries with fewer remaining references.
 
     Returns:
@@ -184,13 +184,13 @@ BURST_FRAMES = 1
 """Images of a route within this number of frames belong to the same capture burst."""
 ORIGIN = "degraded images of the map itself"
 PRESENT = 0.75
-"""Largest fraction of in-map queries whose image stays in the map; see above."""
+"""Largest fraction of in-map queries whose image stays in the map; see the module description."""
 CROP = 0.5
 """Smallest fraction of the image area that remains after cropping."""
 SPARSE = 0.5
-"""The map counts as sparse if fewer of its images are found without themselves."""
+"""Fraction of images found without themselves; a map with a lower fraction counts as sparse."""
 OUTSIDE_RATE = 0.1
-"""Default fraction of out-of-map queries. The half of them here is artificial."""
+"""Default fraction of out-of-map queries. Self-calibration uses one half, which is artificial."""
 
 
 def self_calibrate_map(
