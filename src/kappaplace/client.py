@@ -209,7 +209,7 @@ class Client:
             map: Name of the map. Default: the map of the client.
 
         Returns:
-            The description, as `kappaplace serve` documents it.
+            The fields that the API of `kappaplace serve` documents.
         """
         return self._get("/v1/map", map=map or self.map)
 
@@ -220,7 +220,7 @@ class Client:
             map: Name of the map. Default: the map of the client.
 
         Returns:
-            The description, as `kappaplace serve` documents it.
+            The fields that the API of `kappaplace serve` documents.
         """
         return self._get("/v1/map/calibration", map=map or self.map)
 
@@ -330,7 +330,7 @@ def _circle(area: Circle | None) -> str | None:
 
 
 def _file_bytes(image: Source) -> bytes:
-    """Return a file as it is, and pixels as a PNG file, which is lossless."""
+    """Return the bytes of a file unchanged, and encode pixels as PNG, which is lossless."""
     if isinstance(image, bytes):
         return image
     if isinstance(image, str | os.PathLike):

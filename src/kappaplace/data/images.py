@@ -40,7 +40,7 @@ class Resize(NamedTuple):
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How an image becomes model input. It is stored with every model, so both always match.
+    """Conversion of an image to model input. It is stored with every model, so the two always match.
 
     Calling it returns float32 3×H×W, normalized. To normalize on the device of the model, load with
     `to_uint8` and call `normalize` on the batch, which transfers a quarter of the bytes.

@@ -86,8 +86,8 @@ def assign_groups(groups: Rows, fractions: Fractions, seed: int | None, *, kind:
         groups: Group number of every row.
         fractions: Fraction of the rows of each part.
         seed: Random seed for the order of groups of the same size. Default: 0.
-        kind: What the groups are, for the message if there are too few.
-        hint: What to do then.
+        kind: Name of the groups, for the message if there are too few.
+        hint: Advice for the same message.
 
     Returns:
         The part of every row.

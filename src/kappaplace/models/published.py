@@ -157,7 +157,7 @@ def check_record(record: Path, digest: str, subject: str) -> None:
     Args:
         record: File of the checksum.
         digest: The current checksum.
-        subject: What the checksum belongs to, as the beginning of a message in the plural.
+        subject: Files that the checksum belongs to, as the plural subject of a message.
     """
     if not record.exists():
         write_file(record, digest + "\n")
@@ -212,6 +212,9 @@ def load_torch_hub(model: HubModel, layer: str | None = None) -> FrozenEncoder:
     Args:
         model: The published model.
         layer: Layer that the kappa head reads. Default: the head reads the descriptor.
+
+    Returns:
+        The model, with an untrained kappa head.
     """
     try:
         encoder = torch.hub.load(model.where, model.entry, trust_repo="check", **dict(model.options))
@@ -422,7 +425,7 @@ def _named(names: Sequence[str], name: str | None, source: str) -> HeadName:
     if name not in names:
         raise KappaPlaceError(
             f"The keys of {source} allow the heads {', '.join(map(repr, names))}, and head is {name!r}. "
-            "Pass the one it was trained as: load_model(file, head=…), or model.start_head for training; "
+            "Pass the head of its training: load_model(file, head=…), or model.start_head for training; "
             "save_model then records it."
         )
     return name  # type: ignore[return-value]

@@ -303,6 +303,9 @@ def load(file: Path, fingerprint: str) -> Index:
     Args:
         file: The file.
         fingerprint: Checksum of the descriptors it must be built from.
+
+    Returns:
+        The index.
     """
     faiss = faiss_module()
     with file.open("rb") as stream:

@@ -141,7 +141,7 @@ def z_score(sample: int | None = SAMPLE, *, seed: int = 0, name: str = "z-score"
     """Return the z-score with these settings.
 
     Args:
-        sample: Number of references to compare with, drawn without replacement. None: all.
+        sample: Number of references to compare with, sampled without replacement. None: all.
         seed: Random seed for the sample.
         name: Name of the score.
 

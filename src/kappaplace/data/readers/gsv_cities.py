@@ -31,7 +31,7 @@ class _Photo(NamedTuple):
 
     @property
     def path(self) -> str:
-        """The file name repeats the row, with numbers as Python prints them."""
+        """Path of the image; its name repeats the row, with numbers as Python prints them."""
         date = f"{self.year:04d}_{self.month:02d}_{self.heading:03d}"
         name = f"{self.city}_{self.place:07d}_{date}_{self.lat}_{self.lon}_{self.panorama}.jpg"
         return f"Images/{self.city}/{name}"

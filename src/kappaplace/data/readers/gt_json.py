@@ -26,7 +26,7 @@ def read(folder: str | Path, *, gt: str = "gt.json", neighborhood: str = "") -> 
         folder: Folder of the dataset.
         gt: Name of the JSON file.
         neighborhood: References of the same place: ``self`` or ``frames:N``. Default: ``tolerance_frames``
-            of the file; without it, each image is near only itself.
+            of the file; if it has none, each image is near only itself.
 
     Returns:
         The table.

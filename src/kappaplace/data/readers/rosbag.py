@@ -162,7 +162,7 @@ def _connections(reader: AnyReader, topic: str, kinds: tuple[str, ...], option: 
 
 
 def _messages(reader: AnyReader, connections: list[Connection], task: str) -> Iterator[tuple[Any, float]]:
-    """Yield messages with their times: the header's, or that of the recording if the driver left it empty."""
+    """Yield messages with the time of their header, or of the recording if the header has no time."""
     total = sum(connection.msgcount for connection in connections)
     with track(task, total) as bar:
         for connection, recorded, raw in reader.messages(connections=connections):

@@ -74,7 +74,7 @@ class Exported(NamedTuple):
     record: ExportRecord
     """Record stored in the file."""
     gaps: list[Gap]
-    """Differences from the model; empty for int8, see ``quantised``."""
+    """Differences from the model; empty for int8, see ``quantized``."""
     quantized: Quantization | None
     """Result of the conversion to int8; None if there was none."""
 
