@@ -294,7 +294,7 @@ class Client:
                     raise ServiceError(_message(error), error.code) from None
             except (OSError, ValueError, http.client.HTTPException) as error:  # not HTTP, or not JSON
                 reason = getattr(error, "reason", error)
-                raise ServiceError(f"The service at {self.url} does not answer: {reason}.", 0) from None
+                raise ServiceError(f"The service at {self.url} does not answer ({reason}).", 0) from None
         raise AssertionError("unreachable")
 
 
@@ -337,7 +337,7 @@ def _file_bytes(image: Source) -> bytes:
         try:
             return Path(image).read_bytes()
         except OSError as error:
-            raise KappaPlaceError(f"The image {image} cannot be read: {why(error)}.") from None
+            raise KappaPlaceError(f"Cannot read {image}: {why(error)}. Check the path.") from None
     from kappaplace.data import decode
 
     buffer = io.BytesIO()

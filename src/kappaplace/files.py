@@ -291,7 +291,7 @@ def unsealed(values: Json) -> dict[str, Json]:
     if not isinstance(values, Mapping):
         raise ValueError("it is not an object")
     if SEAL in values and sealed(values)[SEAL] != values[SEAL]:
-        raise ValueError("wrong checksum: some of its values have changed")
+        raise ValueError("wrong checksum: some values have changed")
     return {key: value for key, value in values.items() if key != SEAL}
 
 

@@ -80,7 +80,7 @@ class Neighborhood:
         try:
             return cls(kind, float(value or 0))  # type: ignore[arg-type]
         except ValueError:
-            raise KappaPlaceError(f"The size in neighborhood {text!r} is not a number.") from None
+            raise KappaPlaceError(f"Neighborhood {text!r} needs a number, as in frames:5.") from None
 
     def __str__(self) -> str:
         return self.kind if self.kind == "self" else f"{self.kind}:{self.value:g}"

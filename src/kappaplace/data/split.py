@@ -232,8 +232,8 @@ def _by_time(table: PlaceImages, options: SplitOptions) -> Split:
         late = int((moment[part == REFERENCES] > np.nanmin(moment[part > 0]) - gap).sum())
         if late:
             notes.append(
-                f"warning: {late:,} references are not {gap:g} s older than the first query: the table has "
-                "queries, so only these are cut in time"
+                f"warning: {late:,} references are not {gap:g} s older than the first query, because only the "
+                "queries of a table that has queries are split by time"
             )
     return Split(_query_parts(table, part), int((part == DROPPED).sum()), tuple(notes))
 
@@ -280,9 +280,7 @@ def _by_area(table: PlaceImages, options: SplitOptions) -> Split:
         name = _NAMES.get(number, "train")
         parts[name] = _part(table, np.delete(rows, inside.query_rows[lost]), name)
         if len(table.query_rows) and not len(parts[name].query_rows):
-            warnings.append(
-                f"warning: {parts[name].name} has no queries; try another --seed or another --block"
-            )
+            warnings.append(f"warning: {parts[name].name} has no queries. Pass another --seed or --block")
     removed = [f"{unanswered:,} queries without any remaining positive dropped"] if unanswered else []
     dropped = len(table) - sum(map(len, parts.values()))
     return Split(parts, dropped, (note, *removed, *session_notes, *warnings))

@@ -64,8 +64,8 @@ class Resampling:
                 dataset as the data. Default: one dataset.
             block: Length of the blocks, for all datasets or per dataset: 1 for independent queries, at least
                 ``ROUTE_BLOCK`` for consecutive frames. Blocks move: every run of frames is equally likely.
-            groups: Drive of each query; drives are sampled as a whole, and ``block`` is ignored. For a dataset
-                without drives, pass a negative number for all its queries.
+            groups: Drive of each query; drives are sampled as a whole, and ``block`` is ignored. For a
+                dataset without drives, pass a negative number for all its queries.
             resamples: Number of resamples, up to 1,000,000.
             seed: Random seed, 0 or more.
 

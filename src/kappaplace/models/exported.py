@@ -133,7 +133,7 @@ def open_runtime(content: bytes, source: str) -> Runtime:
     except Exception as error:  # only the end of the file looks like a zip file
         raise unreadable(source, error) from None
     if kind is None:
-        raise KappaPlaceError(f"The file {source} is not an exported model.")
+        raise KappaPlaceError(f"The file {source} is not an exported model. Use `kappaplace export`.")
     return kind(content, source)
 
 

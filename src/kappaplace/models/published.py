@@ -295,7 +295,7 @@ def load_foreign(
             state = content[wrapper]
             break
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise KappaPlaceError(f"The layout of {file} is unknown: it is not a state dict of tensors.")
+        raise KappaPlaceError(f"The layout of {file} is unknown. Expected a state dict of tensors.")
     state = {_PREFIX.sub("", key): value for key, value in state.items()}
     if "aggregation.3.weight" in state:
         return _from_cosplace(state, str(file), dim, backbone, head)

@@ -232,7 +232,7 @@ class DatabaseEngine(BaseEngine):
         with self._explain("did not answer"):
             stored = self._stored(sorted(set(rows)))
         if missing := set(rows) - stored.keys():
-            raise KappaPlaceError(f"{self.location} does not contain reference {min(missing)}.")
+            raise KappaPlaceError(f"{self.location} does not contain reference {min(missing)}. Import again.")
         kappa = np.array([stored[row][0] for row in rows], np.float32)  # None becomes NaN
         positions = np.array([stored[row][1:3] for row in rows], np.float64).reshape(-1, 2)
         return Records(kappa, positions, [stored[row][3] for row in rows])

@@ -73,5 +73,5 @@ def read_layout(
     with telling(f"{folder} cannot be read as {layout}"):
         table = reader.read(folder, **converted)
     if not len(table):
-        raise KappaPlaceError(f"{folder} contains no images in the layout {layout}.")
+        raise KappaPlaceError(f"{folder} contains no images in the layout {layout}. Check the folder.")
     return table

@@ -179,7 +179,7 @@ def open_sheet(root: Path, csv: str, columns: str, ask: Ask) -> Sheet:
     file = select_file(root, csv, root.glob("*.csv"), "CSV file", "csv")
     rows = read_rows(file)
     if not rows:
-        raise KappaPlaceError(f"{file} contains no rows.")
+        raise KappaPlaceError(f"{file} contains no rows. Add a row per image.")
     meaning, kind = understand(list(rows[0]), columns, file)
     paths, by_end = _match_images(root, parse_column(rows, meaning["path"], str, file), file)
     sheet = Sheet(file, rows, meaning, kind, paths)

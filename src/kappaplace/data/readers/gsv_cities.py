@@ -79,7 +79,7 @@ def read(folder: str | Path, *, cities: str = "", min_images: int = 1) -> PlaceI
 def _read_city(file: Path) -> list[_Photo]:
     rows = read_rows(file, (*_INTEGERS, "city_id", *_NUMBERS, "panoid"))
     if not rows:
-        raise KappaPlaceError(f"{file} contains no rows.")
+        raise KappaPlaceError(f"{file} contains no rows. Download it again.")
     city, panorama = (parse_column(rows, name, str, file) for name in _TEXTS)
     place, year, month, heading = (parse_column(rows, name, integer, file) for name in _INTEGERS)
     lat, lon = (parse_column(rows, name, number, file) for name in _NUMBERS)

@@ -72,7 +72,7 @@ def _load(file: Path) -> tuple[Mapping[str, Json], list[Json]]:
     except OSError as error:
         raise KappaPlaceError(f"{file} cannot be read ({error.strerror}).") from None
     except (ValueError, RecursionError) as error:  # also for bytes that are not UTF-8
-        raise KappaPlaceError(f"{file} is not valid JSON ({error}).") from None
+        raise KappaPlaceError(f"{file} is not valid JSON ({error}). Correct it.") from None
     if not isinstance(truth, dict) or not isinstance(truth.get("positives"), list):
         raise KappaPlaceError(f'{file} must be an object whose "positives" has one list per query.')
     return truth, truth["positives"]

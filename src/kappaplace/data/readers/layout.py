@@ -128,7 +128,7 @@ def images_or_error(folder: Path, *, natural: bool = False) -> list[str]:
     """
     images = list_images(folder, natural=natural)
     if not images:
-        raise KappaPlaceError(f"{folder} contains no images ({', '.join(IMAGE_SUFFIXES)}).")
+        raise KappaPlaceError(f"{folder} contains no images ({', '.join(IMAGE_SUFFIXES)}). Check the path.")
     return images
 
 

@@ -178,7 +178,7 @@ def _length_and_rate(file: Path) -> tuple[int, float]:
     opened = capture.isOpened()
     capture.release()
     if not opened or count <= 0 or not rate > 0:
-        raise KappaPlaceError(f"{file} cannot be opened as a video with a known length and frame rate.")
+        raise KappaPlaceError(f"{file} is not a video with known length and frame rate. Convert it.")
     return count, rate
 
 
@@ -192,7 +192,7 @@ def _write_frames(file: Path, rows: NDArray[np.int64], out: Path) -> list[Path]:
         for number in range(max(missing) + 1):
             if not capture.grab():
                 capture.release()
-                raise KappaPlaceError(f"{file} is damaged: it ends at frame {number}.")
+                raise KappaPlaceError(f"{file} is damaged and ends at frame {number}. Replace it.")
             if number in missing:
                 _write_frame(capture.retrieve()[1][:, :, ::-1], missing[number])
             bar.advance()
