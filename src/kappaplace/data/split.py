@@ -232,8 +232,8 @@ def _by_time(table: PlaceImages, options: SplitOptions) -> Split:
         late = int((moment[part == REFERENCES] > np.nanmin(moment[part > 0]) - gap).sum())
         if late:
             notes.append(
-                f"warning: {late:,} references are not {gap:g} s older than the first query, because only the "
-                "queries of a table that has queries are split by time"
+                f"warning: {late:,} references are not {gap:g} s older than the first query: only the "
+                "queries of a table with queries are split by time"
             )
     return Split(_query_parts(table, part), int((part == DROPPED).sum()), tuple(notes))
 
