@@ -196,7 +196,7 @@ class _Stream:
 
 
 def save_array(file: Path, values: npt.NDArray[np.generic]) -> None:
-    """Write an .npy file as ``np.save`` does, but raise the disk's own error."""
+    """Write an .npy file as ``np.save`` does, but raise the original error of the disk."""
     with open(file, "wb") as stream:
         np.lib.format.write_array(_Stream(stream), np.ascontiguousarray(values), allow_pickle=False)
 

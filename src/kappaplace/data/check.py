@@ -33,7 +33,7 @@ class TableSummary:
     radius: float
     """Radius of positives in metres."""
     neighborhood: str = field(metadata=stored("neighbourhood"))
-    """Which references show the same place, such as "metres:25"."""
+    """Rule for references of the same place, such as "metres:25"."""
     queries: int
     """Number of queries."""
     references: int

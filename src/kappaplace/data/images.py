@@ -1,4 +1,4 @@
-"""Preprocessing: how an image becomes the input of a model."""
+"""Preprocessing: the conversion of an image to the input of a model."""
 
 from __future__ import annotations
 

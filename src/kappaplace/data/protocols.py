@@ -70,7 +70,7 @@ class Protocol:
     radius: float = DEFAULT_RADIUS
     """Radius of positives in metres."""
     resize: dict[str, Json] = field(default_factory=lambda: NATIVE)
-    """How images are resized: settings of `Preprocessing`. Default: native size."""
+    """Settings of `Preprocessing` that resize the images. Default: native size."""
     no_positives: NoPositives = NoPositives.FAIL
     """Default policy for queries without positives."""
     note: str = ""

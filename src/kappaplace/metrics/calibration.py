@@ -181,7 +181,7 @@ def match_calibration_error(
 
 
 class EceSurface(NamedTuple):
-    """ECE for all parameters that its definition does not fix."""
+    """ECE for several numbers of bins and clamps, which its definition does not fix."""
 
     bins: NDArray[np.int64]
     """Numbers of bins."""

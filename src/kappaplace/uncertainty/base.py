@@ -66,7 +66,7 @@ class Score:
 
 
 def _need(what: str, ask: Callable[[Evidence], Any]) -> Need:
-    """Return a need that is missing if ``ask`` raises an error; the message is that of the error."""
+    """Return a need that is missing if ``ask`` raises an error, which provides the message."""
 
     def lacking(evidence: Evidence) -> str | None:
         try:

@@ -298,7 +298,7 @@ def _ends(images: list[str]) -> dict[str, str]:
 
 
 def _below(folder: str, name: str, present: set[str]) -> str:
-    """Return the part of a name after the folder's own name, if exactly one such part is an image."""
+    """Return the part of a name after the name of the folder, if exactly one such part is an image."""
     parts = name.split("/")
     rests = {"/".join(parts[i + 1 :]) for i, part in enumerate(parts) if part == folder} & present
     return rests.pop() if len(rests) == 1 else ""

@@ -129,7 +129,7 @@ def export_model(
         raise KappaPlaceError(f"Unknown format '{format}'. Choose from: {', '.join(get_args(Format))}.")
     if not isinstance(model, PlaceModel):
         raise KappaPlaceError(
-            "Only kappaplace's own models (backbone, GeM, head) can be exported, not hub encoders or "
+            "Only models of kappaplace (backbone, GeM, head) can be exported, not hub encoders or "
             "exported files. Pass a model folder, a CosPlace file or a name."
         )
     file = Path(out)
