@@ -22,7 +22,7 @@ BLOCK_RADII = 20.0  # first side of the blocks, in radii of positives; halved un
 
 @dataclass(frozen=True, eq=False)
 class Sessions:
-    """Sessions of a table, and their number as the length."""
+    """Sessions of a table; ``len()`` returns their number."""
 
     number: Rows
     """Session of every row, from 0."""

@@ -1,4 +1,4 @@
-"""All metrics of a score or of a probability, and metrics over several datasets.
+"""Compute all metrics of a score or a probability, also over several datasets.
 
 A score is sorted once for all its metrics, so that a bootstrap is fast.
 """

@@ -1,5 +1,4 @@
-"""`Score`: one uncertainty score with its formulas; `Need`: an input of a score, and how to detect its
-absence."""
+"""Uncertainty scores with their formulas (`Score`), and the inputs that scores require (`Need`)."""
 
 from __future__ import annotations
 

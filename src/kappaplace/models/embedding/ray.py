@@ -1,4 +1,4 @@
-"""Embedding of a map's images by this machine, a function of the caller, or a Ray cluster.
+"""Embed the images of a map on this machine, with a function of the caller, or on a Ray cluster.
 
 The model is sent to a cluster once, and images are sent as bytes in blocks. Workers store nothing: only the
 process that builds the map writes, in the order of the images. If a worker dies, Ray sends its block to
