@@ -1,8 +1,8 @@
 """Product quantization: descriptors as codes of at most 128 bytes, with a codebook fitted on the map.
 
 The codes minimize the error of similarities, not the error of descriptors. An error in a direction counts
-more if queries vary more in that direction. Each strong direction therefore gets its own byte, and weak directions
-share one. Rounding shortens vectors, some references more than others, so the last byte stores how much to
+more if queries vary more in that direction. Each strong direction therefore gets a byte, and weak
+directions share one. Rounding shortens vectors, some references more than others, so the last byte stores how much to
 lengthen the weak directions: similarities are then correct on average. Only NumPy and torch are needed.
 """
 
