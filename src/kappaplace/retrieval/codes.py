@@ -2,7 +2,7 @@
 
 The codes minimize the error of similarities, not the error of descriptors. An error in a direction counts
 more if queries vary more in that direction. Each strong direction therefore gets a byte, and weak
-directions share one. Rounding shortens vectors, some references more than others, so the last byte stores how much to
+directions share one. Rounding shortens vectors, some more than others, so the last byte stores how much to
 lengthen the weak directions: similarities are then correct on average. Only NumPy and torch are needed.
 """
 
