@@ -1,4 +1,4 @@
-"""``python -m kappaplace``: the command line, for example for ``accelerate launch -m kappaplace``."""
+"""Run the command line with ``python -m kappaplace``, for example for ``accelerate launch -m kappaplace``."""
 
 from kappaplace.cli.main import main
 

@@ -1,4 +1,4 @@
-"""Public names: loaded on first use, and earlier names from the documentation, which work for one release."""
+"""Public names, loaded on first use. Names of the previous version work for one more release."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from typing import ParamSpec, TypeVar
 def lazy_exports(package: str, file: str) -> tuple[list[str], Callable[[str], object]]:
     """Read the exports of a package from the imports in the ``if TYPE_CHECKING:`` block of its ``__init__``.
 
-    So every name is listed once: type checkers follow these imports, and at run time each of them happens
-    when its name is first used.
+    Every name is therefore listed only once. Type checkers follow these imports; at run time, each import
+    happens when its name is first used.
 
     Args:
         package: Name of the package.
-        file: Its ``__init__.py``.
+        file: Path of the ``__init__.py`` of the package.
 
     Returns:
         ``__all__`` and ``__getattr__`` of the package.
@@ -91,7 +91,7 @@ class Finder:
         return ModuleSpec(fullname, self, is_package=True)  # type: ignore[arg-type]
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """Use Python's default."""
+        """Let Python create the module in its default way."""
 
     def exec_module(self, module: ModuleType) -> None:
         new = MODULES[module.__name__]

@@ -30,7 +30,7 @@ def finite(values: npt.ArrayLike, name: str) -> Floats:
 
 
 def booleans(values: npt.ArrayLike, shape: tuple[int, ...], name: str) -> Bools:
-    """Return values as booleans of a shape; fail for numbers, because 0.7 is neither true nor false."""
+    """Return values as booleans of this shape; fail for numbers, because 0.7 is neither true nor false."""
     array = np.asarray(values)
     if array.dtype != np.bool_ or array.shape != shape:
         raise KappaPlaceError(f"The {name} must be booleans {shape}, got {array.dtype} {array.shape}.")
@@ -51,7 +51,7 @@ def outcomes(scores: npt.ArrayLike, success: npt.ArrayLike) -> tuple[Floats, Boo
 def checked_probabilities(
     probability: NDArray[np.floating], success: NDArray[np.bool_]
 ) -> tuple[Floats, Bools]:
-    """Return what `outcomes` returns; fail if a score is not between 0 and 1."""
+    """Return probabilities and outcomes as `outcomes` does; fail if one is not between 0 and 1."""
     values, outcome = outcomes(probability, success)
     if values.min() < 0 or values.max() > 1:
         raise KappaPlaceError(

@@ -209,7 +209,7 @@ class Client:
             map: Name of the map. Default: the map of the client.
 
         Returns:
-            The description, as `kappaplace serve` documents it.
+            The fields that the API of `kappaplace serve` documents.
         """
         return self._get("/v1/map", map=map or self.map)
 
@@ -220,7 +220,7 @@ class Client:
             map: Name of the map. Default: the map of the client.
 
         Returns:
-            The description, as `kappaplace serve` documents it.
+            The fields that the API of `kappaplace serve` documents.
         """
         return self._get("/v1/map/calibration", map=map or self.map)
 
@@ -294,7 +294,7 @@ class Client:
                     raise ServiceError(_message(error), error.code) from None
             except (OSError, ValueError, http.client.HTTPException) as error:  # not HTTP, or not JSON
                 reason = getattr(error, "reason", error)
-                raise ServiceError(f"The service at {self.url} does not answer: {reason}.", 0) from None
+                raise ServiceError(f"The service at {self.url} does not answer ({reason}).", 0) from None
         raise AssertionError("unreachable")
 
 
@@ -330,14 +330,14 @@ def _circle(area: Circle | None) -> str | None:
 
 
 def _file_bytes(image: Source) -> bytes:
-    """Return a file as it is, and pixels as a PNG file, which is lossless."""
+    """Return the bytes of a file unchanged, and encode pixels as PNG, which is lossless."""
     if isinstance(image, bytes):
         return image
     if isinstance(image, str | os.PathLike):
         try:
             return Path(image).read_bytes()
         except OSError as error:
-            raise KappaPlaceError(f"The image {image} cannot be read: {why(error)}.") from None
+            raise KappaPlaceError(f"Cannot read {image}: {why(error)}. Check the path.") from None
     from kappaplace.data import decode
 
     buffer = io.BytesIO()

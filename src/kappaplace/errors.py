@@ -11,14 +11,14 @@ class KappaPlaceError(Exception):
 
 
 class MapLocked(KappaPlaceError):
-    """Another process is writing to the folder; the message contains its number and its host."""
+    """Another process is writing to the folder; the message contains its process ID and its host."""
 
 
 class MissingExtra(KappaPlaceError):
     """A feature needs an extra that is not installed.
 
     Args:
-        feature: What needs it, as the subject of a sentence: "Reading videos".
+        feature: Feature that needs the extra, as the subject of a sentence, such as "Reading videos".
         extra: Name of the extra.
     """
 

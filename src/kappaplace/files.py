@@ -1,9 +1,9 @@
-"""Files: complete or unchanged when written, locked against a second writer, checked when read.
+"""Write files completely or not at all, lock folders against a second writer, and check files on reading.
 
 - `replace_file`, `write_file` and `save_array` write; a reader or a killed process never sees half a file.
 - `writing` locks a folder; the lock ends with its process.
-- `telling` turns what a damaged or foreign file raises into one message.
-- `file_sums` and `sealed` detect changed bytes: of large files block by block, of a JSON object as a whole.
+- `telling` turns the exceptions that a damaged or foreign file causes into one message.
+- `file_sums` and `sealed` detect changed bytes: in large files block by block, in a JSON object as a whole.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def reserve_array(file: Path, shape: tuple[int, ...], dtype: npt.DTypeLike) -> N
 
 
 def not_written(file: Path, error: OSError) -> Exception:
-    """Return the message for a disk error; an error without a number (a broken download) stays as it is."""
+    """Return an exception with a message for a disk error; an error without an error number is unchanged."""
     if error.errno is None:
         return error
     return KappaPlaceError(f"Cannot write {file}: {why(error)}. Its previous content is unchanged.")
@@ -96,7 +96,7 @@ def check_target(file: Path) -> None:
 
 
 def sync_path(path: Path) -> None:
-    """Wait until the disk has the content of a file, or the names in a folder."""
+    """Wait until the content of a file, or the list of files in a folder, is on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -105,13 +105,13 @@ def sync_path(path: Path) -> None:
 
 
 def replace_file(file: Path, write: Callable[[Path], object], *, sync: bool = True) -> None:
-    """Write a temporary file in the same folder, then put it in place of the target in one step.
+    """Write a temporary file in the same folder, then replace the target by it in one step.
 
     Args:
         file: The target.
-        write: Writes the content to the path that it gets.
-        sync: Wait for the disk, so that a power cut does no harm. Turn it off for thousands of small files
-            that can be created again.
+        write: Function that writes the content to the path that it gets.
+        sync: Wait for the disk, so that the file survives a power cut. Turn it off for thousands of small
+            files that can be created again.
 
     Raises:
         KappaPlaceError: If the target is a folder, or the disk reports an error. It is then unchanged.
@@ -152,7 +152,7 @@ def writing(folder: Path, kind: str = "map") -> Iterator[None]:
     """Lock a folder for writing; a second writer gets an error.
 
     The kernel holds the lock (flock) and releases it when the process ends for any reason. The content of
-    the file only tells other processes who holds it.
+    the file only identifies the process that holds the lock.
     """
     import fcntl  # not on Windows, where maps can still be read
 
@@ -189,14 +189,14 @@ def _owner(file: Path) -> str:
 
 
 class _Stream:
-    """Only the ``write`` of a file: NumPy bypasses Python for real files and then loses the error number."""
+    """File object with only ``write``: for real files, NumPy bypasses Python and loses the error number."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self.write = stream.write
 
 
 def save_array(file: Path, values: npt.NDArray[np.generic]) -> None:
-    """Write an .npy file as ``np.save`` does, but raise the disk's own error."""
+    """Write an .npy file as ``np.save`` does, but raise the original error of the disk."""
     with open(file, "wb") as stream:
         np.lib.format.write_array(_Stream(stream), np.ascontiguousarray(values), allow_pickle=False)
 
@@ -210,14 +210,14 @@ DAMAGED_ARRAYS = (
     *(OSError, ValueError, KeyError, TypeError, EOFError, MemoryError, ArithmeticError, RuntimeError),
     *(SyntaxError, TokenError, struct.error, zlib.error, zipfile.BadZipFile),
 )
-"""What NumPy raises for a damaged file: its header is Python text, an .npz is a zip file, and a flipped bit
-can request more memory than there is or an unknown compression."""
+"""Exceptions that NumPy raises for a damaged file. The header is Python text and an .npz is a zip file, so a
+flipped bit can cause many errors, such as a request for too much memory."""
 _LONGEST = 200  # characters of another library's message, which may quote a whole row
 
 
 @contextmanager
 def telling(subject: str) -> Iterator[None]:
-    """Turn what damaged or foreign input raises inside into the message ``SUBJECT (reason).``.
+    """Turn exceptions that damaged or foreign input causes into the message ``SUBJECT (reason).``.
 
     Only errors that bad input is known to cause are caught, so that most programming errors stay visible.
     A `KappaPlaceError` passes, and the cause stays chained for debugging.
@@ -241,7 +241,7 @@ def printable(text: str) -> str:
 
 
 def _failures() -> tuple[type[BaseException], ...]:
-    """Evaluated only after something was raised, so that pyarrow and pyproj load no earlier than needed."""
+    """Return exceptions of bad input; called only after an error, so that pyarrow and pyproj load late."""
     foreign: list[type[BaseException]] = []
     for module, name in (("pyarrow", "ArrowException"), ("pyproj.exceptions", "ProjError")):
         with suppress(ImportError):  # a package that is not installed has raised nothing
@@ -250,7 +250,7 @@ def _failures() -> tuple[type[BaseException], ...]:
 
 
 BLOCK = 1 << 20
-"""Bytes of a file that share a checksum which is cheap enough to compare whenever they are first read."""
+"""Bytes of a file per checksum, few enough to be verified quickly when they are first read."""
 
 
 def sha256_of(file: Path) -> str:
@@ -286,12 +286,12 @@ def unsealed(values: Json) -> dict[str, Json]:
     """Return a JSON object without its checksum; files of earlier versions have none.
 
     Raises:
-        ValueError: If the checksum is of other values.
+        ValueError: If the values do not match the checksum.
     """
     if not isinstance(values, Mapping):
         raise ValueError("it is not an object")
     if SEAL in values and sealed(values)[SEAL] != values[SEAL]:
-        raise ValueError("wrong checksum: some of its values have changed")
+        raise ValueError("wrong checksum: some values have changed")
     return {key: value for key, value in values.items() if key != SEAL}
 
 
@@ -299,11 +299,11 @@ _DEBRIS = re.compile(r"\..+\.(\d+)\.part|\.write-test-(\d+)")
 
 
 def remove_debris(folder: Path, start: str = "") -> None:
-    """Delete what killed processes of this machine left: temporary files and folders named by their process.
+    """Delete temporary files and folders that killed processes of this machine left behind.
 
     Args:
         folder: The folder.
-        start: Only names that start so.
+        start: Delete only names that start with this text. Default: all.
     """
     for path in folder.iterdir() if folder.is_dir() else []:
         match = _DEBRIS.fullmatch(path.name)
@@ -322,7 +322,7 @@ def _is_running(process: int) -> bool:
 
 
 def path_inside(folder: str, name: str) -> str:
-    """Return the path of a file below a folder; empty if it is elsewhere, also by links."""
+    """Return the path of a file below a folder; empty if the file is outside of it, also through links."""
     path = os.path.join(folder, name)
     try:
         real, base = os.path.realpath(path), os.path.realpath(folder)

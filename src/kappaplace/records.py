@@ -33,7 +33,7 @@ LARGEST = 2**53
 
 
 class Record(Protocol):
-    """A dataclass."""
+    """Any dataclass."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[object]]]
 
@@ -81,7 +81,7 @@ def kind(base: type, name: str) -> Callable[[type[C]], type[C]]:
 
 
 def to_plain(record: Record) -> dict[str, Json]:
-    """Return a record as a JSON object: tuples become lists, records objects, infinities text."""
+    """Return a record as a JSON object: tuples become lists, records become objects, infinities text."""
     parts = {_name(f): _plain(getattr(record, f.name)) for f in fields(record) if not _omitted(f, record)}
     name = _NAMES.get(type(record))
     return parts if name is None else {"name": name, **parts}

@@ -1,9 +1,9 @@
 """Models and maps on the Hugging Face hub (extra ``hub``).
 
 A repository comes from an untrusted source: only files that a reader requests by name are downloaded, every
-name is checked before it becomes a path, and a download appears at its place only when it is complete.
+name is checked before it becomes a path, and a download appears in its folder only when it is complete.
 
-A pushed map contains no paths of your machine: the folders of its images are removed, and a model that was
+An uploaded map contains no paths of your machine: the folders of its images are removed, and a model that was
 used from a folder is included. Images are never uploaded.
 """
 
@@ -87,13 +87,13 @@ class Repository:
         """Download one file to the same relative path below a folder."""
         if checked_name(name) not in self.files:
             raise KappaPlaceError(
-                f"The repository {self.name} has no {name}: it is not a {_NOUNS[self.kind]}."
+                f"The repository {self.name} is not a {_NOUNS[self.kind]}: it has no {name}. Check the name."
             )
         with _hub_errors(self.name, self.kind):
             file = _api().hf_hub_download(
                 self.name, name, repo_type=self.kind, revision=self.commit, local_dir=folder
             )
-        shutil.rmtree(folder / ".cache", ignore_errors=True)  # the client's own notes on its downloads
+        shutil.rmtree(folder / ".cache", ignore_errors=True)  # the client's notes on its downloads
         return Path(file)
 
 
@@ -148,7 +148,7 @@ def _hub_errors(name: str, kind: Kind) -> Iterator[None]:
     except errors.HFValidationError:
         raise KappaPlaceError(f"{name!r} is not a repository name. Pass OWNER/NAME.") from None
     except errors.RevisionNotFoundError:
-        raise KappaPlaceError(f"The repository {name} has no such branch, tag or commit.") from None
+        raise KappaPlaceError(f"The repository {name} has no such revision. Check --revision.") from None
     except errors.RepositoryNotFoundError:
         raise KappaPlaceError(
             f"The hub has no {kind} repository {name}, or it is private. For a private one, log in with "

@@ -15,7 +15,7 @@ Json: TypeAlias = Union[bool, int, float, str, Sequence["Json"], Mapping[str, "J
 class Embeddings(NamedTuple):
     """Output of a model for a batch of images.
 
-    Tensors inside models and training, NumPy float32 arrays everywhere else. It is a NamedTuple, so that
+    The fields are tensors in models and training, otherwise NumPy float32 arrays. It is a NamedTuple, so that
     ``torch.compile``, ``torch.export`` and data-parallel wrappers pass it through unchanged.
     """
 

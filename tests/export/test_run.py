@@ -136,7 +136,7 @@ def test_what_cannot_be_is_told(model, tmp_path, name, format, sentence):
 
 def test_encoders_of_other_projects_are_refused(tmp_path: Path):
     encoder = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    with pytest.raises(KappaPlaceError, match="own models"):
+    with pytest.raises(KappaPlaceError, match="models of kappaplace"):
         export_model(FrozenEncoder(encoder), tmp_path / "m.onnx")
 
 

@@ -270,14 +270,14 @@ def test_infinite_replicates_are_undefined_too() -> None:
 
 
 def test_arrays_must_fit_the_plan() -> None:
-    with pytest.raises(KappaPlaceError, match="5 rows, as the plan, got 4"):
+    with pytest.raises(KappaPlaceError, match="5 rows, as in the plan, got 4"):
         bootstrap(rate, (np.ones(4),), Resampling.of(5))
 
 
 def test_only_the_same_plan_can_be_paired() -> None:
     success = np.arange(5) < 3
     a, b = (bootstrap(rate, (success,), Resampling.of(5, resamples=3)) for _ in range(2))
-    with pytest.raises(KappaPlaceError, match="same resampling plan"):
+    with pytest.raises(KappaPlaceError, match="different plans"):
         compare(a, b)
 
 

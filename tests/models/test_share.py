@@ -92,7 +92,7 @@ def test_what_goes_wrong_is_one_sentence(hub: FakeHub, folder: Path, tmp_path: P
     with pytest.raises(KappaPlaceError, match="OWNER/NAME"):
         pull_model("a/b/c", tmp_path / "again")
     push_model(folder, "me/town")
-    with pytest.raises(KappaPlaceError, match="no such branch"):
+    with pytest.raises(KappaPlaceError, match="no such revision"):
         pull_model("me/town", tmp_path / "again", revision="nothing")
     with pytest.raises(KappaPlaceError, match="already exists"):
         pull_model("me/town", folder)

@@ -1,6 +1,6 @@
-"""What an image looks like in seven numbers, and which images are copies of each other.
+"""Describe the appearance of an image by seven numbers, and find images that are copies of each other.
 
-Seven numbers are enough to notice a lens cap, a screenshot or noise. Everything is read from a thumbnail of
+Seven numbers are enough to notice a lens cap, a screenshot or noise. They are computed on a thumbnail of
 64×64 pixels, so that an image costs about three milliseconds.
 """
 
@@ -29,17 +29,17 @@ SIDE = 64
 TONES = 32
 LUMA = np.array([0.299, 0.587, 0.114])
 COPY = 0.95
-"""Correlation from which two images are copies: re-encoded photos have 0.985 or more, the same place in
+"""Smallest correlation of two copies: re-encoded photos have 0.985 or more, the same place in
 another drive 0.83 or less, and neighboring frames of one drive 0.96 in the median."""
 TWIN_SECONDS = 60.0
-"""Images that were taken this close in time to a reference are not independent of it."""
+"""Images taken within this many seconds of a reference are not independent of it."""
 FLAT = 1e-6
 LEAST = 1e-3
 """Added to detail and color before the logarithm, so that a flat image has a finite value."""
 
 
 def appearance(images: Sequence[Source]) -> Floats:
-    """Measure what images look like.
+    """Measure the appearance of images.
 
     Args:
         images: Paths, encoded bytes, Pillow images or arrays.
@@ -52,11 +52,11 @@ def appearance(images: Sequence[Source]) -> Floats:
 
 
 def copies(images: Sequence[Source], others: Sequence[Source]) -> Bools:
-    """Return which images are nearly the same picture as another one: a copy, or the next frame of a drive.
+    """Return which images are near-copies of another image: the same photo, or the next frame of a drive.
 
     Args:
         images: N images.
-        others: The image that each is compared with, N; one that cannot be read is no copy.
+        others: Image to compare each one with, N; an image that cannot be read is not a copy.
 
     Returns:
         Whether the correlation of the thumbnails is at least `COPY`, N.

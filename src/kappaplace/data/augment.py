@@ -1,7 +1,7 @@
 """Training augmentation of CosPlace for whole batches: color jitter, then a random resized crop.
 
 Every image gets its own parameters, from a generator or from one key per image. With keys, an image is
-augmented in the same way in any batch, order or process. Parameters are drawn on the CPU and copied
+augmented in the same way in any batch, order or process. Parameters are sampled on the CPU and copied
 asynchronously, so keys and CPU generators give the same augmentation on every device.
 """
 
@@ -42,13 +42,13 @@ def sample_jitter(
     *,
     keys: Keys | None = None,
 ) -> Jitter:
-    """Draw the parameters of a color jitter.
+    """Sample the parameters of a color jitter.
 
     Args:
         count: Number of images.
         brightness: Factors are uniform in [max(0, 1 − x), 1 + x].
-        contrast: Like brightness.
-        saturation: Like brightness.
+        contrast: Range of the contrast factors, as for brightness.
+        saturation: Range of the saturation factors, as for brightness.
         hue: Shifts are uniform in [−hue, hue], in turns.
         generator: Source of random numbers. Default: the global generator of torch.
         keys: One key per image, instead of a generator.
@@ -73,8 +73,8 @@ def color_jitter(images: Tensor, jitter: Jitter, compiled: bool = False) -> Tens
     Args:
         images: N×3×H×W in [0, 1].
         jitter: Parameters of each image.
-        compiled: Compute every operation for all images, with torch.compile, and select the result for each:
-            more arithmetic, but far fewer passes over memory. Default: no.
+        compiled: Compute every operation for all images, with torch.compile, and select the result for each.
+            This is more arithmetic, but far fewer passes over memory.
 
     Returns:
         N×3×H×W in [0, 1].
@@ -100,7 +100,7 @@ def _compiled_jitter() -> Callable[[Tensor, Tensor, Tensor], Tensor]:
 
 
 def _jitter_at_once(images: Tensor, amount: Tensor, order: Tensor) -> Tensor:
-    """Like `color_jitter`, but apply all operations at every step and select one of them."""
+    """Apply `color_jitter` by computing all operations at every step and selecting one of them."""
     for step in range(4):
         op = order[:, step].view(-1, 1, 1, 1)
         factor = amount.gather(1, order[:, step : step + 1]).view(-1, 1, 1, 1)
@@ -166,7 +166,7 @@ def sample_crops(
     *,
     keys: Keys | None = None,
 ) -> Tensor:
-    """Draw the boxes of random crops.
+    """Sample the boxes of random crops.
 
     The first attempt that fits into the image is used. If none fits, the box is the largest centered one with
     the nearest aspect that is allowed.
@@ -175,8 +175,8 @@ def sample_crops(
         count: Number of images.
         height: Height of the images in pixels.
         width: Width of the images in pixels.
-        scale: Range of the fraction of the area, drawn uniformly.
-        ratio: Range of the aspect (width over height), drawn log-uniformly.
+        scale: Range of the fraction of the area, sampled uniformly.
+        ratio: Range of the aspect (width over height), sampled log-uniformly.
         generator: Source of random numbers. Default: the global generator of torch.
         attempts: Number of attempts per image.
         keys: One key per image, instead of a generator.
@@ -229,7 +229,7 @@ def crop_resize(images: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def _enlarge(images: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
-    """Like `crop_resize`, in one call, for boxes not larger than the result: antialiasing has no effect."""
+    """Apply `crop_resize` in one call, for boxes not larger than the result (no antialiasing needed)."""
     axes = []
     for out, whole, start, length in zip(
         size, images.shape[2:], boxes[:, :2].T.double(), boxes[:, 2:].T.double(), strict=True
@@ -277,7 +277,7 @@ class CosPlaceAugmentation:
     def __call__(
         self, images: Tensor, generator: torch.Generator | None = None, *, keys: Keys | None = None
     ) -> Tensor:
-        """Augment with a generator, or with one key per image (see `kappaplace.data.randomness`)."""
+        """Augment images with a generator, or with one key per image (see `kappaplace.data.randomness`)."""
         if images.ndim != 4 or images.shape[1] != 3:
             raise KappaPlaceError(f"Images to augment must be N×3×H×W, got shape {tuple(images.shape)}.")
         count, _, height, width = images.shape

@@ -18,7 +18,7 @@ from kappaplace.records import optional, stored
 
 @dataclass(frozen=True)
 class TableSummary:
-    """Counts of everything in a table that decides an evaluation."""
+    """Facts about a table that affect an evaluation."""
 
     name: str
     """Name of the dataset."""
@@ -33,7 +33,7 @@ class TableSummary:
     radius: float
     """Radius of positives in metres."""
     neighborhood: str = field(metadata=stored("neighbourhood"))
-    """Which references show the same place, such as "metres:25"."""
+    """Rule for references of the same place, such as "metres:25"."""
     queries: int
     """Number of queries."""
     references: int
@@ -57,7 +57,7 @@ class TableSummary:
     queries_without_positives: int
     """Number of queries without positives."""
     no_positives: str
-    """What happens to queries without positives."""
+    """Policy for queries without positives."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class TableProblems:
     problems: tuple[str, ...]
     """One message per problem."""
     warnings: tuple[str, ...]
-    """One message per number that differs from the protocol without being verified."""
+    """One message per number that differs from an unverified number of the protocol."""
     corrupt: tuple[str, ...] | None = field(default=None, metadata=optional())
     """One message per image that cannot be decoded; None if images were not decoded."""
 
@@ -77,7 +77,7 @@ def summarize(table: PlaceImages, policy: NoPositives = NoPositives.FAIL) -> Tab
 
     Args:
         table: The table.
-        policy: What to do with queries without positives.
+        policy: Policy for queries without positives.
 
     Returns:
         The counts.
@@ -127,7 +127,7 @@ def find_problems(
         table: The table.
         images: Check that every image file exists.
         decode: Decode every image completely.
-        recorded_hash: Content hash that the file of the table records. Default: do not check it.
+        recorded_hash: Content hash that is stored in the table file. Default: do not check it.
 
     Returns:
         Problems, warnings, and the images that cannot be decoded.

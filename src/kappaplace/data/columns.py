@@ -66,7 +66,7 @@ def content_hash(facts: str, columns: Columns, positives: Positives | None) -> s
     """Return the SHA-256 of a table: the same for the same content, whatever the file format or the folder.
 
     Args:
-        facts: Everything that counts apart from columns, as text.
+        facts: All other facts that affect the hash, as text.
         columns: The columns.
         positives: Positives that the dataset lists.
 

@@ -24,7 +24,7 @@ def concatenate(tables: Sequence[PlaceImages], *, name: str = "", shared_places:
     Args:
         tables: Tables with the same frame, radius, neighborhood and kind of positives.
         name: Name of the result. Default: the name of the first table.
-        shared_places: A place label means the same place in all tables. Default: labels of later tables
+        shared_places: Whether a label means the same place in all tables. Default: labels of later tables
             are shifted, so that places are never merged by accident.
 
     Returns:
@@ -98,7 +98,7 @@ def _common_paths(tables: Sequence[PlaceImages]) -> tuple[Path, Column]:
 
 
 def _shifted(parts: Sequence[NDArray[np.int64]], apart: int) -> NDArray[np.int64]:
-    """Join numbers, each part starting at least ``apart`` after the largest before; −1 remains −1."""
+    """Join numbers, each part at least ``apart`` above the largest number before it; −1 remains −1."""
     shifted, offset = [], 0
     for part in parts:
         shifted.append(np.where(part < 0, part, part + offset))

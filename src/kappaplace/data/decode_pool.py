@@ -1,6 +1,6 @@
 """Processes that decode images for a loader.
 
-They help on machines with more cores than the lock of one Python interpreter can keep busy.
+They help on machines with many cores, because the lock of one Python interpreter keeps only a few busy.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class DecodeProcesses:
                 self._batches.close()
 
     def room(self, shape: tuple[int, ...]) -> tuple[Pixels | None, int | None]:
-        """Return a free batch N×H×W×3 of the shared memory and its offset, each None if there is none."""
+        """Return a free batch N×H×W×3 of the shared memory and its offset; None for both if none is free."""
         batch = None if self._batches is None else self._batches.take(shape)
         return (None, None) if batch is None else batch
 

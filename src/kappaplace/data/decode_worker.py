@@ -194,7 +194,7 @@ def shared_memory(size: int) -> int:
 
 
 def mapped(memory: int) -> mmap.mmap:
-    """Return the memory of a file descriptor."""
+    """Map the memory of a file descriptor."""
     return mmap.mmap(memory, 0)
 
 

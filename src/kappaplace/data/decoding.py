@@ -73,7 +73,7 @@ def open_image(source: Path | bytes, formats: Sequence[str] | None = None) -> Im
 
 
 def is_heif(source: Path | bytes) -> bool:
-    """Return whether a file or encoded bytes start like HEIF."""
+    """Return whether a file or encoded bytes have the signature of HEIF."""
     if not isinstance(source, bytes):
         with open(source, "rb") as stream:
             source = stream.read(12)
@@ -99,7 +99,7 @@ def decode(
     """Decode an image to upright 8-bit RGB.
 
     The EXIF orientation is applied, deeper pixels are scaled by their full range, alpha is composited on
-    mid-grey, and of a file with several frames the first is used. HEIC needs the extra "heic".
+    mid-grey, and only the first frame of a file is used. HEIC needs the extra "heic".
 
     Args:
         source: A path, encoded bytes, a Pillow image or an array. Arrays are H×W, H×W×1, H×W×3 or H×W×4 of

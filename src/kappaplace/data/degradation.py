@@ -45,7 +45,7 @@ class Degraded(NamedTuple):
 
 
 def night(images: Tensor, level: Tensor, draw: Draw) -> Tensor:
-    """Reduce light, down to 1/30, with a cold tint, darker corners and sensor noise."""
+    """Reduce the light, down to 1/30, and add a cold tint, darker corners and sensor noise."""
     shade, grain = draw(len(images), 1, 1, 1), _gaussian(draw, images.shape)
     linear = _power(images, 2.2)
     tint = _constant([0.85, 0.95, 1.2], images).view(3, 1, 1)

@@ -69,7 +69,7 @@ def utm_epsg(latitude: ArrayLike, longitude: ArrayLike) -> NDArray[np.int64]:
 def project(latitude: ArrayLike, longitude: ArrayLike) -> tuple[NDArray[np.float64], str]:
     """Convert degrees to metres.
 
-    The whole collection gets one zone if it is small enough. Otherwise every cluster of near images gets one,
+    The whole collection gets one zone if it is small enough. Otherwise, every cluster of images gets one,
     so that a city on the border of two zones is not divided.
 
     Args:

@@ -51,9 +51,9 @@ def same_file(path: str, now: NDArray[np.int64], then: NDArray[np.int64], digest
 
     Args:
         path: The file.
-        now: Its size and time, from `file_stats`.
-        then: Recorded size and time.
-        digest: Recorded digest of its content.
+        now: Current size and modification time of the file, from `file_stats`.
+        then: Recorded size and modification time of the file.
+        digest: Recorded digest of the content of the file.
 
     Returns:
         Whether the file is unchanged.

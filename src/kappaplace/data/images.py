@@ -1,4 +1,4 @@
-"""Preprocessing: how an image becomes the input of a model."""
+"""Preprocessing: the conversion of an image to the input of a model."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Resize(NamedTuple):
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How an image becomes model input. It is stored with every model, so both always match.
+    """Conversion of an image to model input. It is stored with every model, so the two always match.
 
     Calling it returns float32 3×H×W, normalized. To normalize on the device of the model, load with
     `to_uint8` and call `normalize` on the batch, which transfers a quarter of the bytes.

@@ -54,7 +54,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Workers:
-    """How a loader decodes: by how many threads or processes, and how far ahead."""
+    """Settings for decoding: number of threads or processes, and number of batches in progress."""
 
     count: int | None = None
     """Number of threads or processes; 0 decodes when a batch is requested. Default: one per usable core, at
@@ -78,7 +78,7 @@ class Threads:
         self.pool = ThreadPoolExecutor(count or 1, thread_name_prefix="decode")
 
     def room(self, shape: tuple[int, ...]) -> tuple[Pixels, None]:
-        """Return an array for a batch N×H×W×3; None, because it has no offset in shared memory."""
+        """Return an array for a batch N×H×W×3, and None, because threads need no offset in shared memory."""
         return self.spares.take(shape), None
 
     def submit(self, rows: list[int], out: Pixels | None) -> Future[Results]:
@@ -106,7 +106,7 @@ class ImageLoader:
 
     Args:
         paths: Images: paths, encoded bytes, Pillow images or arrays.
-        preprocessing: How images are resized.
+        preprocessing: Preprocessing that resizes the images.
         batch_size: Number of images per batch.
         rows: Indices into `paths`, in the order to read. It may be an endless iterable such as a sampler,
             which is read at most `Workers.prefetch` batches ahead. Default: all, in order.

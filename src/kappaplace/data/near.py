@@ -1,7 +1,7 @@
-"""Which references show the same place: within some metres, within some frames of a route, or only itself.
+"""Rules for which references show the same place: within some metres, within some frames, or only itself.
 
-Margin, aliasing, SUE and leave-out all depend on it. `Neighborhood` is the rule of a dataset, `Near` applies
-it to rows of references, and `within` is the only formula for a distance in the package.
+Margin, aliasing, SUE and self-calibration depend on them. `Neighborhood` is the rule of a dataset, `Near`
+applies it to rows of references, and `within` is the only formula for a distance in the package.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Neighborhood:
         try:
             return cls(kind, float(value or 0))  # type: ignore[arg-type]
         except ValueError:
-            raise KappaPlaceError(f"The size in neighborhood {text!r} is not a number.") from None
+            raise KappaPlaceError(f"Neighborhood {text!r} needs a number, as in frames:5.") from None
 
     def __str__(self) -> str:
         return self.kind if self.kind == "self" else f"{self.kind}:{self.value:g}"
@@ -114,14 +114,14 @@ def within(gaps: Sequence[Numbers], reach: ArrayLike) -> NDArray[np.bool_]:
 
 
 class Near:
-    """Which references show the same place: ``near(a, b)`` for rows that broadcast against each other.
+    """Test whether references show the same place: ``near(a, b)`` for rows that broadcast.
 
     An image is always near itself. By metres, an image without a position (NaN) is near no other image;
     frames of different routes are never near each other. The columns are not copied: changing them changes
     the result.
 
     Args:
-        *rules: Rows are near if any of the rules holds. The class methods build them.
+        *rules: Rules, built by the class methods. Rows are near if at least one rule applies.
         positions: Position of each row in metres, N×2 or N×3. Default: unknown.
     """
 
@@ -169,8 +169,8 @@ class Near:
 
         Args:
             neighborhood: The rule.
-            positions: Returns the positions in metres, N×2.
-            frames: Returns frame numbers and routes, N each.
+            positions: Function that returns the positions in metres, N×2.
+            frames: Function that returns frame numbers and routes, N each.
 
         Returns:
             The rule for these rows.

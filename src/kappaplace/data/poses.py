@@ -21,7 +21,7 @@ def check_poses(poses: ArrayLike, name: str = "poses") -> Poses:
 
     Args:
         poses: …×3 or …×7.
-        name: What the poses are, for messages.
+        name: Name of the poses, for messages.
 
     Returns:
         float64 of the same shape.

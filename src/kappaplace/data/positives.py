@@ -1,4 +1,4 @@
-"""Correct references (positives) of each query, and what to do with queries that have none."""
+"""Correct references (positives) of each query, and the policy for queries that have none."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class Positives:
 
         Args:
             queries: Indices of the queries to keep, in their new order.
-            references: Indices of the references to keep, in their new order, none twice.
+            references: Indices of the references to keep, in their new order, each at most once.
 
         Returns:
             The positives among them, with new indices.
@@ -230,7 +230,7 @@ def positives_within(
 
 
 class NoPositives(str, Enum):
-    """What to do with queries that have no positive."""
+    """Policy for queries that have no positive."""
 
     FAIL = "fail"
     """Count them as failures, because no match can be correct (as the released code of the paper does)."""
@@ -242,7 +242,7 @@ class NoPositives(str, Enum):
 
 @dataclass(frozen=True, eq=False)
 class EvaluatedQueries:
-    """The queries that an evaluation counts, and as text the message that is printed with the results."""
+    """Queries that an evaluation counts; ``str()`` returns the message that is printed with the results."""
 
     rows: NDArray[np.int64]
     """Indices of the queries."""
@@ -251,7 +251,7 @@ class EvaluatedQueries:
     without_positives: int
     """Number of queries without positives."""
     policy: NoPositives
-    """What is done with them."""
+    """Policy for queries without positives."""
 
     def __str__(self) -> str:
         action = {"fail": "counted as failures", "skip": "omitted", "error": "not allowed"}[self.policy.value]
@@ -267,7 +267,7 @@ def apply_policy(positives: Positives, policy: NoPositives | str = NoPositives.F
 
     Args:
         positives: Positives of all queries.
-        policy: What to do with queries without positives.
+        policy: Policy for queries without positives.
 
     Returns:
         The queries.

@@ -1,4 +1,4 @@
-"""Named protocols: the name of a benchmark means one exact table, and a table that differs is reported."""
+"""Benchmark protocols: each name stands for one exact table, and a table that differs is reported."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ LOCATION_OPTIONS = frozenset({"mat", "query_folder", "database"})
 
 @dataclass(frozen=True)
 class Protocol:
-    """One benchmark: how its table is read, and what it must contain."""
+    """One benchmark: the layouts of its dataset, and the expected content of its table."""
 
     name: str
     """Name of the benchmark, for the command line and for results."""
@@ -64,19 +64,19 @@ class Protocol:
     source: str
     """Publication or file from which the two numbers are taken."""
     verified: bool = False
-    """Our readers found these numbers in the published files: any other number is an error, not a warning."""
+    """Whether our readers found these numbers in the published files; other numbers are then an error."""
     split: str = "test"
     """Part of the dataset: "test" or "val"."""
     radius: float = DEFAULT_RADIUS
     """Radius of positives in metres."""
     resize: dict[str, Json] = field(default_factory=lambda: NATIVE)
-    """How images are resized: settings of `Preprocessing`. Default: native size."""
+    """Settings of `Preprocessing` that resize the images. Default: native size."""
     no_positives: NoPositives = NoPositives.FAIL
     """Default policy for queries without positives."""
     note: str = ""
     """Remark for users."""
     finish: Callable[[PlaceImages], PlaceImages] | None = None
-    """Adds what the reader of the layout does not provide."""
+    """Function that adds columns that the reader of the layout does not provide."""
 
     @property
     def preprocessing(self) -> Preprocessing:
@@ -270,7 +270,7 @@ def read_protocol(
         name: Name of the protocol.
         folder: Folder of the dataset.
         options: Locations of files, see `Protocol.options`. Default: none.
-        ask: Called with a question that a reader has; returns the answer. Default: do not ask.
+        ask: Function that gets a question of a reader and returns the answer. Default: do not ask.
         table_name: Name of the table, which is part of its content hash. Default: the name of the protocol.
 
     Returns:

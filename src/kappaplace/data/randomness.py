@@ -62,8 +62,8 @@ def item_uniforms(keys: Keys, count: int, stream: int = 0) -> NDArray[np.float64
 
     Args:
         keys: One key per item, N.
-        count: How many numbers per item.
-        stream: Each stream has separate numbers. Default: 0.
+        count: Number of random numbers per item.
+        stream: Number of the stream; each stream has different random numbers.
 
     Returns:
         N×count.

@@ -57,7 +57,7 @@ def size_to_leave(paths: Sequence[Source], preprocessing: Preprocessing) -> tupl
 
     Args:
         paths: The images.
-        preprocessing: How they are resized.
+        preprocessing: Preprocessing that resizes them.
 
     Returns:
         (height, width); None to resize all images when they are decoded, because they get different sizes,
@@ -81,7 +81,7 @@ def resized(images: Tensor, preprocessing: Preprocessing) -> Tensor:
 
     Args:
         images: uint8 N×3×H×W, of the size that `size_to_leave` returned, or of the output size.
-        preprocessing: How to resize them.
+        preprocessing: Preprocessing that resizes them.
 
     Returns:
         uint8 N×3×H×W on the same device.

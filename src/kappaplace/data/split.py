@@ -33,7 +33,7 @@ from kappaplace.records import Help
 SplitBy = Literal["session", "time", "area"]
 
 REFERENCES, CALIBRATION, TEST, DROPPED = 0, 1, 2, -1  # by area, 0 is train
-TIME_GAP = 60.0  # seconds removed before a cut, so that neighbouring frames are not on both sides
+TIME_GAP = 60.0  # seconds removed before a cut, so that neighboring frames are not on both sides
 QUERY_FRACTION = 0.3  # of the sessions, for a table without queries that is split by area
 _NAMES = {CALIBRATION: "calibration", TEST: "test"}
 _SPECIFIC = {
@@ -97,7 +97,7 @@ class Split:
     dropped: int
     """Number of images that are in no part."""
     notes: tuple[str, ...] = ()
-    """What was done, and warnings, which begin with "warning:"."""
+    """Messages about the split; warnings begin with "warning:"."""
 
     def save(self, folder: Path, suffix: str = ".parquet") -> dict[str, Path]:
         """Write one table per part.
@@ -137,7 +137,7 @@ def split_table(table: PlaceImages, options: SplitOptions | None = None) -> Spli
 
     Args:
         table: The collection.
-        options: Kind of split, fractions and details. Default: by session, 20% each.
+        options: Options of the split. Default: by session, 20% each for calibration and test.
 
     Returns:
         The tables and notes about the split.
@@ -163,8 +163,8 @@ def leak_rate(table: PlaceImages, calibration: Rows, test: Rows) -> float:
 def _fractions(options: SplitOptions, *, rest: bool) -> Fractions:
     """Return the fraction of each part that is not empty, summing to 1.
 
-    ``rest``: references (or train) receive what calibration and test leave. Otherwise only the proportion of
-    the two counts, because the queries of the table belong to one or the other.
+    With ``rest``, references (or train) receive the remaining fraction. Otherwise, only the proportion of the
+    two fractions counts, because every query of the table belongs to one of the two parts.
     """
     first = 1.0 - options.calibration - options.test if rest else 0.0
     fractions = {REFERENCES: first, CALIBRATION: options.calibration, TEST: options.test}
@@ -232,8 +232,8 @@ def _by_time(table: PlaceImages, options: SplitOptions) -> Split:
         late = int((moment[part == REFERENCES] > np.nanmin(moment[part > 0]) - gap).sum())
         if late:
             notes.append(
-                f"warning: {late:,} references are not {gap:g} s older than the first query: the table has "
-                "queries, so only these are cut in time"
+                f"warning: {late:,} references are not {gap:g} s older than the first query: only the "
+                "queries of a table with queries are split by time"
             )
     return Split(_query_parts(table, part), int((part == DROPPED).sum()), tuple(notes))
 
@@ -280,9 +280,7 @@ def _by_area(table: PlaceImages, options: SplitOptions) -> Split:
         name = _NAMES.get(number, "train")
         parts[name] = _part(table, np.delete(rows, inside.query_rows[lost]), name)
         if len(table.query_rows) and not len(parts[name].query_rows):
-            warnings.append(
-                f"warning: {parts[name].name} has no queries; try another --seed or another --block"
-            )
+            warnings.append(f"warning: {parts[name].name} has no queries. Pass another --seed or --block")
     removed = [f"{unanswered:,} queries without any remaining positive dropped"] if unanswered else []
     dropped = len(table) - sum(map(len, parts.values()))
     return Split(parts, dropped, (note, *removed, *session_notes, *warnings))

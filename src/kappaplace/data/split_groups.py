@@ -22,7 +22,7 @@ BLOCK_RADII = 20.0  # first side of the blocks, in radii of positives; halved un
 
 @dataclass(frozen=True, eq=False)
 class Sessions:
-    """Sessions of a table, and their number as the length."""
+    """Sessions of a table; ``len()`` returns their number."""
 
     number: Rows
     """Session of every row, from 0."""
@@ -86,8 +86,8 @@ def assign_groups(groups: Rows, fractions: Fractions, seed: int | None, *, kind:
         groups: Group number of every row.
         fractions: Fraction of the rows of each part.
         seed: Random seed for the order of groups of the same size. Default: 0.
-        kind: What the groups are, for the message if there are too few.
-        hint: What to do then.
+        kind: Name of the groups, for the message if there are too few.
+        hint: Advice for the same message.
 
     Returns:
         The part of every row.

@@ -61,7 +61,7 @@ class PlaceImages:
     radius: float = DEFAULT_RADIUS
     """A reference within this radius in metres is a positive of a query. Default: 25."""
     neighborhood: Neighborhood = None  # type: ignore[assignment]
-    """Which references show the same place. Default: those within ``radius`` metres."""
+    """Rule for references of the same place. Default: references within ``radius`` metres."""
     given_positives: Positives | None = None
     """Positives that the dataset lists. Default: references within ``radius``."""
 

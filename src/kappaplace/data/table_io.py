@@ -41,7 +41,7 @@ _FILE_COLUMNS = ("path", "x", "y", "heading", "timestamp", "place", "condition",
 
 @dataclass(frozen=True)
 class TableFacts:
-    """Everything about a table that is not a column; the fields of `PlaceImages` with the same names."""
+    """Facts about a table that are not columns; the fields of `PlaceImages` with the same names."""
 
     version: int
     root: str
@@ -62,7 +62,7 @@ def write_table(path: str | Path, columns: Columns, positives: Positives | None,
         path: A ``.parquet`` or ``.csv`` file.
         columns: All `COLUMNS`, and the `OPTIONAL_COLUMNS` that are known.
         positives: Correct references of each query, if the dataset lists them.
-        facts: Everything else.
+        facts: Facts about the table that are not columns.
 
     Raises:
         KappaPlaceError: If the file has another suffix or cannot be written.
@@ -98,7 +98,7 @@ def read_table(path: str | Path) -> tuple[Columns, Positives | None, TableFacts]
 
 
 def recorded_hash(path: str | Path) -> str:
-    """Return the content hash that is stored in a table file. A file edited by hand has another content.
+    """Return the content hash that is stored in a table file; it is outdated if the file was edited.
 
     Args:
         path: A ``.parquet`` or ``.csv`` file.

@@ -6,7 +6,7 @@
     a.interval(), compare(a, b).p_value
 
 A metric is computed on the rows of each resample. Everything that belongs to a query (its scores, its row of
-matches, its success) is resampled together. The same plan draws the same rows, so two scores can be paired.
+matches, its success) is resampled together. The same plan samples the same rows, so two scores can be paired.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from kappaplace.checks import share, within
 from kappaplace.errors import KappaPlaceError
 
 ROUTE_BLOCK = 20
-"""Recommended block length for consecutive frames of a route, because neighbouring frames are dependent."""
+"""Recommended block length for consecutive frames of a route, because neighboring frames are dependent."""
 
 MOST_RESAMPLES = 1_000_000
-"""More resamples would add no digit to an interval, and their table would not fit into memory."""
+"""Largest number of resamples: more would not improve an interval and would not fit into memory."""
 
 Arrays = Sequence[NDArray[np.generic]]
 """Arrays with one row per query."""
@@ -64,8 +64,8 @@ class Resampling:
                 dataset as the data. Default: one dataset.
             block: Length of the blocks, for all datasets or per dataset: 1 for independent queries, at least
                 ``ROUTE_BLOCK`` for consecutive frames. Blocks move: every run of frames is equally likely.
-            groups: Drive of each query; drives are drawn as a whole, and blocks do not matter. Negative, for
-                all queries of a dataset: none.
+            groups: Drive of each query; drives are sampled as a whole, and ``block`` is ignored. For a
+                dataset without drives, pass a negative number for all its queries.
             resamples: Number of resamples, up to 1,000,000.
             seed: Random seed, 0 or more.
 
@@ -101,7 +101,7 @@ class Resampling:
         return cls(queries, tuple(parts), resamples, seed)
 
     def rows(self) -> Iterator[NDArray[np.int64]]:
-        """Draw the rows of all resamples, the same rows for every call.
+        """Sample the rows of all resamples, the same rows for every call.
 
         Yields:
             Row numbers of one resample, in the order of the datasets.
@@ -114,7 +114,7 @@ class Resampling:
 def _draw(
     rng: np.random.Generator, queries: int, block: int | tuple[NDArray[np.int64], ...]
 ) -> NDArray[np.int64]:
-    """Draw positions in a dataset: whole groups, or blocks from anywhere, the last one cut to fit."""
+    """Sample positions in a dataset: whole groups, or blocks from anywhere, the last one cut to fit."""
     if isinstance(block, tuple):
         return np.concatenate([block[group] for group in rng.integers(0, len(block), len(block))])
     starts = rng.integers(0, queries - block + 1, -(-queries // block))
@@ -158,7 +158,7 @@ class Replicates:
     samples: NDArray[np.float64]
     """The metric of each resample; NaN if undefined."""
     plan: Resampling
-    """The plan that drew the resamples."""
+    """The plan of the resamples."""
 
     def interval(self, level: float = 0.95) -> Interval:
         """Compute the percentile interval.
@@ -178,7 +178,7 @@ def bootstrap_many(
     """Compute several metrics on the same resamples, with a function that returns all of them.
 
     Args:
-        metrics: Returns the metrics by name, from the arrays as arguments.
+        metrics: Function that gets the arrays as arguments and returns the metrics by name.
         arrays: Arrays with one row per query.
         plan: The resamples.
 
@@ -190,7 +190,7 @@ def bootstrap_many(
     """
     for array in arrays:
         if len(array) != plan.queries:
-            raise KappaPlaceError(f"arrays must have {plan.queries} rows, as the plan, got {len(array)}.")
+            raise KappaPlaceError(f"arrays must have {plan.queries} rows, as in the plan, got {len(array)}.")
     values = metrics(*arrays)
     samples = np.empty((len(values), plan.resamples))
     for i, rows in enumerate(plan.rows()):
@@ -206,7 +206,7 @@ def bootstrap(metric: Callable[..., float], arrays: Arrays, plan: Resampling) ->
     """Compute one metric on every resample.
 
     Args:
-        metric: Returns the metric, from the arrays as arguments.
+        metric: Function that gets the arrays as arguments and returns the metric.
         arrays: Arrays with one row per query.
         plan: The resamples.
 
@@ -238,7 +238,7 @@ def compare(a: Replicates, b: Replicates, level: float = 0.95) -> Comparison:
         KappaPlaceError: If the plans differ.
     """
     if a.plan is not b.plan:
-        raise KappaPlaceError("Only replicates of the same resampling plan can be paired.")
+        raise KappaPlaceError("The replicates have different plans. Use the same plan for A and B.")
     difference = a.value - b.value
     samples = a.samples - b.samples
     low, high, undefined = _limits(difference, samples, level)
@@ -259,7 +259,7 @@ def paired_bootstrap(
     """Test whether a metric differs between two results for the same queries.
 
     Args:
-        metric: Returns the metric, from the arrays of one result as arguments.
+        metric: Function that gets the arrays of one result as arguments and returns the metric.
         a: Arrays of A, with one row per query.
         b: Arrays of B.
         plan: The resamples.

@@ -74,8 +74,8 @@ def reliability_curve(
     A constant score contains no information, so all queries are in the last, least certain bin.
 
     Zoom binning lowers the top edge along the grid until the last bin contains more than 0.1% of the queries,
-    and spreads the bins below the new edge. Queries above it leave the sum but still count in N. The lowest
-    top edge is the first inner edge of the grid, even if the last bin then still contains too few queries.
+    and spreads the bins below the new edge. Queries above it are excluded from the sum but count in N. The
+    lowest top edge is the first inner edge of the grid, even if the last bin still contains too few queries.
 
     Args:
         uncertainty: Uncertainty of each query, N; higher means less certain.
@@ -181,7 +181,7 @@ def match_calibration_error(
 
 
 class EceSurface(NamedTuple):
-    """ECE for all parameters that its definition does not fix."""
+    """ECE for several numbers of bins and clamps, which its definition does not fix."""
 
     bins: NDArray[np.int64]
     """Numbers of bins."""
@@ -241,7 +241,7 @@ def _limits(ordered: NDArray[np.float64], clamp: Clamp) -> tuple[float, float]:
 
 
 def _percentile(ordered: NDArray[np.float64], percent: float) -> float:
-    """Return what ``np.percentile`` returns, without sorting again."""
+    """Compute a percentile of sorted scores, as ``np.percentile`` does but without sorting again."""
     position = (len(ordered) - 1) * percent / 100
     before = int(position)
     after = min(before + 1, len(ordered) - 1)

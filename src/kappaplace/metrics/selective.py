@@ -29,7 +29,7 @@ class AcceptanceCurve(NamedTuple):
     accepted: NDArray[np.int64]
     """Queries accepted at each threshold."""
     right: NDArray[np.int64]
-    """Correct queries among them."""
+    """Correct queries among the accepted ones, at each threshold."""
 
     @property
     def queries(self) -> int:
@@ -53,7 +53,7 @@ class AcceptanceCurve(NamedTuple):
 
     @property
     def auroc(self) -> float:
-        """See ``auroc``."""
+        """Area under the ROC curve, see the function ``auroc``."""
         failures = self.queries - self.successes
         if self.successes == 0 or failures == 0:
             return NAN
@@ -64,33 +64,33 @@ class AcceptanceCurve(NamedTuple):
 
     @property
     def auc_pr(self) -> float:
-        """See ``auc_pr``."""
+        """Area under the precision–recall curve, see the function ``auc_pr``."""
         if self.successes == 0:
             return NAN
         return float((_steps(self.right) * (1 - self.risk)).sum() / self.successes)
 
     @property
     def recall_at_full_precision(self) -> float:
-        """See ``recall_at_full_precision``."""
+        """Recall at 100% precision, see the function ``recall_at_full_precision``."""
         if self.successes == 0:
             return NAN
         return float(self.right[self.right == self.accepted].max(initial=0) / self.successes)
 
     @property
     def aurc(self) -> float:
-        """See ``aurc``."""
+        """Area under the risk–coverage curve, see the function ``aurc``."""
         return float((_steps(self.accepted) * self.risk).sum() / self.queries)
 
     @property
     def e_aurc(self) -> float:
-        """See ``e_aurc``."""
+        """Excess AURC over the best order, see the function ``e_aurc``."""
         accepted = np.arange(self.successes + 1, self.queries + 1)  # the best order errs only from here
         best = float(((accepted - self.successes) / accepted).sum() / self.queries)
         return max(0.0, self.aurc - best)  # rounding could make the best order better than itself
 
     @property
     def augrc(self) -> float:
-        """See ``augrc``."""
+        """Area under generalized risk over coverage, see the function ``augrc``."""
         incorrect = self.accepted - self.right
         return float((_steps(self.accepted) * (incorrect - _steps(incorrect) / 2)).sum() / self.queries**2)
 
@@ -156,7 +156,7 @@ def auroc(uncertainty: NDArray[np.floating], success: NDArray[np.bool_]) -> floa
 def auc_pr(
     uncertainty: NDArray[np.floating], success: NDArray[np.bool_], *, trapezoid: bool = False
 ) -> float:
-    """Compute the area under precision and recall: Σ (recall gained × precision after it).
+    """Compute the area under the precision–recall curve: Σ (recall gained × precision after it).
 
     It is also called average precision. A tied group is one step: all its queries have the precision
     after the whole group is accepted. A constant score therefore has exactly ``random_auc_pr``.

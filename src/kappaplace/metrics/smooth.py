@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from kappaplace.checks import checked_probabilities
 
 CELLS = 2048
-"""Cells of the grid on [0, 1]."""
+"""Number of grid cells on [0, 1]."""
 FINEST = 2.5 / CELLS
 """Narrowest kernel. At 2.5 cells, the grid represents a Gaussian to 4e-14."""
 REACH = 20
-"""Cells to each side on which this kernel is evaluated: 8 σ, where it falls below 1e-13."""
+"""Number of cells to each side on which this kernel is evaluated: 8 σ, where it falls below 1e-13."""
 
 
 def smooth_ece(probability: NDArray[np.floating], success: NDArray[np.bool_]) -> float:

@@ -1,4 +1,4 @@
-"""All metrics of a score or of a probability, and metrics over several datasets.
+"""Compute all metrics of a score or a probability, also over several datasets.
 
 A score is sorted once for all its metrics, so that a bootstrap is fast.
 """
@@ -24,9 +24,9 @@ ECE_NOTE = (
     "The order of methods by ECE@K depends on R@K, so compare ECE@K only between methods of similar recall. "
     "A constant score gets R@K, and a perfect ranking with evenly spread values gets 0.17 to 0.5."
 )
-"""What to know next to every table of ECE@K."""
+"""Note that is printed with every table of ECE@K."""
 TIED = 0.5
-"""Fraction of queries with the same value from which a score is flawed."""
+"""A score is flawed if at least this fraction of the queries has the same value."""
 _SAME = 1e-6  # of the median magnitude: values this close differ by rounding
 
 
@@ -131,7 +131,7 @@ def pooled(metric: Callable[..., float], sets: Sequence[Arrays]) -> float:
     """Compute a metric over the queries of all datasets, in which a large dataset has more weight.
 
     Args:
-        metric: Returns the metric, from the joined arrays as arguments.
+        metric: Function that gets the joined arrays as arguments and returns the metric.
         sets: Arrays of each dataset, see `pool`.
 
     Returns:
@@ -172,7 +172,7 @@ def score_flaw(uncertainty: NDArray[np.floating]) -> str:
         uncertainty: Uncertainty of each query, N.
 
     Returns:
-        "constant", or such as "63% tied" if this many queries have the same value.
+        "constant"; a text such as "63% tied" if this many queries have the same value; or "".
 
     >>> score_flaw(np.array([0.1, 0.2, 0.3])), score_flaw(np.ones(3)), score_flaw(np.array([1, 1, 1, 2.0]))
     ('', 'constant', '75% tied')

@@ -1,4 +1,4 @@
-"""Image batch → Embeddings: backbones, aggregation, kappa heads, checkpoints."""
+"""Models that compute embeddings of image batches: backbones, aggregation, kappa heads, checkpoints."""
 
 from __future__ import annotations
 

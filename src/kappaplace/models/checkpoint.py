@@ -150,7 +150,7 @@ def load_model(
     if backbone is not None or head is not None:
         raise KappaPlaceError(
             f"{'head' if backbone is None else 'backbone'} is only for weights files of other projects, but "
-            f"'{source}' specifies its own. Omit it."
+            f"'{source}' already specifies it. Omit it."
         )
     if path.is_file():
         exported = load_exported(path)
@@ -190,7 +190,7 @@ def _from_folder(folder: Path, dim: int | None, encoder: nn.Module | None) -> An
         encoder = load_torch_hub(HUB[name]).encoder
     if encoder is None:
         raise KappaPlaceError(
-            f"The model {folder} is a kappa head for your own encoder. Pass it: load_model(folder, "
+            f"The model {folder} is a kappa head without its encoder. Pass the encoder: load_model(folder, "
             "encoder=your_module)."
         )
     return load_head(folder, encoder, dim=dim)
@@ -296,6 +296,9 @@ def checked_weights(folder: Path, record: CardRecord) -> Path:
     Args:
         folder: Folder of the model.
         record: Its card.
+
+    Returns:
+        The file.
     """
     # Only the file name: an untrusted card must not refer to files outside its folder.
     file = folder / Path(str(record["weights"])).name

@@ -40,7 +40,7 @@ class Encoder(Protocol):
         """Embed images.
 
         Args:
-            images: Paths, Pillow images or H×W×3 arrays, or one of them.
+            images: A path, Pillow image or H×W×3 array, or a sequence of them.
             batch_size: Number of images to embed at once.
             patches: Also return the feature maps for patch matching, from the same pass.
 
@@ -71,7 +71,7 @@ class EncoderModule(nn.Module):
         """Embed images.
 
         Args:
-            images: Paths, Pillow images or H×W×3 arrays, or one of them.
+            images: A path, Pillow image or H×W×3 array, or a sequence of them.
             batch_size: Number of images to embed at once.
             device: Device to move the model to. Default: do not move it.
             progress: Show a progress bar.

@@ -119,6 +119,9 @@ def open_runtime(content: bytes, source: str) -> Runtime:
     Args:
         content: Content of the file.
         source: Name of the file, for messages.
+
+    Returns:
+        The opened file.
     """
     if not zipfile.is_zipfile(io.BytesIO(content)):
         return OnnxRuntime(content, source)
@@ -130,7 +133,7 @@ def open_runtime(content: bytes, source: str) -> Runtime:
     except Exception as error:  # only the end of the file looks like a zip file
         raise unreadable(source, error) from None
     if kind is None:
-        raise KappaPlaceError(f"The file {source} is not an exported model.")
+        raise KappaPlaceError(f"The file {source} is not an exported model. Use `kappaplace export`.")
     return kind(content, source)
 
 
@@ -167,7 +170,7 @@ class ExportRecord:
     name: str
     """Name of the model or its folder."""
     fingerprint: str
-    """Checksum that identifies the model to a map: that of the source, except for int8, a separate model."""
+    """Checksum that identifies the model to a map; equal to ``source``, except for int8."""
     source: str
     """Fingerprint of the source model."""
     preprocessing: dict[str, Json]
@@ -206,6 +209,9 @@ class ExportRecord:
         Args:
             text: The JSON text. None: the file does not have a record.
             source: Name of the file, for messages.
+
+        Returns:
+            The record.
         """
         if not text:
             raise KappaPlaceError(
@@ -241,7 +247,7 @@ class ExportedModel(EncoderModule):
 
     Args:
         runtime: The file, opened by its runtime.
-        record: What the file contains besides the graph.
+        record: Record stored in the file.
         file: Path of the file.
     """
 

@@ -54,8 +54,8 @@ class FrozenEncoder(EncoderModule):
         layer: Name of the layer that the head reads, as in ``named_modules``. Its output is a B×C×H×W map,
             B×N×C tokens, or a tuple that starts with one of them (SALAD, MegaLoc). Default: the head reads
             the descriptor.
-        preprocessing: Preprocessing that the encoder was trained with. Default: its attribute of this name,
-            if it has one, otherwise 512×512, ImageNet.
+        preprocessing: Preprocessing that the encoder was trained with. Default: the attribute of this name
+            of the encoder, otherwise 512×512 with ImageNet statistics.
         prefix_tokens: Number of tokens to drop before the patch tokens.
         name: Name of a hub model, so that a saved head can find its encoder.
 
@@ -271,7 +271,10 @@ def plain_encoder(encoder: nn.Module) -> PlainEncoder:
     """Return an encoder without κ, for a module whose head, if it has one, is not trained.
 
     Args:
-        encoder: A torch module as for `FrozenEncoder`, or such a model.
+        encoder: A torch module, as for `FrozenEncoder`, or a `FrozenEncoder`.
+
+    Returns:
+        The encoder without κ.
     """
     if isinstance(encoder, FrozenEncoder):
         return PlainEncoder(encoder.encoder, preprocessing=encoder.preprocessing)
@@ -283,6 +286,9 @@ def load_encoder(function: str) -> nn.Module:
 
     Args:
         function: ``package.module:function``, in the current folder or installed.
+
+    Returns:
+        The encoder.
 
     Raises:
         KappaPlaceError: If there is no such function, it fails, or it does not return a torch module.
@@ -306,5 +312,5 @@ def load_encoder(function: str) -> nn.Module:
 
 
 def _first(output: Output) -> Output:
-    """Return the first item of a tuple: encoders and layers may return further outputs behind it."""
+    """Return the first item of a tuple: encoders and layers may return further outputs after it."""
     return output[0] if isinstance(output, tuple | list) and output else output

@@ -286,7 +286,7 @@ class StunHead(Head):
 
 
 class MeanStunHead(StunHead):
-    """The same student, scored by s itself, as in the authors' release."""
+    """The student of STUN, scored by s itself, as in the authors' release."""
 
     def variance(self, spread: Tensor) -> Tensor:
         return spread
@@ -295,7 +295,7 @@ class MeanStunHead(StunHead):
 class DropoutHead(nn.Module):
     """MC-dropout: the variance of descriptors when random pooled features are dropped.
 
-    Training drops at random. Inference uses ``samples`` masks that are drawn once and stored with the
+    Training drops at random. Inference uses ``samples`` masks that are sampled once and stored with the
     weights, so that the variance depends only on the image.
     """
 

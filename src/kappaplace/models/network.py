@@ -203,6 +203,9 @@ def with_spread(descriptor: Tensor, head: nn.Module | None, spread: Tensor | Non
         descriptor: Unit descriptors B×d.
         head: The head.
         spread: Output of the head.
+
+    Returns:
+        The embeddings.
     """
     if spread is None or not isinstance(head, Head):
         return Embeddings(descriptor)

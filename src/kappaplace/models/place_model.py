@@ -18,7 +18,7 @@ class PlaceModel(Network):
 
     Args:
         architecture: Structure of the model.
-        preprocessing: Preprocessing of the images. Default: square images of the backbone's own size.
+        preprocessing: Preprocessing of the images. Default: square images of the backbone's default size.
 
     >>> model = PlaceModel.create("resnet_tiny", dim=64).eval()
     >>> output = model(torch.zeros(2, 3, 96, 96))
@@ -48,7 +48,7 @@ class PlaceModel(Network):
             dim: Dimension of the descriptor.
             head: Name of the head.
             pretrained: Load ImageNet weights into the backbone.
-            preprocessing: Preprocessing of the images. Default: square images of the backbone's own size.
+            preprocessing: Preprocessing of the images. Default: square images of the backbone's default size.
 
         Returns:
             The model in training mode.

@@ -157,7 +157,7 @@ def check_record(record: Path, digest: str, subject: str) -> None:
     Args:
         record: File of the checksum.
         digest: The current checksum.
-        subject: What the checksum belongs to, as the beginning of a message in the plural.
+        subject: Files that the checksum belongs to, as the plural subject of a message.
     """
     if not record.exists():
         write_file(record, digest + "\n")
@@ -212,6 +212,9 @@ def load_torch_hub(model: HubModel, layer: str | None = None) -> FrozenEncoder:
     Args:
         model: The published model.
         layer: Layer that the kappa head reads. Default: the head reads the descriptor.
+
+    Returns:
+        The model, with an untrained kappa head.
     """
     try:
         encoder = torch.hub.load(model.where, model.entry, trust_repo="check", **dict(model.options))
@@ -292,7 +295,7 @@ def load_foreign(
             state = content[wrapper]
             break
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise KappaPlaceError(f"The layout of {file} is unknown: it is not a state dict of tensors.")
+        raise KappaPlaceError(f"The layout of {file} is unknown. Expected a state dict of tensors.")
     state = {_PREFIX.sub("", key): value for key, value in state.items()}
     if "aggregation.3.weight" in state:
         return _from_cosplace(state, str(file), dim, backbone, head)
@@ -422,7 +425,7 @@ def _named(names: Sequence[str], name: str | None, source: str) -> HeadName:
     if name not in names:
         raise KappaPlaceError(
             f"The keys of {source} allow the heads {', '.join(map(repr, names))}, and head is {name!r}. "
-            "Pass the one it was trained as: load_model(file, head=…), or model.start_head for training; "
+            "Pass the head of its training: load_model(file, head=…), or model.start_head for training; "
             "save_model then records it."
         )
     return name  # type: ignore[return-value]

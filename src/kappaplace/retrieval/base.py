@@ -1,4 +1,4 @@
-"""What all search engines have in common, and the engine that compares all references."""
+"""Base class of all search engines, and the engine that compares all references."""
 
 from __future__ import annotations
 
@@ -77,17 +77,20 @@ def best_first(
         rows: Row numbers of the candidates, N×C.
         similarities: Their similarities, N×C.
         k: Number of candidates to return per query.
+
+    Returns:
+        Row numbers and similarities, N×k, best first.
     """
     order = np.lexsort((rows, -similarities), axis=1)[:, :k]
     return np.take_along_axis(rows, order, 1), np.take_along_axis(similarities, order, 1)
 
 
 def circles(positions: NDArray[np.floating] | None, references: int) -> Near:
-    """Return the positions of references, ready to be queried for those inside a circle."""
+    """Return the positions of references in a form that finds those inside a circle."""
     if positions is not None and np.shape(positions) != (references, 2):
         raise KappaPlaceError(
             f"Positions of shape {np.shape(positions)} do not fit {references} references. "
-            "Pass x and y of each, NaN if unknown."
+            "Pass x and y of each reference, or NaN if unknown."
         )
     return Near(positions=positions)
 

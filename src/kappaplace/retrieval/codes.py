@@ -1,8 +1,8 @@
 """Product quantization: descriptors as codes of at most 128 bytes, with a codebook fitted on the map.
 
 The codes minimize the error of similarities, not the error of descriptors. An error in a direction counts
-more if queries vary more in that direction. Strong directions therefore get a byte each, and weak directions
-share one. Rounding shortens vectors, some references more than others, so the last byte stores how much to
+more if queries vary more in that direction. Each strong direction therefore gets a byte, and weak
+directions share one. Rounding shortens vectors, some more than others, so the last byte stores how much to
 lengthen the weak directions: similarities are then correct on average. Only NumPy and torch are needed.
 """
 
@@ -26,7 +26,7 @@ CODE_BYTES = 128
 FEWEST = 1000
 """Fewest references to fit a codebook on: the 256 centers of a byte must be far fewer than the references."""
 SAMPLE = 1 << 15
-"""References that a codebook is fitted on, at most."""
+"""Largest number of references to fit a codebook on."""
 VALUES = 256  # values of a byte
 BITS = 8  # bits of a byte
 ROUNDS = 12  # of k-means; more rounds reduce the error by less than 0.1%
@@ -214,6 +214,9 @@ class Codebook:
             array: The stored array.
             dim: Dimension of the descriptors.
 
+        Returns:
+            The codebook.
+
         Raises:
             KappaPlaceError: If the array is not a codebook for this dimension.
         """
@@ -239,6 +242,9 @@ def learn_codebook(descriptors: Column, *, rounds: int = ROUNDS) -> Codebook:
     Args:
         descriptors: Descriptors N×d, at least 1,000.
         rounds: Number of k-means iterations.
+
+    Returns:
+        The codebook.
 
     Raises:
         KappaPlaceError: If there are too few descriptors, or if some are not finite.

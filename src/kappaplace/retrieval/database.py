@@ -34,7 +34,7 @@ REMEDY = "Pass another name (--collection), or replace=True to overwrite them."
 
 
 class Records(NamedTuple):
-    """What a database stores next to the descriptors; NaN if unknown."""
+    """Values that a database stores next to the descriptors; NaN if unknown."""
 
     kappa: NDArray[np.float32]
     positions: NDArray[np.float64]
@@ -72,7 +72,7 @@ class References:
         }
         for column, (values, shape) in columns.items():
             if values is not None and (len(values), *np.shape(values)[1:]) != shape:
-                raise KappaPlaceError(f"There are {len(values)} {column} for {count} references.")
+                raise KappaPlaceError(f"Expected {count} {column}, one per reference, got {len(values)}.")
         self.positions, self.kappa, self.names = positions, kappa, names
 
     def batches(self, size: int) -> Iterator[Batch]:
@@ -142,6 +142,9 @@ def retry(
         call: A function that can be repeated safely.
         errors: Exceptions after which to try again.
         wait: Seconds before the second attempt, doubled each time.
+
+    Returns:
+        The result of the first successful call.
     """
     for attempt in range(ATTEMPTS - 1):
         try:
@@ -229,7 +232,7 @@ class DatabaseEngine(BaseEngine):
         with self._explain("did not answer"):
             stored = self._stored(sorted(set(rows)))
         if missing := set(rows) - stored.keys():
-            raise KappaPlaceError(f"{self.location} does not contain reference {min(missing)}.")
+            raise KappaPlaceError(f"{self.location} does not contain reference {min(missing)}. Import again.")
         kappa = np.array([stored[row][0] for row in rows], np.float32)  # None becomes NaN
         positions = np.array([stored[row][1:3] for row in rows], np.float64).reshape(-1, 2)
         return Records(kappa, positions, [stored[row][3] for row in rows])
@@ -241,11 +244,11 @@ class DatabaseEngine(BaseEngine):
         """Read dimension, index and count of an existing collection."""
 
     def _digests(self, ids: range) -> dict[int, int]:
-        """Return the digests of those of these rows that the database contains."""
+        """Return the digests of these rows, as far as the database contains them."""
         raise NotImplementedError
 
     def _stored(self, rows: list[int]) -> dict[int, StoredRow]:
-        """Return those of these rows that the database contains."""
+        """Return these rows, as far as the database contains them."""
         raise NotImplementedError
 
     def _write(self, batch: Batch, offsets: list[int]) -> None:
@@ -290,7 +293,7 @@ def deepen(
     """Return the k best hits of each query, ties by row.
 
     An engine that filters its own top list, or returns equal similarities in any order, must be queried for
-    more than k hits. How many more is only known from the result.
+    more than k hits. The required number follows only from the result.
 
     Args:
         ask: Function of queries and a limit, which returns this many hits per query, or all.
@@ -298,6 +301,9 @@ def deepen(
         k: Number of matches per query.
         most: Largest limit that the engine accepts.
         location: Name of the collection, as the beginning of a message.
+
+    Returns:
+        The matches, N×k, best first.
     """
     best: list[Hits | None] = [None] * len(queries)
     remaining = np.arange(len(queries))

@@ -39,7 +39,7 @@ class Engine(Protocol):
 
     name: str
     exact: bool
-    """Whether the matches equal those of a full comparison, up to rounding."""
+    """Whether the matches are the same as in a full comparison, up to rounding."""
     why: str
     """Reason for the choice of this engine, in one sentence."""
 

@@ -33,7 +33,7 @@ class Evidence:
     matches: Matches
     """N×K, best first; ``indices`` are row numbers of references."""
     agreement: Floats | None = None
-    """Fraction of patches that agree with each of the first matches, N×rerank; None if not compared."""
+    """Fraction of patches that agree with each of the first matches, N×rerank; None if not computed."""
     pool: Matches | None = None
     """More matches, in any order, for the margin. None: ``matches``."""
     area: Circle | None = None

@@ -194,6 +194,9 @@ def of_descriptors(
         queries: Unit descriptors N×d; a memory map works.
         references: Unit descriptors R×d; a memory map works.
         device: Device that computes the products.
+
+    Returns:
+        A function that returns the cosines of rows and columns.
     """
 
     def block(rows: Rows, columns: Rows) -> Tensor:

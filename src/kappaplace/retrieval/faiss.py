@@ -227,7 +227,7 @@ def sample_of(rows: Columns, size: int) -> NDArray[np.float32]:
 
 
 def save(index: Index, file: Path, fingerprint: str) -> None:
-    """Write a header line and the index in faiss's own format; an interrupted write leaves the old file.
+    """Write a header line and the index in the format of faiss; an interrupted write leaves the old file.
 
     Args:
         index: The index.
@@ -260,7 +260,7 @@ def _header_line(fingerprint: str, checksum: int) -> bytes:
 
 
 def _checksum(stream: BinaryIO) -> int:
-    """Return the CRC-32 of the rest of a file."""
+    """Return the CRC-32 of the remaining bytes of a file."""
     checksum = 0
     while block := stream.read(1 << 20):
         checksum = zlib.crc32(block, checksum)
@@ -303,6 +303,9 @@ def load(file: Path, fingerprint: str) -> Index:
     Args:
         file: The file.
         fingerprint: Checksum of the descriptors it must be built from.
+
+    Returns:
+        The index.
     """
     faiss = faiss_module()
     with file.open("rb") as stream:

@@ -1,4 +1,4 @@
-"""Search of a map: the choice of its engine, its index or database, and rows counted without removed ones.
+"""Search of a map: the choice of its engine, its index or database, and row numbers without removed rows.
 
 A note in the map records each import into a database. A process that only searches then compares a few rows
 instead of all: another copy of the map may have filled the same collection in the meantime.
@@ -54,7 +54,7 @@ class MapSource:
     fingerprint: str
     """Checksum of the descriptors, to detect an outdated index."""
     state: Mapping[str, Json]
-    """Identifies everything that a database is filled with."""
+    """Values that identify everything that is imported into a database."""
 
     @property
     def live_positions(self) -> NDArray[np.float64]:
@@ -206,7 +206,7 @@ def open_search(
         The search; its ``why`` states how the engine was chosen.
 
     Raises:
-        KappaPlaceError: As `open_engine`.
+        KappaPlaceError: If `open_engine` raises an error.
     """
     options = options or EngineOptions()
     if kind not in DATABASES and (options.uri is not None or options.collection):

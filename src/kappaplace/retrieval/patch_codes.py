@@ -1,10 +1,10 @@
-"""Codes of patch maps: what matches are compared by, in at most 4 KiB per reference.
+"""Codes of patch maps: at most 4 KiB per reference, with which matches are compared.
 
-A patch map is coded in blocks of 4×4 cells, because neighboring cells look alike: a cosine transform of each
-block and the strongest directions of the channels concentrate the differences in few numbers, and every byte
-of a code represents the numbers that carry as much information as those of the other bytes. The codebook is
-fitted on images of the map. It also stores how much less the patches of codes agree than exact ones, so that
-agreements keep their scale.
+A patch map is coded in blocks of 4×4 cells, because neighboring cells look alike. A cosine transform of each
+block and the strongest directions of the channels concentrate the differences in few numbers. These numbers
+are divided among the bytes of a code so that all bytes represent the same amount of information. The codebook
+is fitted on images of the map. It also stores a factor for the agreement of decoded patches, which is lower
+than the agreement of exact patches.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class PatchCodebook:
     sizes: tuple[int, ...]
     """Number of columns of each byte."""
     values: NDArray[np.float16]
-    """256×m: what each value of a byte represents."""
+    """256×m: numbers that each value of a byte represents."""
     gain: float = 1.0
     """Agreement of exact patch maps per agreement with decoded ones."""
     _tables: dict[torch.device, _Parts] = field(default_factory=dict, init=False, repr=False)
@@ -203,6 +203,9 @@ class PatchCodebook:
 
         Args:
             array: The stored array.
+
+        Returns:
+            The codebook.
 
         Raises:
             KappaPlaceError: If the array is not a codebook.

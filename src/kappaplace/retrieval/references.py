@@ -1,4 +1,4 @@
-"""What can be searched: references in memory, a similarity matrix, or references with exclusions per query.
+"""Searchable references: in memory, as a similarity matrix, or with exclusions per query.
 
 A map on disk is another implementation (`kappaplace.maps.references`); scores work with each of them.
 """
@@ -168,11 +168,11 @@ class Queries:
 
 
 def draw(count: int, sample: int, seed: int = 0) -> Rows:
-    """Draw a fixed random sample of rows.
+    """Sample rows at random, the same rows for the same seed.
 
     Args:
-        count: Number of rows to draw from.
-        sample: Number of rows to draw; all rows if there are no more.
+        count: Number of rows to sample from.
+        sample: Number of rows to sample; all rows if there are no more.
         seed: Random seed.
 
     Returns:

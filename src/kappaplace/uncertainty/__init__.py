@@ -61,7 +61,7 @@ VARIANTS: dict[str, Score] = {
         replace(VARIANCE, name="variance-upper", label="Variance, upper clamp", one_sided=True),
     )
 }
-"""Scores as the code of other projects computes or clamps them: only on request, never in a default table."""
+"""Scores in the form of other projects, computed only on request and never in a default table."""
 
 
 def list_scores() -> list[str]:
@@ -121,6 +121,9 @@ def score_named(name: str) -> Score:
     Args:
         name: Name of the score, see `list_scores`.
 
+    Returns:
+        The score.
+
     Raises:
         KappaPlaceError: If there is no such score.
     """
@@ -141,7 +144,7 @@ def available(scores: Iterable[Score], evidence: Evidence) -> tuple[list[Score],
         evidence: The matches that `retrieve` returns.
 
     Returns:
-        The usable scores, and by name why each of the others is not usable.
+        The usable scores, and for the name of each other score the reason why it is not usable.
     """
     usable, missing = [], {}
     for each in scores:

@@ -1,5 +1,4 @@
-"""`Score`: one uncertainty score with its formulas; `Need`: an input of a score, and how to detect its
-absence."""
+"""Uncertainty scores with their formulas (`Score`), and the inputs that scores require (`Need`)."""
 
 from __future__ import annotations
 
@@ -66,7 +65,7 @@ class Score:
 
 
 def _need(what: str, ask: Callable[[Evidence], Any]) -> Need:
-    """Return a need that is missing if ``ask`` raises an error; the message is that of the error."""
+    """Return a need that is missing if ``ask`` raises an error, which provides the message."""
 
     def lacking(evidence: Evidence) -> str | None:
         try:

@@ -2,8 +2,8 @@
 
 uncertainty = 1/(1 + n), where n is the number of SIFT matches (mutual nearest neighbors that pass the ratio
 test) that fit one fundamental matrix according to RANSAC: 1 if none fits, close to 0 if many do. It is
-accurate but slow: 0.06 s per pair of images with 320 pixels on one core. Of each query it checks only the top
-match.
+accurate but slow: 0.06 s per pair of images with 320 pixels on one core. It checks only the top match of each
+query.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Verification:
     threshold: float = 3.0
     """Maximum distance between a point and its epipolar line, in pixels of the reduced image."""
     confidence: float = 0.999
-    """Probability that RANSAC draws a sample without outliers."""
+    """Probability that RANSAC tries at least one sample without outliers."""
     seed: int = 0
 
 
@@ -51,7 +51,7 @@ class Features(NamedTuple):
     """Local features of one image."""
 
     points: NDArray[np.float32]
-    """Pixels, n×2."""
+    """Positions in pixels, n×2."""
     descriptors: NDArray[np.float32] | NDArray[np.uint8]
     """SIFT descriptors, n×128, as bytes."""
 

@@ -12,7 +12,7 @@ student, BTL's radius, the spread over dropout passes.
 
 **Expected likelihood** measures how much the von Mises-Fisher densities of query and match overlap:
 ∫ vMF(z; μ_Q, κ_Q)·vMF(z; μ_R, κ_R) dz = C_d(κ_Q)·C_d(κ_R)/C_d(‖κ_Q·μ_Q + κ_R·μ_R‖). The uncertainty is the
-negative logarithm, with the exact normalizer. Other than with KappaPlace, two descriptors of high κ that
+negative logarithm, with the exact normalizer. Unlike with KappaPlace, two descriptors of high κ that
 differ are more uncertain than two of low κ.
 """
 

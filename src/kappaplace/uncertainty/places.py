@@ -141,7 +141,7 @@ def z_score(sample: int | None = SAMPLE, *, seed: int = 0, name: str = "z-score"
     """Return the z-score with these settings.
 
     Args:
-        sample: Number of references to compare with, drawn without replacement. None: all.
+        sample: Number of references to compare with, sampled without replacement. None: all.
         seed: Random seed for the sample.
         name: Name of the score.
 
@@ -166,7 +166,7 @@ def z_score(sample: int | None = SAMPLE, *, seed: int = 0, name: str = "z-score"
 
 
 def _rows(evidence: Evidence, sample: int | None, seed: int) -> NDArray[np.int64] | None:
-    """Return the rows to compare with; None for the references' own sample."""
+    """Return the rows to compare with; None for the default sample of the references."""
     if (sample, seed) == (SAMPLE, 0):
         return None
     count = len(evidence.references)

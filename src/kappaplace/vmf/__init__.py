@@ -3,7 +3,7 @@
     p(z; μ, κ) = C_d(κ) · exp(κ μᵀz),     z, μ unit vectors in R^d,  κ > 0
 
 `amos` has the fast closed form that training uses and `bessel` the exact Bessel functions. `density` builds
-on either of them. `sampling` draws samples and multiplies several distributions.
+on either of them. `sampling` generates samples and multiplies several distributions.
 
 Half-precision inputs are computed in float32 and returned as float32, because κ up to 1e6 does not fit into
 float16.

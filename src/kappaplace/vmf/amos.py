@@ -24,7 +24,7 @@ Curve = Callable[[Tensor, float], Tensor]
 
 
 def check_dim(dim: int) -> None:
-    """Fail for a dimension without a sphere that has tangent directions."""
+    """Fail unless a dimension is an integer of at least 2."""
     if dim < 2 or dim % 1 != 0:
         raise KappaPlaceError(f"dim must be an integer of at least 2, got {dim}.")
 
@@ -73,9 +73,12 @@ def with_derivative(kappa: Tensor, order: float, value: Curve, derivative: Curve
 
     Args:
         kappa: Concentration.
-        order: ṽ.
+        order: The order ṽ.
         value: The function.
-        derivative: Its derivative in κ, differentiable.
+        derivative: Derivative of the function in κ, which is differentiable too.
+
+    Returns:
+        The value, with shape of kappa.
     """
     return _WithDerivative.apply(kappa, order, value, derivative)
 

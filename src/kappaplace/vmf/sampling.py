@@ -1,6 +1,6 @@
 """Random samples, and products of densities: agreeing directions add up, opposing ones cancel.
 
-Samples are drawn by Ulrich's rejection scheme as corrected by Wood (1994), vectorized.
+Sampling uses Ulrich's rejection scheme as corrected by Wood (1994), vectorized.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_KAPPA = 1e12  # above it, all samples equal the mean in float64
 def sample(
     mean_direction: Tensor, kappa: Tensor | float, n: int, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Draw unit vectors from von Mises-Fisher distributions.
+    """Sample unit vectors from von Mises-Fisher distributions.
 
     Computed in float64 and returned in the dtype of the inputs, without a gradient.
 
@@ -119,7 +119,7 @@ def _sample_gap(kappa: Tensor, dim: int, generator: torch.Generator | None) -> T
 
 
 def _propose(kappa: Tensor, b: Tensor, m: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    """Draw a gap from the envelope, and return it with the log-probability to accept it.
+    """Sample a gap from the envelope, and return it with the log-probability to accept it.
 
     The envelope is w = (1 − (1+b)β)/(1 − (1−b)β) with β ~ Beta(m/2, m/2), here as a ratio of two gammas. It
     touches the density at w₀ = (1 − b)/(1 + b).

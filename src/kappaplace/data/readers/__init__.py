@@ -46,7 +46,7 @@ def read_layout(
     Args:
         layout: Name of the layout; see `READERS`.
         folder: Folder (or file) of the dataset.
-        ask: Confirms what a reader guessed, for example the columns of a CSV file. Default: accept it.
+        ask: Function that confirms a guess, such as the columns of a CSV file. Default: accept it.
         **options: Options of the layout; values may be text, as on the command line.
 
     Returns:
@@ -73,5 +73,5 @@ def read_layout(
     with telling(f"{folder} cannot be read as {layout}"):
         table = reader.read(folder, **converted)
     if not len(table):
-        raise KappaPlaceError(f"{folder} contains no images in the layout {layout}.")
+        raise KappaPlaceError(f"{folder} contains no images in the layout {layout}. Check the folder.")
     return table

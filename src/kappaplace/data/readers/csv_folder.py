@@ -58,13 +58,16 @@ def guess_columns(header: list[str]) -> dict[str, str]:
 
 
 def understand(header: list[str], columns: str, file: Path) -> tuple[dict[str, str], str]:
-    """Return the meaning of columns (meaning → column) and the kind of coordinates.
+    """Find the meaning of the columns and the kind of coordinates.
 
     Args:
         header: Names of the columns.
         columns: Columns that replace guesses: ``"path=file,lat=Y,lon=X,query="`` names three columns and
             excludes a fourth meaning.
         file: The file, for messages.
+
+    Returns:
+        Meaning → column, and the kind of coordinates.
     """
     named = _named(columns, header, file)
     guessed = {m: c for m, c in guess_columns(header).items() if c not in named.values()}
@@ -162,7 +165,7 @@ def read(
         columns: Columns that replace guesses, for example ``"path=file,lat=Y,lon=X"``.
         frame: Frame of UTM coordinates, for example EPSG:32610.
         radius: Distance in metres within which a reference is a positive.
-        ask: Confirms the guessed columns. Default: accept them.
+        ask: Function that confirms the guessed columns. Default: accept them.
 
     Returns:
         The table.
@@ -176,7 +179,7 @@ def open_sheet(root: Path, csv: str, columns: str, ask: Ask) -> Sheet:
     file = select_file(root, csv, root.glob("*.csv"), "CSV file", "csv")
     rows = read_rows(file)
     if not rows:
-        raise KappaPlaceError(f"{file} contains no rows.")
+        raise KappaPlaceError(f"{file} contains no rows. Add a row per image.")
     meaning, kind = understand(list(rows[0]), columns, file)
     paths, by_end = _match_images(root, parse_column(rows, meaning["path"], str, file), file)
     sheet = Sheet(file, rows, meaning, kind, paths)
@@ -192,13 +195,16 @@ def open_sheet(root: Path, csv: str, columns: str, ask: Ask) -> Sheet:
 
 
 def sheet_table(sheet: Sheet, root: Path, frame: str, radius: float) -> PlaceImages:
-    """Return the table of a CSV file; rows that repeat an image are parsed too, so that no error is hidden.
+    """Build the table of a CSV file; rows that repeat an image are parsed too, so that no error is hidden.
 
     Args:
         sheet: The CSV file.
         root: Folder of the images.
         frame: Frame of UTM coordinates.
         radius: Distance in metres within which a reference is a positive.
+
+    Returns:
+        The table.
     """
     positions, own_frame = _positions(sheet, frame)
     place, time = sheet.column("place", str), sheet.column("timestamp", str)
@@ -247,7 +253,7 @@ def _degrees(cell: str) -> tuple[float, float]:
 
 
 def is_query(cell: str) -> bool:
-    """Return whether a cell says query; an empty cell is a reference.
+    """Return whether a cell marks a query; an empty cell marks a reference.
 
     >>> is_query("Query"), is_query("0")
     (True, False)
@@ -292,7 +298,7 @@ def _ends(images: list[str]) -> dict[str, str]:
 
 
 def _below(folder: str, name: str, present: set[str]) -> str:
-    """Return the part of a name after the folder's own name, if exactly one such part is an image."""
+    """Return the part of a name after the name of the folder, if exactly one such part is an image."""
     parts = name.split("/")
     rests = {"/".join(parts[i + 1 :]) for i, part in enumerate(parts) if part == folder} & present
     return rests.pop() if len(rests) == 1 else ""

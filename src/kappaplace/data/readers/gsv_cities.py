@@ -31,7 +31,7 @@ class _Photo(NamedTuple):
 
     @property
     def path(self) -> str:
-        """The file name repeats the row, with numbers as Python prints them."""
+        """Path of the image; its name repeats the row, with numbers as Python prints them."""
         date = f"{self.year:04d}_{self.month:02d}_{self.heading:03d}"
         name = f"{self.city}_{self.place:07d}_{date}_{self.lat}_{self.lon}_{self.panorama}.jpg"
         return f"Images/{self.city}/{name}"
@@ -79,7 +79,7 @@ def read(folder: str | Path, *, cities: str = "", min_images: int = 1) -> PlaceI
 def _read_city(file: Path) -> list[_Photo]:
     rows = read_rows(file, (*_INTEGERS, "city_id", *_NUMBERS, "panoid"))
     if not rows:
-        raise KappaPlaceError(f"{file} contains no rows.")
+        raise KappaPlaceError(f"{file} contains no rows. Download it again.")
     city, panorama = (parse_column(rows, name, str, file) for name in _TEXTS)
     place, year, month, heading = (parse_column(rows, name, integer, file) for name in _INTEGERS)
     lat, lon = (parse_column(rows, name, number, file) for name in _NUMBERS)

@@ -26,7 +26,7 @@ def read(folder: str | Path, *, gt: str = "gt.json", neighborhood: str = "") -> 
         folder: Folder of the dataset.
         gt: Name of the JSON file.
         neighborhood: References of the same place: ``self`` or ``frames:N``. Default: ``tolerance_frames``
-            of the file; without it, each image is near only itself.
+            of the file; if it has none, each image is near only itself.
 
     Returns:
         The table.
@@ -72,7 +72,7 @@ def _load(file: Path) -> tuple[Mapping[str, Json], list[Json]]:
     except OSError as error:
         raise KappaPlaceError(f"{file} cannot be read ({error.strerror}).") from None
     except (ValueError, RecursionError) as error:  # also for bytes that are not UTF-8
-        raise KappaPlaceError(f"{file} is not valid JSON ({error}).") from None
+        raise KappaPlaceError(f"{file} is not valid JSON ({error}). Correct it.") from None
     if not isinstance(truth, dict) or not isinstance(truth.get("positives"), list):
         raise KappaPlaceError(f'{file} must be an object whose "positives" has one list per query.')
     return truth, truth["positives"]

@@ -27,7 +27,7 @@ class Reader:
     read: Callable[..., PlaceImages]
     """``read(folder, **options) -> PlaceImages``."""
     options: dict[str, str] = field(default_factory=dict)
-    """Option → its meaning, with its default."""
+    """Help text of each option, with its default."""
     extra: str = ""
     """Extra that must be installed. Default: none."""
 
@@ -128,7 +128,7 @@ def images_or_error(folder: Path, *, natural: bool = False) -> list[str]:
     """
     images = list_images(folder, natural=natural)
     if not images:
-        raise KappaPlaceError(f"{folder} contains no images ({', '.join(IMAGE_SUFFIXES)}).")
+        raise KappaPlaceError(f"{folder} contains no images ({', '.join(IMAGE_SUFFIXES)}). Check the path.")
     return images
 
 
@@ -161,12 +161,15 @@ def query_and_reference_images(root: Path) -> QueryReferenceImages:
 def query_reference_table(
     images: QueryReferenceImages, lists: list[list[int]], neighborhood: Neighborhood
 ) -> PlaceImages:
-    """Return a table of references, then queries.
+    """Build a table of references, then queries.
 
     Args:
         images: The images.
         lists: Reference numbers of the positives of each query.
         neighborhood: References of the same place.
+
+    Returns:
+        The table.
     """
     n = len(images.references)
     return PlaceImages.create(

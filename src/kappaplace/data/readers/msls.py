@@ -98,7 +98,7 @@ def read(
 
 
 def _frame_numbers(frames: NDArray[np.float64]) -> NDArray[np.int64] | None:
-    """Return None if no city has seq_info.csv; a city without it among others is numbered in file order."""
+    """Return frame numbers; None if no city has seq_info.csv. Other cities without it get the file order."""
     finite = np.isfinite(frames)
     return np.where(finite, frames, np.arange(len(frames))).astype(np.int64) if finite.any() else None
 

@@ -53,9 +53,9 @@ def read(
         csv: CSV file that replaces EXIF data for the photos that it names.
         columns: Columns of the CSV file that replace guesses, as in the layout csv.
         frame: Frame of UTM coordinates in the CSV file, for example EPSG:32610.
-        max_accuracy: Photos with a worse GPS accuracy in metres have no position.
+        max_accuracy: Worst GPS accuracy in metres; less accurate photos have no position.
         radius: Distance in metres within which a reference is a positive, before the accuracy is added.
-        ask: Confirms the guessed columns. Default: accept them.
+        ask: Function that confirms the guessed columns. Default: accept them.
 
     Returns:
         The table.
@@ -214,7 +214,7 @@ READER = Reader(
         "csv": "CSV file that places photos without GPS: path and lat/lon, UTM or x/y, and other columns",
         "columns": "columns of the CSV file that replace guesses, as in the layout csv",
         "frame": "frame of UTM coordinates in the CSV file, for example EPSG:32610",
-        "max_accuracy": "photos with a worse GPS accuracy in metres have no position (default: 100)",
+        "max_accuracy": "worst GPS accuracy in metres; less accurate photos have no position (default: 100)",
         "radius": "distance in metres within which a reference is a positive, before the accuracy is added "
         "(default: 25)",
     },

@@ -63,7 +63,7 @@ def _load(file: Path) -> dict[str, npt.ArrayLike]:
         struct = loadmat(file, squeeze_me=True, struct_as_record=False)["dbStruct"]
         return {name: getattr(struct, name) for name in _FIELDS}
     except (KeyError, AttributeError) as error:
-        raise KappaPlaceError(f"{file} has no complete dbStruct ({error}).") from None
+        raise KappaPlaceError(f"{file} has no complete dbStruct ({error}). Download it again.") from None
     except Exception as error:  # for damaged bytes, SciPy raises many types (zlib, MatRead, Type errors ...)
         raise KappaPlaceError(f"{file} is not a readable Matlab file ({reason(error)}).") from error
 

@@ -81,7 +81,7 @@ def read_bag(
         stamps = np.array([time for _, time in _messages(reader, images, "Reading image times")])
         rows = sample_by_distance(path.at(stamps), every)
         if not len(rows):
-            raise KappaPlaceError(f"{bag} has no image within the time of {poses[0].topic}.")
+            raise KappaPlaceError(f"{bag} has no image in the time of {poses[0].topic}. Set pose_topic=….")
         folder = Path(frames) if frames else bag.parent / f"{bag.stem}_frames"
         out = frames_folder(folder, bag, images[0].topic)
         files = _write_images(reader, images, set(rows.tolist()), out)
@@ -143,7 +143,7 @@ def _open_bag(bag: Path) -> Iterator[AnyReader]:
     except KappaPlaceError:
         raise
     except Exception as error:  # damaged bags raise errors of SQLite, YAML, MCAP, zstd and the decoders
-        raise KappaPlaceError(f"{bag} cannot be read as a bag ({reason(error)}).") from error
+        raise KappaPlaceError(f"{bag} cannot be read as a bag ({reason(error)}). Check the file.") from error
 
 
 def _connections(reader: AnyReader, topic: str, kinds: tuple[str, ...], option: str) -> list[Connection]:
@@ -162,7 +162,7 @@ def _connections(reader: AnyReader, topic: str, kinds: tuple[str, ...], option: 
 
 
 def _messages(reader: AnyReader, connections: list[Connection], task: str) -> Iterator[tuple[Any, float]]:
-    """Yield messages with their times: the header's, or that of the recording if the driver left it empty."""
+    """Yield messages with the time of their header, or of the recording if the header has no time."""
     total = sum(connection.msgcount for connection in connections)
     with track(task, total) as bar:
         for connection, recorded, raw in reader.messages(connections=connections):
@@ -194,7 +194,7 @@ def _trajectory(reader: AnyReader, connections: list[Connection]) -> Trajectory:
             points.append(_pose(message)[:2])
         times.append(time)
     if len(points) < 2:
-        raise KappaPlaceError(f"{connections[0].topic} contains fewer than two poses.")
+        raise KappaPlaceError(f"{connections[0].topic} contains fewer than two poses. Set pose_topic=….")
     array = np.array(points, dtype=np.float64)
     if not satellite:
         return Trajectory(np.array(times), array)

@@ -50,7 +50,7 @@ def read_rows(file: Path, columns: Iterable[str] = ()) -> list[Row]:
             "Save it as UTF-8."
         ) from None
     except csv.Error as error:
-        raise KappaPlaceError(f"{file} cannot be read as CSV ({error}).") from None
+        raise KappaPlaceError(f"{file} cannot be read as CSV ({error}). Correct it.") from None
     names = table[0] if table else []
     missing = [name for name in columns if name not in names]
     if missing:

@@ -131,7 +131,7 @@ def pose_numbers(file: Path) -> NDArray[np.float64]:
     try:
         return np.loadtxt(file, comments="#", ndmin=2, delimiter="," if "," in first else None)
     except ValueError as error:
-        raise KappaPlaceError(f"{file} is not a table of numbers ({error}).") from None
+        raise KappaPlaceError(f"{file} is not a table of numbers ({error}). Use TUM or KITTI.") from None
 
 
 def _wrong_width(file: Path, width: int) -> KappaPlaceError:
@@ -160,7 +160,7 @@ def _read_gpx(file: Path) -> Trajectory:
         stamp = next((e.text or "" for e in point if e.tag.rpartition("}")[2] == "time"), "")
         times.append(unix_time(stamp))
     if len(points) < 2 or np.isnan(times).any():
-        raise KappaPlaceError(f"{file} needs at least two points, each with a time.")
+        raise KappaPlaceError(f"{file} has fewer than two points with a time. Use a longer recording.")
     positions, frame = project(*(_degrees(points, side, file) for side in ("lat", "lon")))
     return Trajectory(np.array(times), positions, frame)
 

@@ -31,7 +31,7 @@ def frames_table(
     source: Path,
     radius: float,
 ) -> PlaceImages:
-    """Return the table of frames sampled from a video or a bag.
+    """Build the table of frames sampled from a video or a bag.
 
     Args:
         files: Image files of the sampled frames.
@@ -40,6 +40,9 @@ def frames_table(
         rows: Numbers of the sampled frames.
         source: The video or bag.
         radius: Distance in metres within which a reference is a positive.
+
+    Returns:
+        The table.
     """
     positions = path.at(time[rows])
     return PlaceImages.create(
@@ -134,7 +137,7 @@ def read(
         video: The video. Default: the only one in the folder.
         trajectory: The trajectory. Default: the only one in the folder.
         every: Distance between frames in metres.
-        offset: Time of the first frame in the trajectory, in seconds. Default: its first pose.
+        offset: Time of the first frame, in seconds of the trajectory. Default: time of the first pose.
         plane: Horizontal axes of the trajectory: xy, xz or yz.
         frames: Folder for the frames. Default: FOLDER/frames/VIDEO.
         radius: Distance in metres within which a reference is a positive.
@@ -175,7 +178,7 @@ def _length_and_rate(file: Path) -> tuple[int, float]:
     opened = capture.isOpened()
     capture.release()
     if not opened or count <= 0 or not rate > 0:
-        raise KappaPlaceError(f"{file} cannot be opened as a video with a known length and frame rate.")
+        raise KappaPlaceError(f"{file} is not a video with known length and frame rate. Convert it.")
     return count, rate
 
 
@@ -189,7 +192,7 @@ def _write_frames(file: Path, rows: NDArray[np.int64], out: Path) -> list[Path]:
         for number in range(max(missing) + 1):
             if not capture.grab():
                 capture.release()
-                raise KappaPlaceError(f"{file} is damaged: it ends at frame {number}.")
+                raise KappaPlaceError(f"{file} is damaged and ends at frame {number}. Replace it.")
             if number in missing:
                 _write_frame(capture.retrieve()[1][:, :, ::-1], missing[number])
             bar.advance()
@@ -210,7 +213,7 @@ READER = Reader(
         "video": "the video (default: the only one in the folder)",
         "trajectory": "the trajectory (default: the only .txt, .tum, .kitti, .csv or .gpx)",
         "every": "distance between frames in metres (default: 2)",
-        "offset": "time of the first frame in the trajectory, in seconds (default: its first pose)",
+        "offset": "time of the first frame, in seconds of the trajectory (default: its first pose)",
         "plane": "horizontal axes of the trajectory (default: xy for TUM, xz for KITTI)",
         "frames": "folder for the frames (default: DIR/frames/VIDEO)",
         "radius": "distance in metres within which a reference is a positive (default: 25)",

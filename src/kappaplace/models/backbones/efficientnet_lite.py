@@ -41,6 +41,9 @@ def same_conv(x: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int,
         bias: Bias of each output channel.
         stride: Stride along each axis.
         groups: Groups of channels.
+
+    Returns:
+        The feature maps after the convolution.
     """
     pads: list[int] = []
     for size, kernel, step in zip(

@@ -85,7 +85,7 @@ def _from_timm(name: str, timm_name: str) -> dict[str, Tensor]:
 
 
 def _check_network() -> None:
-    """Switch the hub's client to offline mode without a network: it would retry for most of a minute.
+    """Switch the hub's client to offline mode if there is no network: it would retry for a minute.
 
     Cached weights still work.
     """

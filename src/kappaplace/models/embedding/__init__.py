@@ -78,12 +78,12 @@ def embed_images(
     progress: bool = True,
     patches: bool = False,
 ) -> Embeddings:
-    """Embed images; the model runs in evaluation mode and then returns to its own mode.
+    """Embed images; the model runs in evaluation mode, and its previous mode is restored.
 
     Args:
         model: Model that returns `Embeddings`.
         preprocessing: Preprocessing of the images.
-        images: Paths, Pillow images or H×W×3 arrays, or one of them.
+        images: A path, Pillow image or H×W×3 array, or a sequence of them.
         batch_size: Number of images to embed at once.
         device: Device to move the model to. Default: do not move it.
         progress: Show a progress bar.
@@ -143,7 +143,7 @@ def embed_patches(
     Args:
         model: Model with ``patch_maps``.
         preprocessing: Preprocessing of the images.
-        images: Paths, Pillow images or H×W×3 arrays, or one of them.
+        images: A path, Pillow image or H×W×3 array, or a sequence of them.
         batch_size: Number of images to process at once.
 
     Returns:
@@ -194,7 +194,10 @@ def prepared(
         sources: The images.
         preprocessing: Their preprocessing.
         batch_size: Number of images per batch.
-        weight: A weight of the model, for device and type of the batches.
+        weight: A weight of the model, which determines device and type of the batches.
+
+    Yields:
+        Normalized images, N×3×H×W, on the device of the weight.
     """
     loader = loader_for(sources, preprocessing, batch_size, weight.device)
     upload = Upload(weight.device)
@@ -252,7 +255,7 @@ class Upload:
 
 
 class Download:
-    """Results on their way to memory; waiting for them does not wait for later work of the device."""
+    """Results that are being copied to memory; waiting for them does not wait for later work."""
 
     def __init__(self, values: Sequence[Tensor | None]) -> None:
         self._values = [None if one is None else _begin_copy(one) for one in values]

@@ -1,4 +1,4 @@
-"""Embedding of a map's images by this machine, a function of the caller, or a Ray cluster.
+"""Embed the images of a map on this machine, with a function of the caller, or on a Ray cluster.
 
 The model is sent to a cluster once, and images are sent as bytes in blocks. Workers store nothing: only the
 process that builds the map writes, in the order of the images. If a worker dies, Ray sends its block to
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 AUTO = "auto"
 RETRIES = 4
-"""Number of times that a block is sent to another worker; then one of its images may be the cause."""
+"""Number of times that a block is sent to another worker before an error is raised."""
 BLOCKS_A_WORKER = 2
 """Blocks per worker: one in progress and one waiting, so that no worker is idle."""
 CONNECT_SECONDS = 5.0
@@ -176,14 +176,14 @@ def starter(
     ray: str = "",
     patches: bool = False,
 ) -> Iterator[Starter]:
-    """Choose what embeds images: a cluster, a function, or this process.
+    """Choose how images are embedded: by a cluster, by a function, or by this process.
 
     Args:
         model: The model.
         preprocessing: Preprocessing of the images.
         batch_size: Number of images to embed at once.
         device: Device of the model. None: do not move it.
-        images: Number of images; many of them are embedded with an optimized model.
+        images: Number of images; for many images, the model is optimized first.
         embedder: Function that embeds image files.
         ray: Address of a Ray cluster. Default: none.
         patches: Also compute the feature maps for patch matching.

@@ -2,10 +2,9 @@
 
 A list of images (the queries or the references of a table) is a folder with memory-mapped float32
 descriptors, κ of each image, and a checksum of every finished row. A row that does not match its checksum is
-embedded again. The name of the folder is a checksum of the
-model's weights, the preprocessing and the content of the images, so embeddings are never used for another
-model or image. Tables with the same images share a folder. Embeddings of images that are also in another list
-of the same model are copied.
+embedded again. The name of the folder is a checksum of the model's weights, the preprocessing and the content
+of the images, so embeddings are never used for another model or image. Tables with the same images share a
+folder. Embeddings of images that are also in another list of the same model are copied.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class EmbeddingStore:
     device: str | None = None
     """Device to move the model to. None: do not move it."""
     block: int | None = None
-    """Number of images between two writes, which a kill or an error loses. None: 1,024."""
+    """Number of images between two writes, which are lost if the process ends early. None: 1,024."""
 
     @classmethod
     def of(
@@ -82,7 +81,7 @@ class EmbeddingStore:
         Args:
             model: The model.
             folder: Folder of the store. Default: the user's cache folder.
-            preprocessing: Preprocessing of the images. Default: that of the model.
+            preprocessing: Preprocessing of the images. Default: the preprocessing of the model.
             batch_size: Number of images to embed at once.
             device: Device to move the model to. Default: do not move it.
             fingerprint: Checksum of the model. Default: computed from its weights.

@@ -74,7 +74,7 @@ class Exported(NamedTuple):
     record: ExportRecord
     """Record stored in the file."""
     gaps: list[Gap]
-    """Differences from the model; empty for int8, see ``quantised``."""
+    """Differences from the model; empty for int8, see ``quantized``."""
     quantized: Quantization | None
     """Result of the conversion to int8; None if there was none."""
 
@@ -129,7 +129,7 @@ def export_model(
         raise KappaPlaceError(f"Unknown format '{format}'. Choose from: {', '.join(get_args(Format))}.")
     if not isinstance(model, PlaceModel):
         raise KappaPlaceError(
-            "Only kappaplace's own models (backbone, GeM, head) can be exported, not hub encoders or "
+            "Only models of kappaplace (backbone, GeM, head) can be exported, not hub encoders or "
             "exported files. Pass a model folder, a CosPlace file or a name."
         )
     file = Path(out)

@@ -201,7 +201,7 @@ class _Comparison:
 
 
 def subsample(items: Sequence[Item], count: int) -> list[Item]:
-    """Return ``count`` items evenly, because neighboring frames are redundant."""
+    """Return ``count`` evenly spaced items, because neighboring frames are redundant."""
     step = max(len(items) / count, 1.0)
     return [items[int(i * step)] for i in range(min(count, len(items)))]
 

@@ -315,6 +315,9 @@ def for_many(model: nn.Module, device: str | torch.device | None, images: int) -
         model: The model.
         device: Device to embed on. None: device of the model.
         images: Number of images.
+
+    Returns:
+        The optimized model, or the same model.
     """
     if not isinstance(model, Network) or images < ENOUGH:
         return model
@@ -358,6 +361,9 @@ def probe_images(
         count: Number of images.
         size: Height and width. Default: size of the preprocessing, or 224×224.
         seed: Random seed. Default: ``count``.
+
+    Returns:
+        The images, N×3×H×W.
     """
     generator = torch.Generator().manual_seed(count if seed is None else seed)
     size = size or preprocessing.fixed_size or (ANY_SIDE, ANY_SIDE)
