@@ -114,7 +114,7 @@ def test_too_many_cells_for_a_code():
 def test_the_gain_makes_agreements_of_codes_as_large_as_exact_ones():
     """Pair by pair over the first 32 images: each with the image one and two places before it."""
     maps = maps_of(40, (12, 6, 6), seed=3)
-    book = learn_codes(maps, code_bytes=12)
+    book = learn_codes(maps, code_bytes=36)
     plain, some = replace(book, gain=1.0), maps[:32]
     exact, decoded = LocalFeatures.of(some), plain.decode(plain.encode(some))
     turned = exact.within(decoded.basis).cells
