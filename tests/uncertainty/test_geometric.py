@@ -13,7 +13,7 @@ from kappaplace.errors import KappaPlaceError
 from kappaplace.types import Matches
 from kappaplace.uncertainty import score_named
 from kappaplace.uncertainty.base import Evidence
-from kappaplace.uncertainty.geometric import Verification, count_inliers, extract, geometric
+from kappaplace.uncertainty.geometric import GeometricCheck, Verification, count_inliers, extract, geometric
 from tests.uncertainty.helpers import evidence_of
 
 pytest.importorskip("cv2")
@@ -182,3 +182,12 @@ def test_shrinking_keeps_the_shape() -> None:
     assert points[:, 0].max() < 200
     assert 25 < points[:, 1].max() < 50
     extract(Image.new("RGB", (4000, 2)), Verification(max_side=100))  # no side shrinks to nothing
+
+
+def test_a_check_of_remembered_images_counts_the_same_inliers() -> None:
+    check = GeometricCheck()
+    check.remember(3, scene(0))
+    check.remember(5, moved(scene(0)))
+    expected = count_inliers(extract(scene(0), SETTINGS), extract(moved(scene(0)), SETTINGS), SETTINGS)
+    assert check.inliers(3, 5) == expected > 0
+    assert check.inliers(3, 4) is check.inliers(4, 5) is None

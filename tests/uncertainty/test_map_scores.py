@@ -177,3 +177,13 @@ def test_z_score_of_small_differences_and_of_rounding(step: float, told_apart: b
     wide = values.astype(float)
     expected = (wide[0] - wide.mean()) / wide.std() if told_apart else 0.0
     assert score_named("z-score").query(e)[0] == pytest.approx(-expected, rel=0.01)
+
+
+def test_the_z_score_asks_the_references_for_its_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A map stores its sample, so that all processes compare with the same references."""
+    e, rows = world(references=30), np.array([1, 4, 9, 20])
+    monkeypatch.setattr(type(e.references), "sample", lambda _: rows)
+    matrix = (e.queries.embeddings.descriptor @ e.references.embeddings.descriptor.T).astype(float)
+    values = matrix[:, rows]
+    expected = -(e.cosines[:, 0] - values.mean(axis=1)) / values.std(axis=1)
+    np.testing.assert_allclose(z_score().query(e), expected, rtol=1e-4)

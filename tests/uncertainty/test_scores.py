@@ -171,3 +171,14 @@ def test_tld_ties_and_short_lists() -> None:
     assert score_named("tld-ratio-spread").query(listed([0.5, 0.2]))[0] == pytest.approx(0.8)
     with pytest.raises(KappaPlaceError, match="at least 3 matches"):
         score_named("tld-statistical").query(listed([0.5, 0.2]))
+
+
+def test_cosines_beyond_one_by_rounding_count_as_one() -> None:
+    """Two equal directions with κ of 3 and 4 add up to 7, and opposite ones to 1."""
+    unit = np.eye(8, dtype=np.float32)[:1]
+    query, reference = (Embeddings(unit, np.array([kappa], np.float32)) for kappa in (3, 4))
+    for cosine, resultant in ((1.01, 7), (-1.01, 1)):
+        matches = Matches(np.array([[0]]), np.array([[cosine]], np.float32))
+        assert score_named("kappaplace").query(evidence_of(matches, query, reference))[0] == pytest.approx(
+            1 / resultant, rel=1e-6
+        )

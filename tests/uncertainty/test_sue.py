@@ -117,3 +117,9 @@ def test_without_poses_it_is_left_out() -> None:
 def test_bad_settings_are_refused(options: dict) -> None:
     with pytest.raises(KappaPlaceError, match=r"slope|distance"):
         sue(**options)
+
+
+def test_the_name_is_the_label_too() -> None:
+    mine = sue(slope=1.0, name="mine")
+    assert (mine.name, mine.label) == ("mine", "mine")
+    assert (sue(slope=1.0).name, sue(slope=1.0).label) == ("sue", "SUE")
