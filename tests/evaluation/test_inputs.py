@@ -179,8 +179,8 @@ def test_own_scores_by_image_path_and_set(tmp_path, table):
         ("query,x\n1,2\n", "needs the column uncertainty"),
         ("query,uncertainty\n0,1\n", "lacks 11 of the 12 queries of SET"),
         ("query,uncertainty\n99,1\n", "query '99' is neither a number from 0 to 11"),
-        ("query,uncertainty\n0,nan\n", "the uncertainty of query 0 is 'nan'"),
-        ("query,uncertainty\n0\n", "the uncertainty of query 0 is None"),
+        ("query,uncertainty\n0,nan\n", "the uncertainty of query 0 must be a finite number, got 'nan'"),
+        ("query,uncertainty\n0\n", "the uncertainty of query 0 must be a finite number, got None"),
         ("query,probability\n" + "".join(f"{i},2\n" for i in range(12)), "between 0 and 1"),
     ],
 )
@@ -192,7 +192,7 @@ def test_bad_own_scores(text, sentence, tmp_path):
 
 def test_an_own_score_hides_none_of_ours(tmp_path):
     (tmp_path / "l2.csv").write_text("query,uncertainty\n")
-    with pytest.raises(KappaPlaceError, match="another name"):
+    with pytest.raises(KappaPlaceError, match="Rename the file"):
         read_own_score(tmp_path / "l2.csv", retrieved())
 
 

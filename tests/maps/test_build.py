@@ -238,7 +238,7 @@ def test_bad_sources_are_told(town, town_map, tiny, tmp_path):
     cases = {
         "contains no images": tmp_path / "empty",
         "nowhere does not exist": tmp_path / "nowhere",
-        "list of images is empty": [],
+        "list of images to add is empty": [],
         "cannot be built from a int": 3,
         "only queries": town.queries,
     }

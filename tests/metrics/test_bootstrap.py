@@ -293,3 +293,21 @@ def test_a_level_is_a_share(level: float) -> None:
 def test_sets_that_cannot_be_pooled(sets: list) -> None:
     with pytest.raises(KappaPlaceError, match=r"at least one dataset|arrays of the same length"):
         pool(sets)
+
+
+def test_drives_are_sampled_as_a_whole_and_datasets_without_drives_as_before() -> None:
+    """Rows 0 to 9 are three drives; rows 10 to 15 have none."""
+    drives = np.array([4, 4, 7, 4, 7, 7, 7, 9, 9, 4, *[-1] * 6])
+    strata = np.array([0] * 10 + [1] * 6)
+    plan = Resampling.of(16, strata, groups=drives, resamples=300, seed=1)
+    seen: set[int] = set()
+    for rows in plan.rows():
+        first, others = rows[rows < 10], rows[rows >= 10]
+        counts = {drive: int((drives[first] == drive).sum()) for drive in (4, 7, 9)}
+        times = {drive: counts[drive] // int((drives == drive).sum()) for drive in counts}
+        assert sum(times.values()) == 3  # as many drives as there are
+        for row in range(10):
+            assert (first == row).sum() == times[int(drives[row])]
+        assert len(others) == 6
+        seen |= {drive for drive, count in times.items() if count}
+    assert seen == {4, 7, 9}

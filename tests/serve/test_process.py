@@ -99,7 +99,7 @@ def test_the_client_tells_what_is_wrong(
         client.localize(query_files[0], map="atlantis")
     with pytest.raises(ServiceError, match="write token"):
         client.append(query_files[0])
-    with pytest.raises(KappaPlaceError, match="cannot be read"):
+    with pytest.raises(KappaPlaceError, match="Cannot read"):
         client.localize("nowhere.jpg")
     with pytest.raises(ServiceError, match="does not answer"):
         Client("http://127.0.0.1:9", timeout=1).maps()

@@ -109,5 +109,5 @@ def test_images_without_places_are_reported() -> None:
         find_places(grid(2), None, None, replace(SETTINGS, by="place"))
     with pytest.raises(KappaPlaceError, match="No place has 5 images"):
         find_places(grid(3), None, None, replace(SETTINGS, min_images=5))
-    with pytest.raises(KappaPlaceError, match=r"classes\.use is 'held-out' and classes\.hold_out 0"):
+    with pytest.raises(KappaPlaceError, match=r"classes\.use='held-out' and classes\.hold_out=0"):
         find_places(grid(3), None, None, replace(SETTINGS, use="held-out"))

@@ -415,3 +415,10 @@ def test_invalid_samples() -> None:
         vmf.sample(torch.ones(3), 1.0, -1)
     with pytest.raises(KappaPlaceError, match="shape"):
         vmf.fit_kappa(torch.ones(3))
+
+
+def test_the_log_normalizer_is_the_closed_form_unless_exact() -> None:
+    closed, exact = (float(vmf.log_normalizer(2.0, 3, exact=value)) for value in (False, True))
+    assert float(vmf.log_normalizer(2.0, 3)) == closed != exact
+    # C_3(κ) = κ / (4π·sinh κ)
+    assert exact == pytest.approx(math.log(2.0 / (4 * math.pi * math.sinh(2.0))), rel=1e-6)
