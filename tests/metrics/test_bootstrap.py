@@ -299,7 +299,7 @@ def test_drives_are_sampled_as_a_whole_and_datasets_without_drives_as_before() -
     """Rows 0 to 9 are three drives; rows 10 to 15 have none."""
     drives = np.array([4, 4, 7, 4, 7, 7, 7, 9, 9, 4, *[-1] * 6])
     strata = np.array([0] * 10 + [1] * 6)
-    plan = Resampling.of(16, strata, groups=drives, resamples=300, seed=1)
+    plan = Resampling.of(16, strata=strata, groups=drives, resamples=300, seed=1)
     seen: set[int] = set()
     for rows in plan.rows():
         first, others = rows[rows < 10], rows[rows >= 10]
