@@ -413,7 +413,7 @@ def test_names_are_text_whatever_they_hold(visit: Open, api: FakeApi) -> None:
 
 def test_how_sure_is_it(visit: Open) -> None:
     page = visit("#sure")
-    assert "wrong in at most 5% of the cases" in page.inner_text(".promise")
+    assert "incorrect in at most 5% of the cases" in page.inner_text(".promise")
     assert page.locator(".plot").count() == 2
     assert page.locator(".plot circle").count() == 10
     page.locator("summary").first.click()
